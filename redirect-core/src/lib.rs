@@ -1,0 +1,55 @@
+//! The pure planner of sidecar-mesh traffic redirection.
+//!
+//! What a user asked for (flags, environment variables or pod annotations) becomes [`RawSettings`](settings::RawSettings):
+//! text, each value with where it came from. Raw settings and the facts of the network namespace become a
+//! [`Redirect`]: typed and valid by construction. A `Redirect` becomes a [`RulePlan`]: the ordered
+//! iptables/ip6tables rules, policy routes and addresses that bend the pod's traffic through its proxy. A plan is
+//! rendered ([`render`]), compared with what the kernel holds ([`change`]) and explained.
+//!
+//! Nothing here does I/O: no clock, no environment, no file, no socket. The same input gives the same bytes.
+//!
+//! ```
+//! use redirect_core::{pod::{Decision, PodFacts}, settings::NamespaceFacts, Family};
+//!
+//! let pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")]);
+//! let addresses = ["10.1.0.2".parse().unwrap()];
+//! let facts = NamespaceFacts::new(&addresses);
+//! let Ok(Decision::Redirect(redirect)) = pod.decide(&facts) else { panic!("a sidecar pod is redirected") };
+//! let text = redirect_core::render::restore_text(&redirect.plan().rules(Family::V4));
+//! assert!(text.contains("-A ISTIO_OUTPUT -p tcp -m tcp --dport 3306 -j RETURN"));
+//! ```
+#![no_std]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::panic
+    )
+)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod change;
+pub mod netlink;
+pub mod options;
+pub mod parse;
+pub mod plan;
+pub mod pod;
+mod redirect;
+pub mod render;
+pub mod rule;
+pub mod settings;
+pub mod state;
+pub mod values;
+
+pub use plan::RulePlan;
+pub use redirect::{
+    DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect,
+    Tproxy,
+};
+pub use values::Family;

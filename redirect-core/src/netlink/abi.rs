@@ -1,0 +1,337 @@
+//! Numbers of the kernel's interface: `linux/netlink.h`, `linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nf_tables_compat.h`.
+
+use crate::{
+    rule::{Hook, Table},
+    values::Family,
+};
+
+/// Flags of a message (`nlmsg_flags`).
+pub mod flags {
+    /// It is a request.
+    pub const REQUEST: u16 = 0x1;
+    /// Success is to be confirmed, too.
+    pub const ACK: u16 = 0x4;
+    /// What is dumped changed while it was dumped.
+    pub const DUMP_INTERRUPTED: u16 = 0x10;
+    /// Everything is asked for.
+    pub const DUMP: u16 = 0x300;
+    /// It must not be there yet.
+    pub const EXCLUSIVE: u16 = 0x200;
+    /// It is to be created.
+    pub const CREATE: u16 = 0x400;
+    /// Behind the last one.
+    pub const APPEND: u16 = 0x800;
+    /// In an error message: the request is not repeated in it, only its header.
+    pub const CAPPED: u16 = 0x100;
+    /// In an error message: attributes with an explanation follow.
+    pub const ACK_ATTRIBUTES: u16 = 0x200;
+}
+
+/// Types of messages (`nlmsg_type`).
+pub mod kind {
+    /// An error, or with code 0 a confirmation.
+    pub const ERROR: u16 = 2;
+    /// The end of a dump.
+    pub const DONE: u16 = 3;
+    /// The begin of a transaction.
+    pub const BATCH_BEGIN: u16 = 0x10;
+    /// The end of a transaction: it is committed.
+    pub const BATCH_END: u16 = 0x11;
+
+    const NFTABLES: u16 = 10 << 8;
+    pub const NEW_TABLE: u16 = NFTABLES;
+    pub const GET_TABLE: u16 = NFTABLES | 1;
+    pub const DELETE_TABLE: u16 = NFTABLES | 2;
+    pub const NEW_CHAIN: u16 = NFTABLES | 3;
+    pub const GET_CHAIN: u16 = NFTABLES | 4;
+    pub const DELETE_CHAIN: u16 = NFTABLES | 5;
+    pub const NEW_RULE: u16 = NFTABLES | 6;
+    pub const GET_RULE: u16 = NFTABLES | 7;
+    pub const DELETE_RULE: u16 = NFTABLES | 8;
+    pub const NEW_SET: u16 = NFTABLES | 9;
+    pub const GET_SET: u16 = NFTABLES | 10;
+    pub const NEW_SET_ELEMENT: u16 = NFTABLES | 12;
+    pub const GET_SET_ELEMENT: u16 = NFTABLES | 13;
+    pub const NEW_GENERATION: u16 = NFTABLES | 15;
+    pub const GET_GENERATION: u16 = NFTABLES | 16;
+    /// Asks whether there is an xt match or target.
+    pub const GET_COMPAT: u16 = 11 << 8;
+}
+
+/// Number of the nf_tables subsystem, which a transaction is addressed to.
+pub const NFTABLES: u16 = 10;
+
+/// Families (`nfgen_family`).
+pub mod family {
+    pub const UNSPECIFIED: u8 = 0;
+    pub const INET: u8 = 1;
+    pub const IPV4: u8 = 2;
+    pub const IPV6: u8 = 10;
+}
+
+/// The number of a family.
+#[must_use]
+pub const fn family_number(of: Family) -> u8 {
+    match of {
+        Family::V4 => family::IPV4,
+        Family::V6 => family::IPV6,
+    }
+}
+
+/// The family with this number.
+#[must_use]
+pub const fn family_of(number: u8) -> Option<Family> {
+    match number {
+        family::IPV4 => Some(Family::V4),
+        family::IPV6 => Some(Family::V6),
+        _ => None,
+    }
+}
+
+/// Attributes, by the message or object they belong to.
+pub mod attribute {
+    pub mod generation {
+        pub const ID: u16 = 1;
+    }
+    pub mod batch {
+        pub const GENERATION: u16 = 1;
+    }
+    pub mod table {
+        pub const NAME: u16 = 1;
+    }
+    pub mod chain {
+        pub const TABLE: u16 = 1;
+        pub const NAME: u16 = 3;
+        pub const HOOK: u16 = 4;
+        pub const POLICY: u16 = 5;
+        pub const TYPE: u16 = 7;
+    }
+    pub mod hook {
+        pub const NUMBER: u16 = 1;
+        pub const PRIORITY: u16 = 2;
+    }
+    pub mod rule {
+        pub const TABLE: u16 = 1;
+        pub const CHAIN: u16 = 2;
+        pub const HANDLE: u16 = 3;
+        pub const EXPRESSIONS: u16 = 4;
+        pub const COMPAT: u16 = 5;
+        pub const POSITION: u16 = 6;
+        pub const USER_DATA: u16 = 7;
+    }
+    pub mod compat {
+        pub const PROTOCOL: u16 = 1;
+        pub const FLAGS: u16 = 2;
+    }
+    pub mod list {
+        pub const ELEMENT: u16 = 1;
+    }
+    pub mod expression {
+        pub const NAME: u16 = 1;
+        pub const DATA: u16 = 2;
+    }
+    pub mod data {
+        pub const VALUE: u16 = 1;
+        pub const VERDICT: u16 = 2;
+    }
+    pub mod verdict {
+        pub const CODE: u16 = 1;
+        pub const CHAIN: u16 = 2;
+    }
+    pub mod immediate {
+        pub const REGISTER: u16 = 1;
+        pub const DATA: u16 = 2;
+    }
+    pub mod meta {
+        pub const DESTINATION: u16 = 1;
+        pub const KEY: u16 = 2;
+        pub const SOURCE: u16 = 3;
+    }
+    pub mod ct {
+        pub const DESTINATION: u16 = 1;
+        pub const KEY: u16 = 2;
+        pub const SOURCE: u16 = 4;
+    }
+    pub mod payload {
+        pub const DESTINATION: u16 = 1;
+        pub const BASE: u16 = 2;
+        pub const OFFSET: u16 = 3;
+        pub const LENGTH: u16 = 4;
+    }
+    pub mod bitwise {
+        pub const SOURCE: u16 = 1;
+        pub const DESTINATION: u16 = 2;
+        pub const LENGTH: u16 = 3;
+        pub const MASK: u16 = 4;
+        pub const XOR: u16 = 5;
+    }
+    pub mod cmp {
+        pub const REGISTER: u16 = 1;
+        pub const OPERATOR: u16 = 2;
+        pub const DATA: u16 = 3;
+    }
+    pub mod range {
+        pub const REGISTER: u16 = 1;
+        pub const OPERATOR: u16 = 2;
+        pub const FROM: u16 = 3;
+        pub const TO: u16 = 4;
+    }
+    pub mod counter {
+        pub const BYTES: u16 = 1;
+        pub const PACKETS: u16 = 2;
+    }
+    /// Of an xt match, an xt target and a question for one.
+    pub mod xt {
+        pub const NAME: u16 = 1;
+        pub const REVISION: u16 = 2;
+        pub const INFO: u16 = 3;
+        pub const TYPE: u16 = 3;
+    }
+    pub mod redir {
+        pub const FIRST_PORT: u16 = 1;
+        pub const LAST_PORT: u16 = 2;
+        pub const FLAGS: u16 = 3;
+    }
+    pub mod tproxy {
+        pub const FAMILY: u16 = 1;
+        pub const PORT: u16 = 3;
+    }
+    pub mod lookup {
+        pub const SET: u16 = 1;
+        pub const SOURCE: u16 = 2;
+        pub const SET_ID: u16 = 4;
+        pub const FLAGS: u16 = 5;
+    }
+    pub mod set {
+        pub const TABLE: u16 = 1;
+        pub const NAME: u16 = 2;
+        pub const FLAGS: u16 = 3;
+        pub const KEY_TYPE: u16 = 4;
+        pub const KEY_LENGTH: u16 = 5;
+        pub const DESCRIPTION: u16 = 9;
+        pub const ID: u16 = 10;
+    }
+    pub mod set_description {
+        pub const SIZE: u16 = 1;
+    }
+    pub mod elements {
+        pub const TABLE: u16 = 1;
+        pub const SET: u16 = 2;
+        pub const ELEMENTS: u16 = 3;
+        pub const SET_ID: u16 = 4;
+    }
+    pub mod element {
+        pub const KEY: u16 = 1;
+        pub const FLAGS: u16 = 3;
+    }
+    /// Of an error message.
+    pub mod error {
+        pub const TEXT: u16 = 1;
+    }
+}
+
+/// Keys of the meta expression.
+pub mod meta {
+    pub const MARK: u32 = 3;
+    pub const IN_INTERFACE: u32 = 6;
+    pub const OUT_INTERFACE: u32 = 7;
+    pub const SOCKET_USER: u32 = 10;
+    pub const SOCKET_GROUP: u32 = 11;
+    pub const FAMILY: u32 = 15;
+    pub const PROTOCOL: u32 = 16;
+}
+
+/// Keys of the ct expression.
+pub mod ct {
+    pub const STATE: u32 = 0;
+    pub const MARK: u32 = 3;
+    pub const ZONE: u32 = 17;
+}
+
+/// Bits of the state of a connection, the same in the ct expression and in xt's conntrack match.
+pub mod state {
+    pub const INVALID: u32 = 1;
+    pub const RELATED_OR_ESTABLISHED: u32 = 2 | 4;
+}
+
+/// Where the payload expression counts from.
+pub mod base {
+    pub const NETWORK: u32 = 1;
+    pub const TRANSPORT: u32 = 2;
+}
+
+/// Operators of the cmp and range expressions.
+pub mod operator {
+    pub const EQUAL: u32 = 0;
+    pub const NOT_EQUAL: u32 = 1;
+}
+
+/// Registers.
+pub mod register {
+    pub const VERDICT: u32 = 0;
+    pub const FIRST: u32 = 1;
+}
+
+/// Verdicts.
+pub mod verdict {
+    pub const DROP: u32 = 0;
+    pub const ACCEPT: u32 = 1;
+    pub const JUMP: u32 = 0xffff_fffd;
+    pub const RETURN: u32 = 0xffff_fffb;
+}
+
+/// Flags of sets and their elements.
+pub mod set {
+    pub const ANONYMOUS: u32 = 1;
+    pub const CONSTANT: u32 = 2;
+    pub const INTERVAL: u32 = 4;
+    pub const END_OF_INTERVAL: u32 = 1;
+}
+
+/// How nft names the type of a set's keys.
+pub mod key_type {
+    pub const IPV4_ADDRESS: u32 = 7;
+    pub const IPV6_ADDRESS: u32 = 8;
+    pub const PORT: u32 = 13;
+}
+
+/// A port range is given (`NF_NAT_RANGE_PROTO_SPECIFIED`).
+pub const PORTS_GIVEN: u32 = 2;
+/// The policy of every base chain (`NF_ACCEPT`).
+pub const POLICY_ACCEPT: u32 = 1;
+
+/// The kernel's number of a hook.
+#[must_use]
+pub const fn hook_number(hook: Hook) -> u32 {
+    match hook {
+        Hook::Prerouting => 0,
+        Hook::Input => 1,
+        Hook::Forward => 2,
+        Hook::Output => 3,
+        Hook::Postrouting => 4,
+    }
+}
+
+/// The type of the base chain that iptables has for a hook in a table.
+#[must_use]
+pub const fn chain_type(table: Table, hook: Hook) -> &'static str {
+    match (table, hook) {
+        (Table::Nat, _) => "nat",
+        (Table::Mangle, Hook::Output) => "route",
+        (
+            Table::Mangle | Table::Raw,
+            Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Output | Hook::Postrouting,
+        ) => "filter",
+    }
+}
+
+/// The priority of the base chain that iptables has for a hook in a table.
+#[must_use]
+pub const fn priority(table: Table, hook: Hook) -> i32 {
+    match (table, hook) {
+        (Table::Raw, _) => -300,
+        (Table::Mangle, _) => -150,
+        (Table::Nat, Hook::Prerouting | Hook::Output) => -100,
+        (Table::Nat, Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
+    }
+}

@@ -1,0 +1,188 @@
+//! What the kernel holds, read from its answers: rules with their handles, chains with their hooks.
+
+use super::{
+    abi::{self, attribute, family, kind},
+    decode, foreign,
+    wire::{Attribute, Message},
+};
+use crate::{
+    render::NFT_TABLES,
+    rule::{Chain, Table},
+    state::{Entry, RuleState},
+    values::Family,
+};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::String,
+    vec::Vec,
+};
+
+/// The iptables tables of both families as the kernel holds them at one moment, and what is needed to change them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Observed {
+    generation: u32,
+    v4: FamilyTables,
+    v6: FamilyTables,
+    native: BTreeSet<&'static str>,
+}
+
+/// The tables of a family.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct FamilyTables {
+    state: RuleState,
+    tables: BTreeMap<Table, BTreeMap<Chain, ChainFacts>>,
+}
+
+/// What a chain has besides its rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ChainFacts {
+    /// The handles of its rules, in their order.
+    pub(super) handles: Vec<u64>,
+    /// Its hook, if it has one.
+    pub(super) hook: Option<HookFacts>,
+}
+
+/// Where a base chain is hooked in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HookFacts {
+    pub(super) number: u32,
+    pub(super) priority: i32,
+    pub(super) kind: String,
+}
+
+impl Observed {
+    /// Nothing, at a generation of the ruleset.
+    #[must_use]
+    pub fn at(generation: u32) -> Self {
+        Self { generation, ..Self::default() }
+    }
+
+    /// The generation of the ruleset that was looked at. A transaction based on it is refused once it has passed.
+    #[must_use]
+    pub const fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// The rules of a family in the tables a plan has rules in.
+    #[must_use]
+    pub const fn state(&self, family: Family) -> &RuleState {
+        &self.family(family).state
+    }
+
+    /// The native tables of the mesh that are there, all of family inet.
+    pub fn native_tables(&self) -> impl Iterator<Item = &'static str> {
+        self.native.iter().copied()
+    }
+
+    /// Whether a table is there.
+    #[must_use]
+    pub fn has_table(&self, family: Family, table: Table) -> bool {
+        self.family(family).tables.contains_key(&table)
+    }
+
+    /// Whether the rules and native tables are the same, whatever the generation. Handles may differ.
+    #[must_use]
+    pub fn reads_like(&self, other: &Self) -> bool {
+        Family::BOTH.into_iter().all(|family| self.state(family) == other.state(family))
+            && self.native == other.native
+    }
+
+    /// Takes in one message of an answer: a table, a chain or a rule. Others say nothing here.
+    ///
+    /// Chains are asked for before their rules, so that a rule's chain is known.
+    pub fn take(&mut self, message: &Message<'_>) {
+        // What cannot be read is passed over: it belongs to nothing that a plan touches.
+        let _ = match message.kind {
+            kind::NEW_TABLE => self.table(message),
+            kind::NEW_CHAIN => self.chain(message),
+            kind::NEW_RULE => self.rule(message),
+            _ => None,
+        };
+    }
+
+    /// The facts about a chain, if it is there.
+    pub(super) fn chain_facts(&self, family: Family, table: Table, chain: &Chain) -> Option<&ChainFacts> {
+        self.family(family).tables.get(&table)?.get(chain)
+    }
+
+    const fn family(&self, family: Family) -> &FamilyTables {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    const fn family_mut(&mut self, family: Family) -> &mut FamilyTables {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+
+    fn table(&mut self, message: &Message<'_>) -> Option<()> {
+        let name = message.attributes().find(attribute::table::NAME)?.text()?;
+        if message.family == family::INET {
+            self.native.extend(NFT_TABLES.into_iter().find(|native| *native == name));
+            return Some(());
+        }
+        let table = Table::named(name)?;
+        self.family_mut(abi::family_of(message.family)?).tables.entry(table).or_default();
+        Some(())
+    }
+
+    fn chain(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let table = Table::named(attributes.find(attribute::chain::TABLE)?.text()?)?;
+        let chain = Chain::named(attributes.find(attribute::chain::NAME)?.text()?);
+        let hook = attributes.find(attribute::chain::HOOK).and_then(|hook| {
+            let hook = hook.attributes();
+            Some(HookFacts {
+                number: hook.find(attribute::hook::NUMBER)?.u32()?,
+                priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
+                kind: attributes.find(attribute::chain::TYPE)?.text()?.into(),
+            })
+        });
+        let tables = self.family_mut(abi::family_of(message.family)?);
+        // Built-in chains without rules do not count as declared: with the other backends they are always there.
+        if !matches!(chain, Chain::Hook(_)) {
+            tables.state.declare(table, chain.clone());
+        }
+        tables.tables.entry(table).or_default().entry(chain).or_default().hook = hook;
+        Some(())
+    }
+
+    fn rule(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let table = Table::named(attributes.find(attribute::rule::TABLE)?.text()?)?;
+        let chain = Chain::named(attributes.find(attribute::rule::CHAIN)?.text()?);
+        let handle = attributes.find(attribute::rule::HANDLE)?.u64()?;
+        let expressions = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
+        let user_data = attributes.find(attribute::rule::USER_DATA);
+        let family = abi::family_of(message.family)?;
+        let entry = entry(expressions, user_data, family, &chain);
+        let tables = self.family_mut(family);
+        tables.state.declare(table, chain.clone()).push(entry);
+        tables.tables.entry(table).or_default().entry(chain).or_default().handles.push(handle);
+        Some(())
+    }
+}
+
+/// A rule with a comment is another's: ours have none.
+fn entry(
+    expressions: Attribute<'_>,
+    user_data: Option<Attribute<'_>>,
+    family: Family,
+    chain: &Chain,
+) -> Entry {
+    let understood = if user_data.is_none() { decode::rule(expressions.attributes(), family) } else { None };
+    match understood {
+        Some(rule) => Entry::Rule(rule),
+        None => {
+            let jumps_to_mesh = || {
+                decode::jump_of(expressions.attributes()).is_some_and(|to| Chain::named(to).is_the_meshs())
+            };
+            let whole = chain.is_the_meshs() || jumps_to_mesh();
+            Entry::Foreign(foreign::text(expressions, user_data, whole))
+        }
+    }
+}

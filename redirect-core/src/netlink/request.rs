@@ -1,0 +1,91 @@
+//! Questions to the kernel; none of them changes anything.
+
+use super::{
+    abi::{self, attribute, family, flags, kind},
+    wire::{Head, Message, Writer},
+    xt::Extension,
+};
+use crate::{rule::Table, values::Family};
+use alloc::vec::Vec;
+
+/// Which generation the ruleset is at. Answered only where the kernel has nf_tables.
+#[must_use]
+pub fn generation(sequence: u32) -> Vec<u8> {
+    question(kind::GET_GENERATION, 0, sequence, family::UNSPECIFIED, |_| {})
+}
+
+/// The generation in an answer to [`generation`].
+#[must_use]
+pub fn generation_in(message: &Message<'_>) -> Option<u32> {
+    (message.kind == kind::NEW_GENERATION)
+        .then(|| message.attributes().find(attribute::generation::ID)?.u32())?
+}
+
+/// All tables of all families.
+#[must_use]
+pub fn tables(sequence: u32) -> Vec<u8> {
+    question(kind::GET_TABLE, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
+}
+
+/// All chains of a family.
+#[must_use]
+pub fn chains(sequence: u32, of: Family) -> Vec<u8> {
+    question(kind::GET_CHAIN, flags::DUMP, sequence, abi::family_number(of), |_| {})
+}
+
+/// The rules of a table.
+#[must_use]
+pub fn rules(sequence: u32, of: Family, table: Table) -> Vec<u8> {
+    question(kind::GET_RULE, flags::DUMP, sequence, abi::family_number(of), |body| {
+        body.text(attribute::rule::TABLE, table.name());
+    })
+}
+
+/// All chains of family inet.
+#[must_use]
+pub fn native_chains(sequence: u32) -> Vec<u8> {
+    question(kind::GET_CHAIN, flags::DUMP, sequence, family::INET, |_| {})
+}
+
+/// The rules of a native table.
+#[must_use]
+pub fn native_rules(sequence: u32, table: &str) -> Vec<u8> {
+    question(kind::GET_RULE, flags::DUMP, sequence, family::INET, |body| {
+        body.text(attribute::rule::TABLE, table);
+    })
+}
+
+/// The sets of a native table.
+#[must_use]
+pub fn native_sets(sequence: u32, table: &str) -> Vec<u8> {
+    question(kind::GET_SET, flags::DUMP, sequence, family::INET, |body| {
+        body.text(attribute::set::TABLE, table);
+    })
+}
+
+/// The elements of a set of a native table.
+#[must_use]
+pub fn native_elements(sequence: u32, table: &str, set: &str) -> Vec<u8> {
+    question(kind::GET_SET_ELEMENT, flags::DUMP, sequence, family::INET, |body| {
+        body.text(attribute::elements::TABLE, table);
+        body.text(attribute::elements::SET, set);
+    })
+}
+
+/// Whether there is an xt match or target. The kernel loads its module if it can, and answers with an error if not.
+#[must_use]
+pub fn extension(sequence: u32, of: Family, extension: Extension) -> Vec<u8> {
+    question(kind::GET_COMPAT, flags::ACK, sequence, abi::family_number(of), |body| {
+        body.text(attribute::xt::NAME, extension.name);
+        body.u32(attribute::xt::REVISION, extension.revision);
+        body.u32(attribute::xt::TYPE, u32::from(extension.is_target));
+    })
+}
+
+fn question(kind: u16, flags: u16, sequence: u32, family: u8, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut writer = Writer::default();
+    let flags = flags | abi::flags::REQUEST;
+    writer.message(Head { kind, flags, sequence, family, resource: 0 }, body);
+    // A question is short; it always fits.
+    writer.finish().unwrap_or_default()
+}

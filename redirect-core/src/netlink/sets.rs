@@ -1,0 +1,301 @@
+//! Sets of native tables: many ports or ranges looked up at once.
+
+use super::{
+    abi::{attribute, key_type, set},
+    wire::Writer,
+};
+use crate::{
+    plan::PlannedRule,
+    rule::{Is, Match, Scope, Target},
+    values::{Family, PortRange},
+};
+use alloc::{collections::BTreeMap, vec::Vec};
+use ipnet::IpNet;
+
+/// The name of a set that belongs to one rule; the kernel puts a number in.
+pub(super) const ANONYMOUS_NAME: &str = "__set%d";
+/// From how many rules on a set takes their place.
+const WORTHWHILE: usize = 3;
+/// How many elements a message carries: their list has a length of 16 bits.
+const ELEMENTS_PER_MESSAGE: usize = 1000;
+
+/// What a set holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Ports,
+    Addresses(Family),
+}
+
+impl Kind {
+    const fn key_type(self) -> u32 {
+        match self {
+            Self::Ports => key_type::PORT,
+            Self::Addresses(Family::V4) => key_type::IPV4_ADDRESS,
+            Self::Addresses(Family::V6) => key_type::IPV6_ADDRESS,
+        }
+    }
+
+    /// The length of a key in bytes.
+    const fn length(self) -> usize {
+        match self {
+            Self::Ports => 2,
+            Self::Addresses(Family::V4) => 4,
+            Self::Addresses(Family::V6) => 16,
+        }
+    }
+
+    /// The greatest key.
+    const fn greatest(self) -> u128 {
+        match self {
+            Self::Ports => u16::MAX as u128,
+            Self::Addresses(Family::V4) => u32::MAX as u128,
+            Self::Addresses(Family::V6) => u128::MAX,
+        }
+    }
+}
+
+/// Ranges of keys, in order, none touching another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ranges {
+    pub(super) kind: Kind,
+    /// First and last key of each.
+    ranges: Vec<(u128, u128)>,
+}
+
+/// An element of a set: a key, and whether an interval ends before it.
+pub(super) type Element = (u128, bool);
+
+impl Ranges {
+    fn new(kind: Kind, mut all: Vec<(u128, u128)>) -> Self {
+        all.sort_unstable();
+        let mut ranges: Vec<(u128, u128)> = Vec::with_capacity(all.len());
+        for (first, last) in all {
+            match ranges.last_mut() {
+                // The kernel refuses intervals that overlap.
+                Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
+                Some(_) | None => ranges.push((first, last)),
+            }
+        }
+        Self { kind, ranges }
+    }
+
+    fn of_ports(ports: &[PortRange]) -> Self {
+        let all = ports.iter().map(|range| (u128::from(range.first()), u128::from(range.last())));
+        Self::new(Kind::Ports, all.collect())
+    }
+
+    fn has_intervals(&self) -> bool {
+        self.ranges.iter().any(|(first, last)| first != last)
+    }
+
+    /// The elements, message by message. Intervals are a key where one starts and a key where it has ended.
+    pub(super) fn messages(&self) -> Vec<Vec<Element>> {
+        let mut elements: Vec<Element> = Vec::new();
+        if self.has_intervals() {
+            if self.ranges.first().is_some_and(|(first, _)| *first > 0) {
+                elements.push((0, true));
+            }
+            for (first, last) in &self.ranges {
+                elements.push((*first, false));
+                if *last < self.kind.greatest() {
+                    elements.push((last.saturating_add(1), true));
+                }
+            }
+        } else {
+            elements.extend(self.ranges.iter().map(|(first, _)| (*first, false)));
+        }
+        elements.chunks(ELEMENTS_PER_MESSAGE).map(<[Element]>::to_vec).collect()
+    }
+}
+
+/// Writes what a set is.
+pub(super) fn declare(body: &mut Writer, table: &str, id: u32, ranges: &Ranges) {
+    let interval = if ranges.has_intervals() { set::INTERVAL } else { 0 };
+    body.text(attribute::set::TABLE, table);
+    body.text(attribute::set::NAME, ANONYMOUS_NAME);
+    body.u32(attribute::set::FLAGS, set::ANONYMOUS | set::CONSTANT | interval);
+    body.u32(attribute::set::KEY_TYPE, ranges.kind.key_type());
+    body.u32(attribute::set::KEY_LENGTH, u32::try_from(ranges.kind.length()).unwrap_or_default());
+    body.u32(attribute::set::ID, id);
+    let size = ranges.messages().iter().map(Vec::len).sum::<usize>();
+    body.nested(attribute::set::DESCRIPTION, |description| {
+        description.u32(attribute::set_description::SIZE, u32::try_from(size).unwrap_or(u32::MAX));
+    });
+}
+
+/// Writes elements of a set.
+pub(super) fn fill(body: &mut Writer, table: &str, id: u32, kind: Kind, elements: &[Element]) {
+    body.text(attribute::elements::TABLE, table);
+    body.text(attribute::elements::SET, ANONYMOUS_NAME);
+    body.u32(attribute::elements::SET_ID, id);
+    body.nested(attribute::elements::ELEMENTS, |list| {
+        for (key, ends) in elements {
+            list.nested(attribute::list::ELEMENT, |element| {
+                if *ends {
+                    element.u32(attribute::element::FLAGS, set::END_OF_INTERVAL);
+                }
+                let bytes = key.to_be_bytes();
+                let start = bytes.len().saturating_sub(kind.length());
+                element.nested(attribute::element::KEY, |data| {
+                    data.bytes(attribute::data::VALUE, bytes.get(start..).unwrap_or(&bytes));
+                });
+            });
+        }
+    });
+}
+
+/// A rule of a native chain, or several that a set makes one.
+#[derive(Debug)]
+pub(super) enum Line<'a> {
+    /// A planned rule as it is.
+    Rule(&'a PlannedRule),
+    /// A set in the place of one condition of a planned rule, and of others like it.
+    Set {
+        /// The first of the rules.
+        planned: &'a PlannedRule,
+        /// Which of its conditions the set replaces.
+        variable: usize,
+        /// What the set holds.
+        ranges: Ranges,
+    },
+}
+
+impl<'a> Line<'a> {
+    pub(super) const fn planned(&self) -> &'a PlannedRule {
+        match self {
+            Self::Rule(planned) | Self::Set { planned, .. } => planned,
+        }
+    }
+
+    /// The set it needs.
+    pub(super) fn set(&self) -> Option<Ranges> {
+        match self {
+            Self::Set { ranges, .. } => Some(ranges.clone()),
+            Self::Rule(planned) => planned.rule.matches.iter().find_map(|condition| {
+                let Match::DestinationPorts(is) = condition else { return None };
+                Some(Ranges::of_ports(&is.value))
+            }),
+        }
+    }
+}
+
+/// What rules have in common that a set can make one of.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Shape<'a> {
+    scope: Scope,
+    kind: Kind,
+    others: Vec<&'a Match>,
+}
+
+/// One rule with what a set would hold of it.
+struct Candidate<'a> {
+    planned: &'a PlannedRule,
+    variable: usize,
+    range: (u128, u128),
+}
+
+/// Makes rules that stand behind each other, have the same target and differ in one port or destination into one rule.
+///
+/// Within such a run the order of rules means nothing: whichever matches, the same happens.
+pub(super) fn gather<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
+    rules.chunk_by(|a, b| a.rule.target == b.rule.target && decides(&a.rule.target)).flat_map(run).collect()
+}
+
+/// Whether a packet that has met this target once would gain nothing by meeting it again at once.
+const fn decides(target: &Target) -> bool {
+    match target {
+        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) | Target::Redirect(_) => true,
+        Target::Tproxy { .. }
+        | Target::SetMark(_)
+        | Target::SaveMark
+        | Target::RestoreMark
+        | Target::ConntrackZone(_) => false,
+    }
+}
+
+fn run<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
+    let mut groups: BTreeMap<Shape<'a>, Vec<Candidate<'a>>> = BTreeMap::new();
+    for (shape, candidate) in rules.iter().filter_map(|planned| candidate(planned)) {
+        groups.entry(shape).or_default().push(candidate);
+    }
+    groups.retain(|_, members| members.len() >= WORTHWHILE);
+    let mut lines = Vec::new();
+    for planned in rules {
+        let Some((shape, candidate)) = candidate(planned) else {
+            lines.push(Line::Rule(planned));
+            continue;
+        };
+        let Some(members) = groups.get_mut(&shape) else {
+            lines.push(Line::Rule(planned));
+            continue;
+        };
+        // The first of a group stands for all; those behind it are in its set.
+        if members.first().is_some_and(|first| core::ptr::eq(first.planned, candidate.planned)) {
+            let all = members.iter().map(|member| member.range).collect();
+            let ranges = Ranges::new(shape.kind, all);
+            lines.push(Line::Set { planned, variable: candidate.variable, ranges });
+        }
+    }
+    lines
+}
+
+fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, Candidate<'_>)> {
+    let matches = &planned.rule.matches;
+    if matches.iter().any(|condition| matches!(condition, Match::DestinationPorts(_))) {
+        return None;
+    }
+    let find = |of: fn(&Match) -> Option<Span>| {
+        matches.iter().enumerate().find_map(|(index, condition)| Some((index, of(condition)?)))
+    };
+    let (variable, Span { kind, range }) = find(Span::of_destination).or_else(|| find(Span::of_port))?;
+    let others = matches.iter().enumerate().filter(|(index, _)| *index != variable).map(|(_, other)| other);
+    let shape = Shape { scope: planned.scope, kind, others: others.collect() };
+    Some((shape, Candidate { planned, variable, range }))
+}
+
+/// What a condition covers, as a range of keys.
+struct Span {
+    kind: Kind,
+    range: (u128, u128),
+}
+
+impl Span {
+    fn of_destination(condition: &Match) -> Option<Self> {
+        let Match::Destination(Is { value, not: false }) = condition else { return None };
+        Some(match value {
+            IpNet::V4(net) => Self {
+                kind: Kind::Addresses(Family::V4),
+                range: (u128::from(u32::from(net.network())), u128::from(u32::from(net.broadcast()))),
+            },
+            IpNet::V6(net) => Self {
+                kind: Kind::Addresses(Family::V6),
+                range: (u128::from(net.network()), u128::from(net.broadcast())),
+            },
+        })
+    }
+
+    fn of_port(condition: &Match) -> Option<Self> {
+        let Match::DestinationPort(Is { value, not: false }) = condition else { return None };
+        Some(Self { kind: Kind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_overlap_or_touch_become_one() {
+        let ranges =
+            Ranges::new(Kind::Ports, [(80, 90), (85, 100), (101, 101), (7, 7), (65535, 65535)].into());
+        assert_eq!(ranges.ranges, [(7, 7), (80, 101), (65535, 65535)]);
+        let wanted = [(0, true), (7, false), (8, true), (80, false), (102, true), (65535, false)];
+        assert_eq!(ranges.messages(), [wanted.to_vec()]);
+    }
+
+    #[test]
+    fn single_keys_are_no_intervals() {
+        let ranges = Ranges::new(Kind::Ports, [(15008, 15008), (53, 53)].into());
+        assert_eq!(ranges.messages(), [[(53, false), (15008, false)].to_vec()]);
+    }
+}

@@ -1,0 +1,364 @@
+//! What is encoded is what iptables-nft sends, and what is encoded can be read back.
+
+use super::{
+    Batch, BatchError, Messages, NativeForm, NativeRules, Observed,
+    abi::{attribute, flags, kind},
+    decode,
+    expression::Expressions,
+    iptables,
+    wire::{Attribute, Head, Message, Writer},
+};
+use crate::{
+    Family,
+    change::Change,
+    parse,
+    plan::FamilyRules,
+    render,
+    rule::{Chain, ConnState, Hook, Is, Match, OurChain, Protocol, Rule, Table, Target},
+    settings::{Key, NamespaceFacts, RawSettings, Source},
+    state::{Entry, RuleState},
+    values::{InterfaceName, Mark, Port, PortRange},
+};
+use ipnet::IpNet;
+use proptest::{prelude::*, sample::select};
+use std::{format, string::String, vec, vec::Vec};
+
+/// A rule in the words of iptables-save.
+fn rule(text: &str) -> Rule {
+    let Entry::Rule(rule) = parse::entry(text) else { panic!("{text} is no rule of ours") };
+    rule
+}
+
+fn expressions(rule: &Rule, family: Family) -> Vec<u8> {
+    let mut writer = Writer::default();
+    iptables::rule(&mut Expressions(&mut writer), rule, family).unwrap();
+    writer.finish().unwrap()
+}
+
+fn decoded(bytes: &[u8], family: Family) -> Option<Rule> {
+    decode::rule(Attribute(bytes).attributes(), family)
+}
+
+/// What the kernel would answer to a dump once this transaction is in force on top of nothing.
+fn in_force(bytes: &[u8]) -> Observed {
+    let mut observed = Observed::at(2);
+    let mut handle = 0_u64;
+    for message in Messages::new(bytes) {
+        if message.kind != kind::NEW_RULE {
+            observed.take(&message);
+            continue;
+        }
+        handle += 1;
+        let mut writer = Writer::default();
+        let head = Head { kind: message.kind, flags: 0, sequence: 0, family: message.family, resource: 0 };
+        writer.message(head, |body| {
+            for (kind, value) in message.attributes() {
+                body.bytes(kind, value.0);
+            }
+            body.u64(attribute::rule::HANDLE, handle);
+        });
+        let bytes = writer.finish().unwrap();
+        observed.take(&Messages::new(&bytes).next().unwrap());
+    }
+    observed
+}
+
+fn plan(flags: &[(Key, &'static str)]) -> crate::RulePlan {
+    let mut raw = RawSettings::new();
+    for (key, text) in flags {
+        raw.set(*key, *text, Source::Flag("test"));
+    }
+    let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    crate::Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
+}
+
+fn everything() -> crate::RulePlan {
+    plan(&[
+        (Key::InterceptionMode, "TPROXY"),
+        (Key::InboundPorts, "*"),
+        (Key::OutboundRanges, "*"),
+        (Key::RedirectDns, "true"),
+        (Key::CaptureAllDns, "true"),
+        (Key::DropInvalid, "true"),
+        (Key::DualStack, "true"),
+        (Key::VirtualInterfaces, "eth1,tap+"),
+        (Key::OutboundExcludePorts, "1,2,3:5"),
+        (Key::OutboundExcludeRanges, "10.0.0.0/8,172.16.0.0/12,fd00::/33"),
+    ])
+}
+
+/// As seen in what iptables-nft 1.8.9 on x86-64 sends.
+#[test]
+#[cfg(target_endian = "little")]
+fn expressions_are_those_of_iptables() {
+    const COUNTER: &str =
+        "2c0001800c000100636f756e746572001c0002800c00010000000000000000000c0002000000000000000000";
+    const RETURN: &str =
+        "300001800e000100696d6d6564696174650000001c0002800800010000000000100002800c00028008000100fffffffb";
+    const TCP: &str = "24000180090001006d6574610000000014000280080002000000001008000100000000012c00018008000100636d700020000280080001000000000108000200000000000c0003800500010006000000";
+    for (text, family, wanted) in [
+        ("-j RETURN", Family::V4, format!("{COUNTER}{RETURN}")),
+        ("-p tcp -j RETURN", Family::V6, format!("{TCP}{COUNTER}{RETURN}")),
+        (
+            "-d 10.0.0.0/8 -j RETURN",
+            Family::V4,
+            format!(
+                "340001800c0001007061796c6f6164002400028008000100000000010800020000000001080003000000001008000400000000012c00018008000100636d700020000280080001000000000108000200000000000c000380050001000a000000{COUNTER}{RETURN}"
+            ),
+        ),
+        (
+            "-p tcp -m tcp --sport 9 --dport 7 -j RETURN",
+            Family::V4,
+            format!(
+                "{TCP}340001800c0001007061796c6f6164002400028008000100000000010800020000000002080003000000000008000400000000042c00018008000100636d700020000280080001000000000108000200000000000c0003800800010000090007{COUNTER}{RETURN}"
+            ),
+        ),
+    ] {
+        let bytes = expressions(&rule(text), family);
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, wanted, "{text}");
+    }
+}
+
+#[test]
+fn a_transaction_declares_what_is_missing_and_nothing_else() {
+    let rules = everything().rules(Family::V4);
+    let (nothing, change) = (Observed::at(7), Change::between(&RuleState::new(), &rules));
+    let mut batch = Batch::new(&nothing);
+    batch.change(Family::V4, &change).unwrap();
+    let first = batch.finish().unwrap();
+    let kinds: Vec<u16> = Messages::new(first.bytes()).map(|message| message.kind).collect();
+    assert_eq!((kinds[0], *kinds.last().unwrap()), (kind::BATCH_BEGIN, kind::BATCH_END));
+    assert_eq!(kinds.iter().filter(|one| **one == kind::NEW_TABLE).count(), 3);
+    let confirmed = Messages::new(first.bytes()).find(|message| message.flags & flags::ACK != 0).unwrap();
+    assert_eq!(confirmed.sequence, first.confirmed());
+
+    let observed = in_force(first.bytes());
+    let change = Change::rewriting(observed.state(Family::V4), &rules);
+    let mut batch = Batch::new(&observed);
+    batch.change(Family::V4, &change).unwrap();
+    let second = batch.finish().unwrap();
+    let declares = |message: &Message<'_>| matches!(message.kind, kind::NEW_TABLE | kind::NEW_CHAIN);
+    assert_eq!(Messages::new(second.bytes()).filter(declares).count(), 0);
+}
+
+#[test]
+fn what_was_sent_is_what_is_observed() {
+    let plan = everything();
+    let (nothing, mut sent) = (Observed::at(1), Vec::new());
+    let changes: Vec<(Family, Change)> =
+        Family::BOTH.map(|family| (family, Change::between(&RuleState::new(), &plan.rules(family)))).into();
+    let mut batch = Batch::new(&nothing);
+    for (family, change) in &changes {
+        batch.change(*family, change).unwrap();
+    }
+    sent.extend(batch.finish().unwrap().bytes());
+    let observed = in_force(&sent);
+    for family in Family::BOTH {
+        assert_eq!(observed.state(family), plan.rules(family).state(), "{family}");
+    }
+}
+
+#[test]
+fn rules_of_others_keep_their_place_and_can_be_put_back() {
+    let (mut writer, nothing) = (Writer::default(), Observed::at(1));
+    Expressions(&mut writer).jump("ISTIO_OLD");
+    let foreign = super::foreign::text(Attribute(&writer.finish().unwrap()), None, true);
+    let mut state = RuleState::new();
+    state.declare(Table::Nat, Chain::named("ISTIO_OLD"));
+    state.declare(Table::Nat, Hook::Output.into()).push(Entry::Foreign(foreign.clone()));
+    let change = Change::back(&RuleState::new(), &state);
+    let mut batch = Batch::new(&nothing);
+    batch.change(Family::V4, &change).unwrap();
+    let observed = in_force(batch.finish().unwrap().bytes());
+    // Without a counter it is a plain jump now.
+    assert_eq!(observed.state(Family::V4).rules(Table::Nat, &Hook::Output.into()).len(), 1);
+    assert!(foreign.contains("-j ISTIO_OLD"), "{foreign}");
+}
+
+#[test]
+fn a_chain_that_is_not_iptables_is_left_alone() {
+    let mut writer = Writer::default();
+    let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 2, resource: 0 };
+    writer.message(head, |body| {
+        body.text(attribute::chain::TABLE, "nat");
+        body.text(attribute::chain::NAME, "OUTPUT");
+    });
+    let mut observed = Observed::at(1);
+    observed.take(&Messages::new(&writer.finish().unwrap()).next().unwrap());
+    let change = Change::between(&RuleState::new(), &everything().rules(Family::V4));
+    let result = Batch::new(&observed).change(Family::V4, &change);
+    assert_eq!(result, Err(BatchError::NotBuiltIn("IPv4 nat OUTPUT".into())));
+}
+
+#[test]
+fn sets_take_the_place_of_long_lists() {
+    let plan = everything();
+    let count = |form| {
+        let (nothing, rules) = (Observed::at(1), NativeRules::new(&plan, form));
+        let mut batch = Batch::new(&nothing);
+        batch.native(&rules);
+        let finished = batch.finish().unwrap();
+        let of = |wanted| Messages::new(finished.bytes()).filter(|message| message.kind == wanted).count();
+        (of(kind::NEW_RULE), of(kind::NEW_SET))
+    };
+    let ((plain_rules, plain_sets), (rules, sets)) = (count(NativeForm::Plain), count(NativeForm::Sets));
+    assert!(rules < plain_rules, "{rules} rules instead of {plain_rules}");
+    assert_eq!((plain_sets + 3, plain_rules - 6), (sets, rules), "3 ports in TCP and UDP, 3 IPv4 ranges");
+}
+
+fn nets(family: Family) -> BoxedStrategy<IpNet> {
+    let net = |address, prefix| IpNet::new(address, prefix).unwrap().trunc();
+    match family {
+        Family::V4 => (any::<[u8; 4]>(), 0..=32_u8).prop_map(move |(a, p)| net(a.into(), p)).boxed(),
+        Family::V6 => (any::<[u8; 16]>(), 0..=128_u8).prop_map(move |(a, p)| net(a.into(), p)).boxed(),
+    }
+}
+
+fn is<T: Clone + std::fmt::Debug + 'static>(
+    value: impl Strategy<Value = T> + 'static,
+) -> BoxedStrategy<Is<T>> {
+    (value, any::<bool>()).prop_map(|(value, not)| Is { value, not }).boxed()
+}
+
+fn port_ranges() -> impl Strategy<Value = PortRange> {
+    (any::<u16>(), any::<u16>()).prop_map(|(a, b)| PortRange::new(a.min(b), a.max(b)).unwrap())
+}
+
+fn interfaces() -> impl Strategy<Value = InterfaceName> {
+    "[a-z][a-z0-9._-]{0,13}\\+?".prop_map(|text| text.parse().unwrap())
+}
+
+fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
+    let marks = || (1..=u32::MAX).prop_map(Mark);
+    let before = prop::collection::vec(
+        prop_oneof![
+            is(nets(family)).prop_map(Match::Source),
+            is(nets(family)).prop_map(Match::Destination),
+            is(interfaces()).prop_map(Match::InInterface),
+            is(interfaces()).prop_map(Match::OutInterface),
+        ],
+        0..4,
+    );
+    let protocol = select(vec![Protocol::Tcp, Protocol::Udp]);
+    let ports = prop::collection::vec(
+        prop_oneof![
+            is(port_ranges()).prop_map(Match::SourcePort),
+            is(port_ranges()).prop_map(Match::DestinationPort),
+            is(prop::collection::vec(port_ranges(), 1..=7)).prop_map(Match::DestinationPorts),
+        ],
+        0..3,
+    );
+    let after = prop::collection::vec(
+        prop_oneof![
+            select(vec![ConnState::Invalid, ConnState::RelatedOrEstablished]).prop_map(Match::ConnState),
+            is(any::<u32>()).prop_map(Match::OwnerUid),
+            is(any::<u32>()).prop_map(Match::OwnerGid),
+            is(marks()).prop_map(Match::Mark),
+            is(marks()).prop_map(Match::ConnMark),
+        ],
+        0..4,
+    );
+    (before, protocol, ports, after).prop_map(|(before, protocol, ports, after)| {
+        [before, vec![Match::Protocol(protocol)], ports, after].concat()
+    })
+}
+
+fn targets() -> impl Strategy<Value = Target> {
+    let ports = || (1..=u16::MAX).prop_map(|number| Port::new(number).unwrap());
+    let marks = || (1..=u32::MAX).prop_map(Mark);
+    let chains = select(OurChain::ALL.to_vec());
+    prop_oneof![
+        Just(Target::Accept),
+        Just(Target::Drop),
+        Just(Target::Return),
+        chains.prop_map(|chain| Target::Jump(chain.into())),
+        ports().prop_map(Target::Redirect),
+        (ports(), marks()).prop_map(|(port, mark)| Target::Tproxy { port, mark }),
+        marks().prop_map(Target::SetMark),
+        Just(Target::SaveMark),
+        Just(Target::RestoreMark),
+        any::<u16>().prop_map(Target::ConntrackZone),
+    ]
+}
+
+fn rules() -> impl Strategy<Value = (Family, Rule)> {
+    select(Family::BOTH.to_vec()).prop_flat_map(|family| {
+        let rule = (matches(family), targets()).prop_map(|(matches, target)| Rule { matches, target });
+        (Just(family), rule.prop_map(|rule| rule.canonical()))
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_rule_survives_being_encoded((family, rule) in rules()) {
+        prop_assert_eq!(decoded(&expressions(&rule, family), family), Some(rule));
+    }
+
+    #[test]
+    fn any_bytes_can_be_observed(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut observed = Observed::at(0);
+        for message in Messages::new(&bytes) {
+            observed.take(&message);
+        }
+        let _ = decoded(&bytes, Family::V4);
+    }
+
+    #[test]
+    fn a_damaged_rule_can_be_observed((family, rule) in rules(), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+        let mut bytes = expressions(&rule, family);
+        let index = at.index(bytes.len());
+        bytes[index] = to;
+        let _ = decoded(&bytes, family);
+        let text = super::foreign::text(Attribute(&bytes), None, true);
+        let _ = super::foreign::whole(&text);
+    }
+
+    #[test]
+    fn any_two_states_are_one_transaction_apart(from in chains(), to in chains()) {
+        let nothing = Observed::at(1);
+        let (from, to) = (state(&from), state(&to));
+        let first = Change::back(&RuleState::new(), &from);
+        let mut batch = Batch::new(&nothing);
+        batch.change(Family::V4, &first).unwrap();
+        let observed = in_force(batch.finish().unwrap().bytes());
+        prop_assert_eq!(observed.state(Family::V4), &from);
+        let second = Change::back(&from, &to);
+        let mut batch = Batch::new(&observed);
+        batch.change(Family::V4, &second).unwrap();
+        prop_assert!(batch.finish().is_ok());
+    }
+}
+
+fn chains() -> impl Strategy<Value = Vec<(OurChain, Vec<u16>)>> {
+    let ports = prop::collection::vec(1..9_u16, 0..5);
+    prop::collection::vec((select(OurChain::ALL.to_vec()), ports), 0..4)
+}
+
+/// Chains that return for some ports, each jumped to from the built-in chain.
+fn state(chains: &[(OurChain, Vec<u16>)]) -> RuleState {
+    let mut state = RuleState::new();
+    for (chain, ports) in chains {
+        for port in ports {
+            let text = format!("-p tcp -m tcp --dport {port} -j RETURN");
+            state.declare(Table::Nat, (*chain).into()).push(parse::entry(&text));
+        }
+        state.declare(Table::Nat, (*chain).into());
+        let jump = format!("-j {}", chain.name());
+        state.declare(Table::Nat, Hook::Output.into()).push(parse::entry(&jump));
+    }
+    state
+}
+
+#[test]
+fn a_plan_of_native_rules_has_every_rule_once() {
+    let plan = everything();
+    let (nothing, rules) = (Observed::at(1), NativeRules::new(&plan, NativeForm::Plain));
+    let mut batch = Batch::new(&nothing);
+    batch.native(&rules);
+    let finished = batch.finish().unwrap();
+    let sent = Messages::new(finished.bytes()).filter(|message| message.kind == kind::NEW_RULE).count();
+    let text = render::nft_text(&plan);
+    assert_eq!(sent, text.lines().filter(|line| line.starts_with("add rule")).count());
+    let _: FamilyRules = plan.rules(Family::V4);
+}

@@ -1,0 +1,341 @@
+//! Bytes of netlink: messages of nested attributes, written and read.
+
+use super::abi::{attribute, flags, kind};
+use alloc::{string::String, vec::Vec};
+
+/// Size of `nlmsghdr`.
+const HEADER: usize = 16;
+/// Size of `nfgenmsg`, behind the header of every netfilter message.
+const NETFILTER_HEADER: usize = 4;
+/// Size of the header of an attribute.
+const ATTRIBUTE_HEADER: usize = 4;
+/// The attribute holds attributes.
+const NESTED: u16 = 0x8000;
+/// The type without its flags.
+const TYPE_MASK: u16 = 0x3fff;
+
+/// Writes messages one behind the other.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    bytes: Vec<u8>,
+    /// Where the last message starts.
+    last: usize,
+    /// An attribute or message is longer than its length field can say.
+    too_long: bool,
+}
+
+impl Writer {
+    /// Appends a message: `nlmsghdr`, `nfgenmsg` and the attributes that `body` writes.
+    pub(super) fn message(&mut self, head: Head, body: impl FnOnce(&mut Self)) {
+        let start = self.bytes.len();
+        self.last = start;
+        self.raw(&[0; 4]);
+        self.raw(&head.kind.to_ne_bytes());
+        self.raw(&head.flags.to_ne_bytes());
+        self.raw(&head.sequence.to_ne_bytes());
+        self.raw(&[0; 4]);
+        self.raw(&[head.family, 0]);
+        self.raw(&head.resource.to_be_bytes());
+        body(self);
+        match u32::try_from(self.bytes.len().saturating_sub(start)) {
+            Ok(length) => self.patch(start, &length.to_ne_bytes()),
+            Err(_) => self.too_long = true,
+        }
+    }
+
+    /// An attribute of bytes.
+    pub(super) fn bytes(&mut self, kind: u16, value: &[u8]) {
+        self.attribute(kind, |writer| writer.raw(value));
+    }
+
+    /// An attribute of 32 bits; netfilter's are in network order.
+    pub(super) fn u32(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// An attribute of 64 bits.
+    pub(super) fn u64(&mut self, kind: u16, value: u64) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A text, with the NUL that ends it.
+    pub(super) fn text(&mut self, kind: u16, value: &str) {
+        self.attribute(kind, |writer| {
+            writer.raw(value.as_bytes());
+            writer.raw(&[0]);
+        });
+    }
+
+    /// An attribute of attributes.
+    pub(super) fn nested(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
+        self.attribute(kind | NESTED, body);
+    }
+
+    /// Adds a flag to the last message.
+    pub(super) fn flag_last(&mut self, flag: u16) {
+        let offset = self.last.saturating_add(6);
+        let flags = read_array(&self.bytes, offset).map_or(0, u16::from_ne_bytes);
+        self.patch(offset, &(flags | flag).to_ne_bytes());
+    }
+
+    /// The bytes; `None` when something is longer than its length field can say.
+    pub(super) fn finish(self) -> Option<Vec<u8>> {
+        (!self.too_long).then_some(self.bytes)
+    }
+
+    fn attribute(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
+        let start = self.bytes.len();
+        self.raw(&[0; 2]);
+        self.raw(&kind.to_ne_bytes());
+        body(self);
+        match u16::try_from(self.bytes.len().saturating_sub(start)) {
+            Ok(length) => self.patch(start, &length.to_ne_bytes()),
+            Err(_) => self.too_long = true,
+        }
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    /// Bytes as they are, without padding.
+    pub(super) fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn patch(&mut self, start: usize, bytes: &[u8]) {
+        let hole = self.bytes.get_mut(start..).and_then(|rest| rest.get_mut(..bytes.len()));
+        if let Some(hole) = hole {
+            hole.copy_from_slice(bytes);
+        }
+    }
+}
+
+/// What the headers of a message say.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) sequence: u32,
+    pub(super) family: u8,
+    pub(super) resource: u16,
+}
+
+/// A message as received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// Its type.
+    pub kind: u16,
+    /// Its flags.
+    pub flags: u16,
+    /// The number of the request it answers.
+    pub sequence: u32,
+    /// The netfilter family; 0 in messages that have none.
+    pub family: u8,
+    /// What follows the headers: attributes.
+    body: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// Its attributes.
+    pub(super) fn attributes(&self) -> Attributes<'a> {
+        Attributes { bytes: self.body.get(NETFILTER_HEADER..).unwrap_or_default() }
+    }
+
+    /// Whether the kernel says that what it dumps changed meanwhile.
+    #[must_use]
+    pub const fn is_interrupted(&self) -> bool {
+        self.flags & flags::DUMP_INTERRUPTED != 0
+    }
+
+    /// What an error message or the end of a dump says.
+    #[must_use]
+    pub fn answer(&self) -> Option<Answer> {
+        match self.kind {
+            kind::DONE => {
+                let code = read_array(self.body, 0).map_or(0, i32::from_ne_bytes);
+                Some(Answer { sequence: self.sequence, code, text: None })
+            }
+            kind::ERROR => {
+                let code = read_array(self.body, 0).map_or(i32::MIN, i32::from_ne_bytes);
+                Some(Answer { sequence: self.sequence, code, text: self.explanation() })
+            }
+            _ => None,
+        }
+    }
+
+    /// The kernel's words about an error: behind the request, or only its header, that the message repeats.
+    fn explanation(&self) -> Option<String> {
+        if self.flags & flags::ACK_ATTRIBUTES == 0 {
+            return None;
+        }
+        let repeated = if self.flags & flags::CAPPED != 0 {
+            HEADER
+        } else {
+            let length = read_array(self.body, 4).map(u32::from_ne_bytes)?;
+            usize::try_from(length).ok()?.checked_next_multiple_of(4)?
+        };
+        let bytes = self.body.get(repeated.checked_add(4)?..)?;
+        (Attributes { bytes }).find(attribute::error::TEXT)?.text().map(String::from)
+    }
+}
+
+/// The end of an answer: a confirmation, the end of a dump, or an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The number of the request.
+    pub sequence: u32,
+    /// 0, or a negative error number.
+    pub code: i32,
+    /// The kernel's words.
+    pub text: Option<String>,
+}
+
+/// The messages in a received datagram.
+#[derive(Debug, Clone, Copy)]
+pub struct Messages<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Messages<'a> {
+    /// The messages in these bytes.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Message<'a>;
+
+    /// The next message. Bytes that are none end the iteration.
+    fn next(&mut self) -> Option<Message<'a>> {
+        let length = usize::try_from(u32::from_ne_bytes(read_array(self.bytes, 0)?)).ok()?;
+        let body = self.bytes.get(HEADER..length)?;
+        let message = Message {
+            kind: u16::from_ne_bytes(read_array(self.bytes, 4)?),
+            flags: u16::from_ne_bytes(read_array(self.bytes, 6)?),
+            sequence: u32::from_ne_bytes(read_array(self.bytes, 8)?),
+            family: body.first().copied().unwrap_or_default(),
+            body,
+        };
+        self.bytes =
+            length.checked_next_multiple_of(4).and_then(|end| self.bytes.get(end..)).unwrap_or_default();
+        Some(message)
+    }
+}
+
+/// The attributes of a message, or of an attribute.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attributes<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Attributes<'a> {
+    /// The first attribute of this type.
+    pub(super) fn find(&self, kind: u16) -> Option<Attribute<'a>> {
+        let mut all = *self;
+        all.find_map(|(found, value)| (found == kind).then_some(value))
+    }
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (u16, Attribute<'a>);
+
+    /// The next attribute, with its type. Bytes that are none end the iteration.
+    fn next(&mut self) -> Option<Self::Item> {
+        let length = usize::from(u16::from_ne_bytes(read_array(self.bytes, 0)?));
+        let kind = u16::from_ne_bytes(read_array(self.bytes, 2)?) & TYPE_MASK;
+        let value = self.bytes.get(ATTRIBUTE_HEADER..length)?;
+        self.bytes = self.bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, Attribute(value)))
+    }
+}
+
+/// The value of an attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Attribute<'a>(pub(super) &'a [u8]);
+
+impl<'a> Attribute<'a> {
+    pub(super) fn u32(self) -> Option<u32> {
+        <[u8; 4]>::try_from(self.0).ok().map(u32::from_be_bytes)
+    }
+
+    pub(super) fn u64(self) -> Option<u64> {
+        <[u8; 8]>::try_from(self.0).ok().map(u64::from_be_bytes)
+    }
+
+    /// A text, up to its NUL if it has one.
+    pub(super) fn text(self) -> Option<&'a str> {
+        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
+        core::str::from_utf8(self.0.get(..end)?).ok()
+    }
+
+    pub(super) fn attributes(self) -> Attributes<'a> {
+        Attributes { bytes: self.0 }
+    }
+}
+
+/// The bytes of a fixed size that stand at an offset.
+pub(super) fn read_array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+    bytes.get(offset..)?.first_chunk().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HEAD: Head = Head { kind: 0xa06, flags: 5, sequence: 7, family: 2, resource: 0 };
+
+    #[test]
+    fn a_message_is_laid_out_as_the_kernel_wants_it() {
+        let mut writer = Writer::default();
+        writer.message(HEAD, |body| {
+            body.text(1, "nat");
+            body.nested(4, |inner| inner.bytes(1, &[6]));
+        });
+        let wanted = [
+            40, 0, 0, 0, 6, 10, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0, // nlmsghdr
+            2, 0, 0, 0, // nfgenmsg
+            8, 0, 1, 0, b'n', b'a', b't', 0, // a text
+            12, 0, 4, 0x80, 5, 0, 1, 0, 6, 0, 0, 0, // a nested attribute, padded
+        ];
+        #[cfg(target_endian = "little")]
+        assert_eq!(writer.finish().unwrap(), wanted);
+    }
+
+    #[test]
+    fn what_does_not_fit_its_length_is_refused() {
+        let mut writer = Writer::default();
+        writer.message(HEAD, |body| body.bytes(1, &[0; 70_000]));
+        assert_eq!(writer.finish(), None);
+    }
+
+    #[test]
+    fn an_error_carries_the_kernels_words() {
+        let mut body = Vec::new();
+        body.extend((-2_i32).to_ne_bytes());
+        body.extend([0; HEADER]);
+        body.extend([10, 0, 1, 0]);
+        body.extend(b"oh no\0\0\0");
+        let mut bytes = Vec::new();
+        bytes.extend(u32::try_from(HEADER + body.len()).unwrap().to_ne_bytes());
+        bytes.extend(kind::ERROR.to_ne_bytes());
+        bytes.extend((flags::CAPPED | flags::ACK_ATTRIBUTES).to_ne_bytes());
+        bytes.extend(9_u32.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(body);
+        let answer = Messages::new(&bytes).next().unwrap().answer();
+        assert_eq!(answer, Some(Answer { sequence: 9, code: -2, text: Some("oh no".into()) }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            for message in Messages::new(&bytes) {
+                let _ = message.answer();
+                for (_, value) in message.attributes() {
+                    let _ = (value.u32(), value.u64(), value.text(), value.attributes().count());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! The xt matches and targets that iptables-nft uses where nf_tables' own expressions would not be read back: structures of
+//! `linux/netfilter/xt_*.h`, in the machine's byte order but for ports and addresses, padded to eight bytes.
+
+use super::{abi::state, wire::read_array};
+use crate::{
+    rule::{ConnState, Is, Match, Protocol, Target},
+    values::{Family, Mark, Port, PortRange},
+};
+use alloc::vec::Vec;
+
+/// An xt match or target, in the revision a rule needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extension {
+    /// Its name: small letters for a match, capitals for a target.
+    pub name: &'static str,
+    /// Its revision.
+    pub revision: u32,
+    /// Whether it is a target.
+    pub is_target: bool,
+}
+
+impl Extension {
+    const OWNER: Self = Self::matches("owner", 1);
+    const MULTIPORT: Self = Self::matches("multiport", 1);
+    const CONNTRACK: Self = Self::matches("conntrack", 3);
+    const CONNMARK_MATCH: Self = Self::matches("connmark", 1);
+    const REDIRECT: Self = Self::target("REDIRECT", 0);
+    const TPROXY: Self = Self::target("TPROXY", 1);
+    const MARK: Self = Self::target("MARK", 2);
+    const CONNMARK: Self = Self::target("CONNMARK", 2);
+    const CT: Self = Self::target("CT", 2);
+
+    const fn matches(name: &'static str, revision: u32) -> Self {
+        Self { name, revision, is_target: false }
+    }
+
+    const fn target(name: &'static str, revision: u32) -> Self {
+        Self { name, revision, is_target: true }
+    }
+
+    /// The extension a condition needs, if it is not one of nf_tables' own expressions.
+    #[must_use]
+    pub const fn of_match(condition: &Match) -> Option<Self> {
+        match condition {
+            Match::DestinationPorts(_) => Some(Self::MULTIPORT),
+            Match::ConnState(_) => Some(Self::CONNTRACK),
+            Match::OwnerUid(_) | Match::OwnerGid(_) => Some(Self::OWNER),
+            Match::ConnMark(_) => Some(Self::CONNMARK_MATCH),
+            Match::Source(_)
+            | Match::Destination(_)
+            | Match::InInterface(_)
+            | Match::OutInterface(_)
+            | Match::Protocol(_)
+            | Match::SourcePort(_)
+            | Match::DestinationPort(_)
+            | Match::Mark(_) => None,
+        }
+    }
+
+    /// The extension a target needs, if it is not a verdict.
+    #[must_use]
+    pub const fn of_target(target: &Target) -> Option<Self> {
+        match target {
+            Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => None,
+            Target::Redirect(_) => Some(Self::REDIRECT),
+            Target::Tproxy { .. } => Some(Self::TPROXY),
+            Target::SetMark(_) => Some(Self::MARK),
+            Target::SaveMark | Target::RestoreMark => Some(Self::CONNMARK),
+            Target::ConntrackZone(_) => Some(Self::CT),
+        }
+    }
+
+    /// The kernel module that has it.
+    #[must_use]
+    pub const fn module(self) -> &'static str {
+        match self.name.as_bytes() {
+            b"owner" => "xt_owner",
+            b"multiport" => "xt_multiport",
+            b"conntrack" => "xt_conntrack",
+            b"connmark" | b"CONNMARK" => "xt_connmark",
+            b"MARK" => "xt_mark",
+            b"REDIRECT" => "xt_REDIRECT",
+            b"TPROXY" => "xt_TPROXY",
+            b"CT" => "xt_CT",
+            _ => "x_tables",
+        }
+    }
+}
+
+/// Sizes, padding included.
+mod size {
+    pub(super) const OWNER: usize = 24;
+    pub(super) const MULTIPORT: usize = 48;
+    pub(super) const CONNTRACK: usize = 168;
+    pub(super) const MARK_MATCH: usize = 16;
+    pub(super) const REDIRECT_V4: usize = 24;
+    pub(super) const REDIRECT_V6: usize = 40;
+    pub(super) const TPROXY: usize = 32;
+    pub(super) const MARK: usize = 8;
+    pub(super) const CONNMARK: usize = 16;
+    pub(super) const CT: usize = 72;
+}
+
+/// Bits of `xt_owner_match_info.match` and `.invert`.
+const OWNER_UID: u8 = 1;
+const OWNER_GID: u8 = 2;
+/// `XT_MULTIPORT_DESTINATION`.
+const MULTIPORT_DESTINATION: u8 = 1;
+/// How many ports a multiport match has room for; a range takes two.
+pub(super) const MULTIPORT_ROOM: usize = 15;
+/// Where in `xt_conntrack_mtinfo3` the flags, the inverted flags and the states stand.
+const CONNTRACK_FLAGS: usize = 146;
+const CONNTRACK_STATES: usize = 150;
+/// `XT_CONNTRACK_STATE`.
+const CONNTRACK_STATE: u16 = 1;
+/// Modes of CONNMARK.
+const SAVE_MARK: u8 = 1;
+const RESTORE_MARK: u8 = 2;
+const ALL_BITS: [u8; 4] = [0xff; 4];
+
+/// A structure of a fixed size, written field by field.
+struct Info {
+    bytes: Vec<u8>,
+}
+
+impl Info {
+    fn new(size: usize) -> Self {
+        Self { bytes: Vec::with_capacity(size) }
+    }
+
+    fn put(mut self, field: &[u8]) -> Self {
+        self.bytes.extend_from_slice(field);
+        self
+    }
+
+    /// Zeros up to an offset, or to the end.
+    fn skip_to(mut self, offset: usize) -> Self {
+        self.bytes.resize(offset, 0);
+        self
+    }
+
+    fn fill(self, size: usize) -> Vec<u8> {
+        self.skip_to(size).bytes
+    }
+}
+
+/// The structure of a condition that needs an extension.
+pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
+    match condition {
+        Match::OwnerUid(is) => Some(owner(OWNER_UID, is)),
+        Match::OwnerGid(is) => Some(owner(OWNER_GID, is)),
+        Match::DestinationPorts(is) => multiport(is),
+        Match::ConnState(state) => {
+            let bits = match state {
+                ConnState::Invalid => state::INVALID,
+                ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+            };
+            let bits = u16::try_from(bits).unwrap_or_default();
+            let info = Info::new(size::CONNTRACK)
+                .skip_to(CONNTRACK_FLAGS)
+                .put(&CONNTRACK_STATE.to_ne_bytes())
+                .skip_to(CONNTRACK_STATES)
+                .put(&bits.to_ne_bytes());
+            Some(info.fill(size::CONNTRACK))
+        }
+        Match::ConnMark(is) => {
+            let info = Info::new(size::MARK_MATCH).put(&is.value.0.to_ne_bytes()).put(&ALL_BITS);
+            Some(info.put(&[u8::from(is.not)]).fill(size::MARK_MATCH))
+        }
+        Match::Source(_)
+        | Match::Destination(_)
+        | Match::InInterface(_)
+        | Match::OutInterface(_)
+        | Match::Protocol(_)
+        | Match::SourcePort(_)
+        | Match::DestinationPort(_)
+        | Match::Mark(_) => None,
+    }
+}
+
+fn owner(which: u8, is: &Is<u32>) -> Vec<u8> {
+    let id = is.value.to_ne_bytes();
+    let info = Info::new(size::OWNER).skip_to(if which == OWNER_UID { 0 } else { 8 }).put(&id).put(&id);
+    info.skip_to(16).put(&[which, if is.not { which } else { 0 }]).fill(size::OWNER)
+}
+
+fn multiport(is: &Is<Vec<PortRange>>) -> Option<Vec<u8>> {
+    let (mut ports, mut flags) = (Vec::new(), Vec::new());
+    for range in &is.value {
+        ports.push(range.first());
+        let is_range = range.first() != range.last();
+        flags.push(u8::from(is_range));
+        if is_range {
+            ports.push(range.last());
+            flags.push(0);
+        }
+    }
+    let count = u8::try_from(ports.len()).ok().filter(|_| ports.len() <= MULTIPORT_ROOM)?;
+    let mut info = Info::new(size::MULTIPORT).put(&[MULTIPORT_DESTINATION, count]);
+    for port in ports {
+        info = info.put(&port.to_ne_bytes());
+    }
+    Some(info.skip_to(32).put(&flags).skip_to(47).put(&[u8::from(is.not)]).fill(size::MULTIPORT))
+}
+
+/// The structure of a target that needs an extension.
+pub(super) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
+    match target {
+        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => None,
+        Target::Redirect(port) => {
+            let (port, flags) = (port.number().to_be_bytes(), super::abi::PORTS_GIVEN.to_ne_bytes());
+            Some(match family {
+                // One range of a `nf_nat_ipv4_multi_range_compat`: flags, two addresses, two ports.
+                Family::V4 => Info::new(size::REDIRECT_V4)
+                    .put(&1_u32.to_ne_bytes())
+                    .put(&flags)
+                    .skip_to(16)
+                    .put(&port)
+                    .put(&port)
+                    .fill(size::REDIRECT_V4),
+                Family::V6 => Info::new(size::REDIRECT_V6)
+                    .put(&flags)
+                    .skip_to(36)
+                    .put(&port)
+                    .put(&port)
+                    .fill(size::REDIRECT_V6),
+            })
+        }
+        Target::Tproxy { port, mark } => Some(
+            Info::new(size::TPROXY)
+                .put(&ALL_BITS)
+                .put(&mark.0.to_ne_bytes())
+                .skip_to(24)
+                .put(&port.number().to_be_bytes())
+                .fill(size::TPROXY),
+        ),
+        Target::SetMark(mark) => {
+            Some(Info::new(size::MARK).put(&mark.0.to_ne_bytes()).put(&ALL_BITS).fill(size::MARK))
+        }
+        Target::SaveMark => Some(connmark(SAVE_MARK)),
+        Target::RestoreMark => Some(connmark(RESTORE_MARK)),
+        Target::ConntrackZone(zone) => {
+            Some(Info::new(size::CT).put(&[0; 2]).put(&zone.to_ne_bytes()).fill(size::CT))
+        }
+    }
+}
+
+fn connmark(mode: u8) -> Vec<u8> {
+    Info::new(size::CONNMARK)
+        .put(&[0; 4])
+        .put(&ALL_BITS)
+        .put(&ALL_BITS)
+        .put(&[0, 0, mode])
+        .fill(size::CONNMARK)
+}
+
+/// The conditions an xt match stands for; `None` for one that no rule of ours has.
+pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
+    match (name, revision) {
+        ("owner", 1) => decode_owner(info),
+        ("multiport", 1) => decode_multiport(info).map(|one| [one].into()),
+        ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
+        ("connmark", 1) => decode_mark(info).map(|is| [Match::ConnMark(is)].into()),
+        ("mark", 1) => decode_mark(info).map(|is| [Match::Mark(is)].into()),
+        ("tcp", 0) => decode_ports(Protocol::Tcp, info),
+        ("udp", 0) => decode_ports(Protocol::Udp, info),
+        _ => None,
+    }
+}
+
+fn decode_owner(info: &[u8]) -> Option<Vec<Match>> {
+    let [which, inverted] = read_array(info, 16)?;
+    if which & !(OWNER_UID | OWNER_GID) != 0 {
+        return None;
+    }
+    let id = |bit: u8, offset: usize, to: fn(Is<u32>) -> Match| -> Option<Option<Match>> {
+        if which & bit == 0 {
+            return Some(None);
+        }
+        let (least, most) = (read_u32(info, offset)?, read_u32(info, offset.checked_add(4)?)?);
+        (least == most).then(|| Some(to(Is { value: least, not: inverted & bit != 0 })))
+    };
+    let both = [id(OWNER_UID, 0, Match::OwnerUid)?, id(OWNER_GID, 8, Match::OwnerGid)?];
+    Some(both.into_iter().flatten().collect())
+}
+
+fn decode_multiport(info: &[u8]) -> Option<Match> {
+    let [direction, count] = read_array(info, 0)?;
+    let count = usize::from(count);
+    if direction != MULTIPORT_DESTINATION || count > MULTIPORT_ROOM {
+        return None;
+    }
+    let ports = info.get(2..32)?.chunks_exact(2).filter_map(|port| read_u16(port, 0));
+    let mut entries = ports.zip(info.get(32..47)?).take(count);
+    let mut value = Vec::new();
+    while let Some((first, is_range)) = entries.next() {
+        let last = if *is_range == 0 { first } else { entries.next()?.0 };
+        value.push(PortRange::new(first, last)?);
+    }
+    let [not] = read_array(info, 47)?;
+    Some(Match::DestinationPorts(Is { value, not: not != 0 }))
+}
+
+fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
+    let (flags, inverted) =
+        (read_u16(info, CONNTRACK_FLAGS)?, read_u16(info, CONNTRACK_FLAGS.checked_add(2)?)?);
+    let states = match revision {
+        1 => u16::from(*info.get(CONNTRACK_STATES)?),
+        _ => read_u16(info, CONNTRACK_STATES)?,
+    };
+    (flags == CONNTRACK_STATE && inverted == 0).then_some(())?;
+    conn_state(u32::from(states)).map(Match::ConnState)
+}
+
+/// The state of connections that these bits stand for.
+pub(super) const fn conn_state(bits: u32) -> Option<ConnState> {
+    match bits {
+        state::INVALID => Some(ConnState::Invalid),
+        state::RELATED_OR_ESTABLISHED => Some(ConnState::RelatedOrEstablished),
+        _ => None,
+    }
+}
+
+fn decode_mark(info: &[u8]) -> Option<Is<Mark>> {
+    let (value, mask, [not]) = (read_u32(info, 0)?, read_u32(info, 4)?, read_array(info, 8)?);
+    (mask == u32::MAX).then_some(Is { value: mark(value)?, not: not != 0 })
+}
+
+/// Ports of older versions of iptables-nft. Without any it is what `-m tcp` alone leaves, which says nothing.
+fn decode_ports(protocol: Protocol, info: &[u8]) -> Option<Vec<Match>> {
+    let range =
+        |offset| PortRange::new(read_u16(info, offset)?, read_u16(info, usize::checked_add(offset, 2)?)?);
+    let (source, destination) = (range(0)?, range(4)?);
+    let inverted = match protocol {
+        Protocol::Tcp => {
+            let [option, mask, wanted, inverted] = read_array(info, 8)?;
+            ([option, mask, wanted] == [0; 3]).then_some(inverted)?
+        }
+        Protocol::Udp => read_array::<1>(info, 8).map(|[inverted]| inverted)?,
+    };
+    if inverted & !3 != 0 {
+        return None;
+    }
+    let said = |range: PortRange, bit: u8| {
+        let not = inverted & bit != 0;
+        (not || range.first() != 0 || range.last() != u16::MAX).then_some(Is { value: range, not })
+    };
+    let ports = [said(source, 1).map(Match::SourcePort), said(destination, 2).map(Match::DestinationPort)];
+    Some(ports.into_iter().flatten().collect())
+}
+
+/// The target an xt target stands for; `None` for one that no rule of ours has.
+pub(super) fn decode_target(name: &str, revision: u32, info: &[u8], family: Family) -> Option<Target> {
+    match (name, revision) {
+        ("REDIRECT", 0) => decode_redirect(info, family),
+        ("TPROXY", 1) => {
+            let ([mask, value], address) = ([read_u32(info, 0)?, read_u32(info, 4)?], info.get(8..24)?);
+            let port = Port::new(read_array(info, 24).map(u16::from_be_bytes)?)?;
+            let understood = mask == u32::MAX && address.iter().all(|byte| *byte == 0);
+            understood.then_some(Target::Tproxy { port, mark: mark(value)? })
+        }
+        ("MARK", 2) => (read_u32(info, 4)? == u32::MAX).then_some(Target::SetMark(mark(read_u32(info, 0)?)?)),
+        ("CONNMARK", 1 | 2) => {
+            let marks = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
+            let [first, second, third] = read_array(info, 12)?;
+            let (shift, mode) = if revision == 1 { ([0, 0], first) } else { ([first, second], third) };
+            (marks == [0, u32::MAX, u32::MAX] && shift == [0, 0]).then_some(())?;
+            match mode {
+                SAVE_MARK => Some(Target::SaveMark),
+                RESTORE_MARK => Some(Target::RestoreMark),
+                _ => None,
+            }
+        }
+        ("CT", 1 | 2) => {
+            let (flags, zone) = (read_u16(info, 0)?, read_u16(info, 2)?);
+            let rest = info.get(4..60)?.iter().all(|byte| *byte == 0);
+            (flags == 0 && rest).then_some(Target::ConntrackZone(zone))
+        }
+        _ => None,
+    }
+}
+
+fn decode_redirect(info: &[u8], family: Family) -> Option<Target> {
+    let (count, flags, ports) = match family {
+        Family::V4 => (read_u32(info, 0)?, read_u32(info, 4)?, 16_usize),
+        Family::V6 => (1, read_u32(info, 0)?, 36),
+    };
+    let first = read_array(info, ports).map(u16::from_be_bytes)?;
+    let last = read_array(info, ports.checked_add(2)?).map(u16::from_be_bytes)?;
+    (count == 1 && flags == super::abi::PORTS_GIVEN && first == last)
+        .then(|| Port::new(first).map(Target::Redirect))
+        .flatten()
+}
+
+/// A mark as a plan has it; 0 is none.
+pub(super) const fn mark(value: u32) -> Option<Mark> {
+    if value == 0 { None } else { Some(Mark(value)) }
+}
+
+fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
+    read_array(bytes, offset).map(u32::from_ne_bytes)
+}
+
+fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
+    read_array(bytes, offset).map(u16::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::PortSyntax;
+
+    /// As iptables-nft 1.8.9 on x86-64 sends them.
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn structures_are_those_of_iptables() {
+        let ports = ["53", "15008", "100:200"].map(|port| PortRange::parse(port, PortSyntax::Saved).unwrap());
+        for (condition, start) in [
+            (Match::OwnerUid(Is::so(1337)), "3905000039050000000000000000000001000000"),
+            (Match::OwnerGid(Is::not(1337)), "00000000000000003905000039050000020200"),
+            (Match::DestinationPorts(Is::not(ports.into())), "01043500a03a6400c800000000"),
+            (Match::ConnMark(Is::so(Mark(0x539))), "39050000ffffffff00"),
+        ] {
+            assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
+        }
+        let tproxy = Target::Tproxy { port: Port::known(15006), mark: Mark(0x539) };
+        for (target, family, start) in [
+            (Target::Redirect(Port::known(15001)), Family::V4, "010000000200000000000000000000003a993a9900"),
+            (Target::SaveMark, Family::V6, "00000000ffffffffffffffff00000100"),
+            (Target::RestoreMark, Family::V4, "00000000ffffffffffffffff00000200"),
+            (Target::ConntrackZone(2), Family::V4, "0000020000000000"),
+            (tproxy, Family::V4, "ffffffff39050000000000000000000000000000000000003a9e0000"),
+            (Target::SetMark(Mark(0x539)), Family::V6, "39050000ffffffff"),
+        ] {
+            assert_eq!(hex(&target_info(&target, family).unwrap(), start.len()), start, "{target:?}");
+        }
+    }
+
+    fn hex(bytes: &[u8], digits: usize) -> std::string::String {
+        bytes.iter().map(|byte| std::format!("{byte:02x}")).collect::<std::string::String>()[..digits].into()
+    }
+
+    #[test]
+    fn older_structures_are_read() {
+        let mut tcp = [0; 16];
+        tcp[2..4].fill(0xff);
+        tcp[4..8].copy_from_slice(&[80_u16.to_ne_bytes(), 90_u16.to_ne_bytes()].concat());
+        let range = PortRange::new(80, 90).unwrap();
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::so(range))].into()));
+        tcp[11] = 2;
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::not(range))].into()));
+        tcp[9] = 2;
+        assert_eq!(decode_match("tcp", 0, &tcp), None, "TCP flags are compared");
+    }
+}

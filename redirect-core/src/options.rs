@@ -1,0 +1,194 @@
+//! How a run is carried out: what to do with the plan, by which means, and whether to validate.
+
+use crate::{
+    netlink::NativeForm,
+    settings::{InputErrors, Key, RawSettings},
+    values::{Port, Problem, parse_bool, parse_duration},
+};
+use alloc::string::String;
+use core::time::Duration;
+
+/// What a run does with the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Put it in force; do nothing where it is.
+    Apply,
+    /// Put it in force, writing it anew even where it is.
+    ForceApply,
+    /// Remove everything an earlier run programmed.
+    Cleanup,
+    /// Leave the rules alone.
+    Nothing,
+}
+
+/// A variant of the iptables programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Variant {
+    /// The older kernel interface, `iptables-legacy`.
+    Legacy,
+    /// On top of nf_tables, `iptables-nft`.
+    Nft,
+}
+
+impl Variant {
+    /// Its name in program names and settings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy",
+            Self::Nft => "nft",
+        }
+    }
+}
+
+/// What programs the rules, as far as the user says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// Whatever suits the namespace.
+    Auto,
+    /// One transaction over netlink, into the tables of iptables-nft.
+    Netlink,
+    /// `iptables-restore` of this variant, or of the one that suits the namespace.
+    Restore(Option<Variant>),
+    /// Native nftables.
+    NativeNft,
+}
+
+/// The traffic check that follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validation {
+    /// The port it connects to.
+    pub probe_port: Port,
+    /// How long it may take.
+    pub timeout: Duration,
+}
+
+/// How a run is carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunOptions {
+    /// What to do with the plan.
+    pub action: Action,
+    /// Only print it.
+    pub dry_run: bool,
+    /// Where a dry run appends it as well.
+    pub dry_run_file: Option<String>,
+    /// What programs the rules.
+    pub backend: BackendChoice,
+    /// How native nftables rules are written.
+    pub native_form: NativeForm,
+    /// The traffic check that follows, if any.
+    pub validation: Option<Validation>,
+    /// The file that gets the verdict of the traffic check.
+    pub termination_log: Option<String>,
+}
+
+impl RunOptions {
+    /// Reads the options from settings.
+    ///
+    /// # Errors
+    /// Everything wrong with them, together.
+    pub fn parse(raw: &RawSettings) -> Result<Self, InputErrors> {
+        let mut errors = InputErrors::default();
+        let mut switch = |key| {
+            let (text, source) = raw.get(key);
+            errors.keep(source, text, parse_bool(text)).unwrap_or_default()
+        };
+        let action = match (switch(Key::CleanupOnly), switch(Key::SkipRuleApply), switch(Key::ForceApply)) {
+            (true, _, _) => Action::Cleanup,
+            (false, true, _) => Action::Nothing,
+            (false, false, true) => Action::ForceApply,
+            (false, false, false) => Action::Apply,
+        };
+        // Read for its errors: replacing another configuration is what every run does.
+        switch(Key::Reconcile);
+        // Likewise: no lock of the node is ever taken.
+        switch(Key::CniMode);
+        let dry_run = switch(Key::DryRun);
+        let native_form = if switch(Key::NftSets) { NativeForm::Sets } else { NativeForm::Plain };
+        let (native, validate) = (switch(Key::NativeNftables), switch(Key::RunValidation));
+        let backend = backend(raw, native, &mut errors);
+        let validation = validation(raw, &mut errors);
+        let path = |key| Some(raw.get(key).0).filter(|path| !path.is_empty()).map(String::from);
+        errors.into_result(Self {
+            action,
+            dry_run,
+            dry_run_file: path(Key::DryRunFile),
+            backend,
+            native_form,
+            validation: validation.filter(|_| validate),
+            termination_log: path(Key::TerminationLog),
+        })
+    }
+}
+
+fn backend(raw: &RawSettings, native: bool, errors: &mut InputErrors) -> BackendChoice {
+    let (text, source) = raw.get(Key::ForceIptablesBinary);
+    let forced = match text {
+        "" => None,
+        "legacy" => Some(Variant::Legacy),
+        "nft" => Some(Variant::Nft),
+        _ => {
+            errors.push(source, text, Problem::NotOneOf("legacy, nft"));
+            None
+        }
+    };
+    let (text, source) = raw.get(Key::Backend);
+    let backend = match (text, forced) {
+        ("auto", None) => BackendChoice::Auto,
+        // A forced variant means its programs.
+        ("netlink", None) => BackendChoice::Netlink,
+        ("auto" | "restore", forced) => BackendChoice::Restore(forced),
+        _ => {
+            errors.push(source, text, Problem::NotOneOf("auto, netlink, restore"));
+            BackendChoice::Auto
+        }
+    };
+    if native { BackendChoice::NativeNft } else { backend }
+}
+
+fn validation(raw: &RawSettings, errors: &mut InputErrors) -> Option<Validation> {
+    let (text, source) = raw.get(Key::ProbePort);
+    let probe_port = errors.keep(source, text, text.parse());
+    let (text, source) = raw.get(Key::ProbeTimeout);
+    let timeout = errors.keep(source, text, parse_duration(text));
+    Some(Validation { probe_port: probe_port?, timeout: timeout? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Source;
+
+    fn parse(pairs: &[(Key, &'static str)]) -> Result<RunOptions, InputErrors> {
+        let mut raw = RawSettings::new();
+        for (key, text) in pairs {
+            raw.set(*key, *text, Source::Flag("x"));
+        }
+        RunOptions::parse(&raw)
+    }
+
+    #[test]
+    fn cleanup_beats_everything_else() {
+        let options =
+            parse(&[(Key::CleanupOnly, "true"), (Key::SkipRuleApply, "true"), (Key::ForceApply, "true")]);
+        assert_eq!(options.map(|options| options.action), Ok(Action::Cleanup));
+    }
+
+    #[test]
+    fn a_forced_variant_means_restore() {
+        let options = parse(&[(Key::ForceIptablesBinary, "legacy")]).unwrap();
+        assert_eq!(options.backend, BackendChoice::Restore(Some(Variant::Legacy)));
+    }
+
+    #[test]
+    fn errors_are_collected() {
+        let errors = parse(&[
+            (Key::ForceIptablesBinary, "ebpf"),
+            (Key::Backend, "x"),
+            (Key::ProbeTimeout, "5"),
+            (Key::ProbePort, "0"),
+            (Key::DryRun, "yes"),
+        ]);
+        assert_eq!(errors.unwrap_err().iter().count(), 5);
+    }
+}

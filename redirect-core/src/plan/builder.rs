@@ -1,0 +1,148 @@
+//! Words for writing rule groups: short constructors of matches, and a collector that knows who asked.
+
+use super::{PlannedRule, Position};
+use crate::{
+    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target},
+    settings::Key,
+    values::{InterfaceName, Mark, PortRange},
+};
+use alloc::vec::Vec;
+use ipnet::IpNet;
+
+/// Collects rules in the order of emission.
+#[derive(Default)]
+pub(super) struct Rules {
+    rules: Vec<PlannedRule>,
+}
+
+impl Rules {
+    /// Rules of one group: who asked for them, and what for.
+    pub(super) fn group(&mut self, because: Key, purpose: &'static str) -> Group<'_> {
+        Group { rules: &mut self.rules, because, purpose, scope: Scope::Every }
+    }
+
+    pub(super) fn into_vec(self) -> Vec<PlannedRule> {
+        self.rules
+    }
+}
+
+/// Adds rules that one setting asked for.
+pub(super) struct Group<'a> {
+    rules: &'a mut Vec<PlannedRule>,
+    because: Key,
+    purpose: &'static str,
+    scope: Scope,
+}
+
+impl Group<'_> {
+    /// The same, for these families only.
+    pub(super) fn scoped(mut self, scope: Scope) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// Adds a rule behind the last one of its chain.
+    pub(super) fn append<const N: usize>(
+        &mut self,
+        table: Table,
+        chain: impl Into<Chain>,
+        matches: [Match; N],
+        target: Target,
+    ) {
+        self.add(table, chain.into(), Position::Last, matches.into(), target);
+    }
+
+    /// Adds a rule before the one with this number.
+    pub(super) fn insert<const N: usize>(
+        &mut self,
+        table: Table,
+        chain: impl Into<Chain>,
+        number: usize,
+        matches: [Match; N],
+        target: Target,
+    ) {
+        self.add(table, chain.into(), Position::Before(number), matches.into(), target);
+    }
+
+    /// Adds a rule with any number of conditions behind the last one of its chain.
+    pub(super) fn append_all(
+        &mut self,
+        table: Table,
+        chain: impl Into<Chain>,
+        matches: Vec<Match>,
+        target: Target,
+    ) {
+        self.add(table, chain.into(), Position::Last, matches, target);
+    }
+
+    fn add(&mut self, table: Table, chain: Chain, position: Position, matches: Vec<Match>, target: Target) {
+        let rule = Rule { matches, target };
+        let Self { because, purpose, scope, .. } = *self;
+        self.rules.push(PlannedRule { table, chain, position, scope, rule, because, purpose });
+    }
+}
+
+/// The scope of a rule that names an address.
+pub(super) fn scope_of(net: &IpNet) -> Scope {
+    Scope::Only(crate::Family::of(&net.addr()))
+}
+
+pub(super) fn tcp() -> Match {
+    Match::Protocol(Protocol::Tcp)
+}
+
+pub(super) fn udp() -> Match {
+    Match::Protocol(Protocol::Udp)
+}
+
+pub(super) fn from(net: IpNet) -> Match {
+    Match::Source(Is::so(net))
+}
+
+pub(super) fn to(net: IpNet) -> Match {
+    Match::Destination(Is::so(net))
+}
+
+pub(super) fn not_to(net: IpNet) -> Match {
+    Match::Destination(Is::not(net))
+}
+
+pub(super) fn coming_in(interface: &InterfaceName) -> Match {
+    Match::InInterface(Is::so(interface.clone()))
+}
+
+pub(super) fn going_out(interface: &InterfaceName) -> Match {
+    Match::OutInterface(Is::so(interface.clone()))
+}
+
+pub(super) fn in_by_loopback() -> Match {
+    Match::InInterface(Is::so(InterfaceName::loopback()))
+}
+
+pub(super) fn out_by_loopback() -> Match {
+    Match::OutInterface(Is::so(InterfaceName::loopback()))
+}
+
+pub(super) fn to_port(port: impl Into<PortRange>) -> Match {
+    Match::DestinationPort(Is::so(port.into()))
+}
+
+pub(super) fn not_to_port(port: impl Into<PortRange>) -> Match {
+    Match::DestinationPort(Is::not(port.into()))
+}
+
+pub(super) fn from_port(port: impl Into<PortRange>) -> Match {
+    Match::SourcePort(Is::so(port.into()))
+}
+
+pub(super) fn marked(mark: Mark) -> Match {
+    Match::Mark(Is::so(mark))
+}
+
+pub(super) fn not_marked(mark: Mark) -> Match {
+    Match::Mark(Is::not(mark))
+}
+
+pub(super) fn established() -> Match {
+    Match::ConnState(ConnState::RelatedOrEstablished)
+}

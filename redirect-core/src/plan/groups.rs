@@ -1,0 +1,477 @@
+//! The rule groups, one short function each, in the order in which they are emitted.
+
+use super::{PlannedRule, builder::*};
+use crate::{
+    redirect::{
+        DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK,
+        Redirect, Tproxy,
+    },
+    rule::{ConnState, Hook, Is, Match, OurChain, Scope, Table, Target},
+    settings::Key,
+    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, PortRange, host},
+};
+use alloc::{vec, vec::Vec};
+use core::net::IpAddr;
+use ipnet::IpNet;
+
+/// The port of DNS servers.
+const DNS: PortRange = PortRange::single(53);
+/// Conntrack zone of queries between the proxy and the real servers.
+const UPSTREAM_ZONE: Target = Target::ConntrackZone(1);
+/// Conntrack zone of queries between the application and the proxy.
+const LOCAL_ZONE: Target = Target::ConntrackZone(2);
+
+const REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::Redirect));
+const IN_REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::InRedirect));
+
+/// All rules of a redirection.
+pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
+    let mut rules = Rules::default();
+    let rules_ref = &mut rules;
+    excluded_interfaces(r, rules_ref);
+    virtual_interfaces_return(r, rules_ref);
+    drop_invalid(r, rules_ref);
+    redirect_chains(r, rules_ref);
+    inbound(r, rules_ref);
+    output_hook(rules_ref);
+    excluded_outbound_ports(r, rules_ref);
+    passthrough(rules_ref);
+    proxy_users(r, rules_ref);
+    proxy_groups(r, rules_ref);
+    owner_groups(r, rules_ref);
+    dns(r, rules_ref);
+    loopback(r, rules_ref);
+    excluded_ranges(r, rules_ref);
+    included_ports(r, rules_ref);
+    included_ranges(r, rules_ref);
+    if let InterceptionMode::Tproxy(tproxy) = r.mode {
+        tproxy_marks(r, tproxy, rules_ref);
+        tproxy_inbound_exceptions(tproxy, rules_ref);
+    }
+    rules.into_vec()
+}
+
+/// `-i IFACE -j RETURN`, `-o IFACE -j RETURN`, before everything else; in TPROXY mode in mangle, too.
+fn excluded_interfaces(r: &Redirect, rules: &mut Rules) {
+    let tables: &[Table] = match r.mode {
+        InterceptionMode::Redirect => &[Table::Nat],
+        InterceptionMode::Tproxy(_) => &[Table::Nat, Table::Mangle],
+    };
+    let mut group = rules.group(Key::ExcludeInterfaces, "this interface is left alone");
+    for table in tables {
+        for interface in &r.exclude_interfaces {
+            group.append(*table, Hook::Prerouting, [coming_in(interface)], Target::Return);
+            group.append(*table, Hook::Output, [going_out(interface)], Target::Return);
+        }
+    }
+}
+
+/// `-I PREROUTING 1 -i IFACE -j RETURN`: what is not captured as outbound is not captured as inbound either.
+fn virtual_interfaces_return(r: &Redirect, rules: &mut Rules) {
+    let mut group = rules.group(Key::VirtualInterfaces, "not inbound: it comes from inside the pod");
+    for interface in &r.virtual_interfaces {
+        group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], Target::Return);
+    }
+}
+
+/// `-m conntrack --ctstate INVALID -j ISTIO_DROP`.
+fn drop_invalid(r: &Redirect, rules: &mut Rules) {
+    if !r.drop_invalid {
+        return;
+    }
+    let mut group = rules.group(Key::DropInvalid, "packets of no connection would be reset by the kernel");
+    let invalid = Match::ConnState(ConnState::Invalid);
+    group.append(Table::Mangle, Hook::Prerouting, [invalid], Target::Jump(OurChain::Drop.into()));
+    group.append(Table::Mangle, OurChain::Drop, [], Target::Drop);
+}
+
+/// The chains that send to the proxy, and the tunnel port's exemption.
+fn redirect_chains(r: &Redirect, rules: &mut Rules) {
+    let tunnel = [tcp(), to_port(r.tunnel_port)];
+    rules.group(Key::InboundTunnelPort, "tunnelled connections reach the proxy by themselves").append(
+        Table::Nat,
+        OurChain::Inbound,
+        tunnel,
+        Target::Return,
+    );
+    rules.group(Key::ProxyPort, "to the proxy's outbound listener").append(
+        Table::Nat,
+        OurChain::Redirect,
+        [tcp()],
+        Target::Redirect(r.proxy_port),
+    );
+    rules.group(Key::InboundCapturePort, "to the proxy's inbound listener").append(
+        Table::Nat,
+        OurChain::InRedirect,
+        [tcp()],
+        Target::Redirect(r.inbound_port),
+    );
+}
+
+/// Inbound capture, in nat or, with TPROXY, in mangle.
+fn inbound(r: &Redirect, rules: &mut Rules) {
+    let table = match r.mode {
+        _ if r.inbound == InboundPorts::None => return,
+        InterceptionMode::Redirect => Table::Nat,
+        InterceptionMode::Tproxy(tproxy) => {
+            tproxy_chains(r, tproxy, rules);
+            Table::Mangle
+        }
+    };
+    let to_inbound = Target::Jump(OurChain::Inbound.into());
+    let mut group = rules.group(Key::InboundPorts, "inbound connections");
+    group.append(table, Hook::Prerouting, [tcp()], to_inbound);
+    match &r.inbound {
+        InboundPorts::None => {}
+        InboundPorts::AllExcept(ports) => {
+            let mut group = rules.group(Key::InboundExcludePorts, "this inbound port is left alone");
+            for port in ports {
+                group.append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
+            }
+            capture_inbound(r, &[tcp()], rules);
+        }
+        InboundPorts::Only(ports) => {
+            for port in ports {
+                capture_inbound(r, &[tcp(), to_port(*port)], rules);
+            }
+        }
+    }
+}
+
+/// ISTIO_DIVERT marks and accepts packets of established connections; ISTIO_TPROXY hands over the rest.
+fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
+    let mut group = rules.group(Key::InterceptionMode, "known connections go straight to the proxy's socket");
+    group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark));
+    group.append(Table::Mangle, OurChain::Divert, [], Target::Accept);
+    for family in Family::BOTH {
+        let target = Target::Tproxy { port: r.inbound_port, mark: tproxy.mark };
+        let matches = [tcp(), not_to(r.loopback(family))];
+        rules
+            .group(Key::InterceptionMode, "new connections go to the proxy's inbound listener, unchanged")
+            .scoped(Scope::Only(family))
+            .append(Table::Mangle, OurChain::Tproxy, matches, target);
+    }
+}
+
+/// Captures inbound packets with these conditions: a protocol and perhaps a port.
+fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules) {
+    let mut group = rules.group(Key::InboundPorts, "captured inbound");
+    match r.mode {
+        InterceptionMode::Redirect => {
+            group.append_all(Table::Nat, OurChain::Inbound, conditions.to_vec(), IN_REDIRECT);
+        }
+        InterceptionMode::Tproxy(_) => {
+            let mut known = conditions.to_vec();
+            known.insert(1.min(known.len()), established());
+            group.append_all(Table::Mangle, OurChain::Inbound, known, Target::Jump(OurChain::Divert.into()));
+            let rest = conditions.to_vec();
+            group.append_all(Table::Mangle, OurChain::Inbound, rest, Target::Jump(OurChain::Tproxy.into()));
+        }
+    }
+}
+
+/// `-A OUTPUT -j ISTIO_OUTPUT`.
+fn output_hook(rules: &mut Rules) {
+    rules.group(Key::OutboundRanges, "outbound packets").append(
+        Table::Nat,
+        Hook::Output,
+        [],
+        Target::Jump(OurChain::Output.into()),
+    );
+}
+
+fn excluded_outbound_ports(r: &Redirect, rules: &mut Rules) {
+    let mut group = rules.group(Key::OutboundExcludePorts, "this outbound port is left alone");
+    for port in &r.outbound_ports_exclude {
+        group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], Target::Return);
+        group.append(Table::Nat, OurChain::Output, [udp(), to_port(*port)], Target::Return);
+    }
+}
+
+/// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
+fn passthrough(rules: &mut Rules) {
+    for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
+        rules
+            .group(Key::InboundCapturePort, "the proxy's connections to the application")
+            .scoped(Scope::Only(Family::of(&address)))
+            .append(Table::Nat, OurChain::Output, [out_by_loopback(), from(host(address))], Target::Return);
+    }
+}
+
+fn proxy_users(r: &Redirect, rules: &mut Rules) {
+    for uid in &r.proxy_uids {
+        let ports = if r.dns == DnsCapture::Off {
+            not_to_port(r.tunnel_port)
+        } else {
+            Match::DestinationPorts(Is::not(vec![DNS, r.tunnel_port.into()]))
+        };
+        let (owned, not_owned) = (Match::OwnerUid(Is::so(*uid)), Match::OwnerUid(Is::not(*uid)));
+        proxy_owner(r, Key::ProxyUid, &ports, owned, not_owned, rules);
+    }
+}
+
+fn proxy_groups(r: &Redirect, rules: &mut Rules) {
+    for gid in &r.proxy_gids {
+        let (owned, not_owned) = (Match::OwnerGid(Is::so(*gid)), Match::OwnerGid(Is::not(*gid)));
+        proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port), owned, not_owned, rules);
+    }
+}
+
+/// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are left alone.
+fn proxy_owner(r: &Redirect, because: Key, ports: &Match, owned: Match, not_owned: Match, rules: &mut Rules) {
+    for family in Family::BOTH {
+        let matches = [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
+        rules
+            .group(because, "the proxy calling its own pod is an inbound call")
+            .scoped(Scope::Only(family))
+            .append(Table::Nat, OurChain::Output, matches, IN_REDIRECT);
+    }
+    if !includes_loopback(r) {
+        let mut group = rules.group(because, "the application calling itself is left alone");
+        if r.dns == DnsCapture::Off {
+            group.append(Table::Nat, OurChain::Output, [out_by_loopback(), not_owned], Target::Return);
+        } else {
+            let matches = [out_by_loopback(), tcp(), not_to_port(DNS), not_owned];
+            group.append(Table::Nat, OurChain::Output, matches, Target::Return);
+        }
+    }
+    rules.group(because, "the proxy's own calls are left alone").append(
+        Table::Nat,
+        OurChain::Output,
+        [owned],
+        Target::Return,
+    );
+}
+
+/// Whether the user asked for loopback destinations to be captured, in either family.
+fn includes_loopback(r: &Redirect) -> bool {
+    match &r.outbound {
+        OutboundRanges::All => false,
+        OutboundRanges::Only(cidrs) => cidrs.touches_loopback(),
+    }
+}
+
+fn owner_groups(r: &Redirect, rules: &mut Rules) {
+    match &r.owner_groups {
+        OwnerGroups::AllExcept(groups) => {
+            let mut group = rules.group(Key::OwnerGroupsExclude, "this group's traffic is left alone");
+            for gid in groups {
+                let matches = [Match::OwnerGid(Is::so(*gid))];
+                group.append(Table::Nat, OurChain::Output, matches, Target::Return);
+            }
+        }
+        OwnerGroups::Only(groups) => {
+            let matches = groups.iter().map(|gid| Match::OwnerGid(Is::not(*gid))).collect();
+            rules.group(Key::OwnerGroups, "only these groups' traffic is captured").append_all(
+                Table::Nat,
+                OurChain::Output,
+                matches,
+                Target::Return,
+            );
+        }
+    }
+}
+
+/// DNS capture: nat rules that send queries to the proxy, and conntrack zones that keep the two legs apart.
+fn dns(r: &Redirect, rules: &mut Rules) {
+    if r.dns == DnsCapture::Off {
+        return;
+    }
+    let queries = Target::Jump(OurChain::OutputDns.into());
+    rules.group(Key::RedirectDns, "DNS queries").append(Table::Raw, Hook::Output, [], queries.clone());
+    for scope in dns_scopes(r) {
+        rules.group(Key::RedirectDns, "DNS queries").scoped(scope).append(
+            Table::Nat,
+            OurChain::Output,
+            [],
+            queries.clone(),
+        );
+    }
+    dns_redirects(r, rules);
+    dns_proxy_zones(r, rules);
+    dns_application_zones(r, rules);
+}
+
+/// The families whose queries are captured.
+fn dns_scopes(r: &Redirect) -> Vec<Scope> {
+    match &r.dns {
+        DnsCapture::Off => vec![],
+        DnsCapture::All => vec![Scope::Every],
+        DnsCapture::Servers(servers) => {
+            let any = |family: Family| servers.iter().any(|server| Family::of(server) == family);
+            match (any(Family::V4), any(Family::V6)) {
+                (true, true) => vec![Scope::Every],
+                (true, false) => vec![Scope::Only(Family::V4)],
+                (false, true) => vec![Scope::Only(Family::V6)],
+                (false, false) => vec![],
+            }
+        }
+    }
+}
+
+/// The servers whose queries are captured: each alone, or all at once.
+fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
+    match &r.dns {
+        DnsCapture::Off => vec![],
+        DnsCapture::All => vec![(Scope::Every, None)],
+        DnsCapture::Servers(servers) => {
+            // The families one after the other: both use one table in native nftables.
+            let of = |family: Family| servers.iter().filter(move |server| Family::of(server) == family);
+            let all = of(Family::V4).chain(of(Family::V6)).map(|server| host(*server));
+            all.map(|server| (scope_of(&server), Some(server))).collect()
+        }
+    }
+}
+
+fn dns_redirects(r: &Redirect, rules: &mut Rules) {
+    for protocol in [tcp(), udp()] {
+        for (scope, server) in dns_servers(r) {
+            let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
+            rules.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope).append_all(
+                Table::Nat,
+                OurChain::OutputDns,
+                matches,
+                Target::Redirect(DNS_PORT),
+            );
+        }
+    }
+}
+
+fn dns_proxy_zones(r: &Redirect, rules: &mut Rules) {
+    let uids = r.proxy_uids.iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
+    let gids = r.proxy_gids.iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::so(*gid))));
+    for (because, owned) in uids.chain(gids) {
+        let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
+        let query = [udp(), to_port(DNS), owned.clone()];
+        group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
+        let answer = [udp(), from_port(DNS_PORT), owned];
+        group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
+    }
+}
+
+fn dns_application_zones(r: &Redirect, rules: &mut Rules) {
+    let answers = Target::Jump(OurChain::Inbound.into());
+    for scope in dns_scopes(r) {
+        let mut group = rules.group(Key::RedirectDns, "DNS answers").scoped(scope);
+        group.append(Table::Raw, Hook::Prerouting, [], answers.clone());
+    }
+    for (scope, server) in dns_servers(r) {
+        let query = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
+        let answer = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
+        let mut group =
+            rules.group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone").scoped(scope);
+        group.append_all(Table::Raw, OurChain::OutputDns, query, LOCAL_ZONE);
+        group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
+    }
+}
+
+/// `-d 127.0.0.1/32 -j RETURN`.
+fn loopback(r: &Redirect, rules: &mut Rules) {
+    for family in Family::BOTH {
+        rules
+            .group(Key::LoopbackRange, "loopback destinations are left alone")
+            .scoped(Scope::Only(family))
+            .append(Table::Nat, OurChain::Output, [to(r.loopback(family))], Target::Return);
+    }
+}
+
+fn excluded_ranges(r: &Redirect, rules: &mut Rules) {
+    for family in Family::BOTH {
+        for range in r.outbound_exclude.of(family) {
+            rules
+                .group(Key::OutboundExcludeRanges, "this destination is left alone")
+                .scoped(Scope::Only(family))
+                .append(Table::Nat, OurChain::Output, [to(range)], Target::Return);
+        }
+    }
+}
+
+fn included_ports(r: &Redirect, rules: &mut Rules) {
+    let mut group = rules.group(Key::OutboundPorts, "captured outbound, whatever the destination");
+    for port in &r.outbound_ports {
+        group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], REDIRECT);
+    }
+}
+
+fn included_ranges(r: &Redirect, rules: &mut Rules) {
+    match &r.outbound {
+        OutboundRanges::All => {
+            rules.group(Key::OutboundRanges, "captured outbound").append(
+                Table::Nat,
+                OurChain::Output,
+                [],
+                REDIRECT,
+            );
+            let mut group = rules.group(Key::VirtualInterfaces, "captured as outbound");
+            for interface in &r.virtual_interfaces {
+                group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], REDIRECT);
+            }
+        }
+        OutboundRanges::Only(cidrs) => {
+            for range in Family::BOTH.into_iter().flat_map(|family| cidrs.of(family)) {
+                included_range(r, range, rules);
+            }
+        }
+    }
+}
+
+fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules) {
+    let mut group = rules.group(Key::VirtualInterfaces, "captured as outbound").scoped(scope_of(&range));
+    for interface in &r.virtual_interfaces {
+        group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface), to(range)], REDIRECT);
+    }
+    rules.group(Key::OutboundRanges, "captured outbound").scoped(scope_of(&range)).append(
+        Table::Nat,
+        OurChain::Output,
+        [to(range)],
+        REDIRECT,
+    );
+}
+
+/// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
+fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
+    let mark = tproxy.mark;
+    let mut group = rules.group(Key::TproxyMark, "the connection remembers the packet's mark");
+    group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], Target::SaveMark);
+    let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback are left alone");
+    group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
+    let uids = r.proxy_uids.iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
+    let gids = r.proxy_gids.iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::so(*gid))));
+    for (because, owned) in uids.chain(gids) {
+        for family in Family::BOTH {
+            let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
+            rules
+                .group(because, "the proxy calling its own pod is an inbound call")
+                .scoped(Scope::Only(family))
+                .append(Table::Mangle, Hook::Output, matches, Target::SetMark(PROXY_MARK));
+        }
+    }
+    let mut group = rules.group(Key::TproxyMark, "packets get the mark their connection remembers");
+    let remembered = Match::ConnMark(Is::so(mark));
+    group.append(Table::Mangle, Hook::Output, [tcp(), remembered], Target::RestoreMark);
+}
+
+/// Inbound packets that are not captured, before all other inbound rules.
+fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut Rules) {
+    rules.group(Key::TproxyMark, "already handed over").insert(
+        Table::Mangle,
+        OurChain::Inbound,
+        1,
+        [tcp(), marked(tproxy.mark)],
+        Target::Return,
+    );
+    for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
+        let matches = [in_by_loopback(), tcp(), from(host(address))];
+        rules
+            .group(Key::InterceptionMode, "the proxy's connections to the application")
+            .scoped(Scope::Only(Family::of(&address)))
+            .insert(Table::Mangle, OurChain::Inbound, 2, matches, Target::Return);
+    }
+    rules.group(Key::InterceptionMode, "loopback traffic that is not the proxy's").insert(
+        Table::Mangle,
+        OurChain::Inbound,
+        3,
+        [in_by_loopback(), tcp(), not_marked(PROXY_MARK)],
+        Target::Return,
+    );
+}

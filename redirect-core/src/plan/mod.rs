@@ -1,0 +1,189 @@
+//! The plan: ordered rules, policy routes and addresses that make a redirection real.
+//!
+//! A plan is made in the order in which the reference emits its rules; each rule group is one short function. Folding
+//! the plan gives the rules of a family as they will stand in the kernel.
+
+mod builder;
+mod groups;
+
+use crate::{
+    redirect::{InboundPorts, InterceptionMode, Redirect, Tproxy},
+    rule::{Chain, Hook, Rule, Scope, Table, Target},
+    settings::Key,
+    state::{Entry, RuleState},
+    values::{Family, PASSTHROUGH_V6},
+};
+use alloc::{collections::BTreeMap, vec::Vec};
+use core::net::Ipv6Addr;
+
+/// Where in its chain a rule goes at the moment it is emitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Position {
+    /// Behind the last rule.
+    Last,
+    /// Before the rule with this number, counted from 1.
+    Before(usize),
+}
+
+/// A rule of a plan: the rule, where it goes, and which setting asked for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedRule {
+    /// Its table.
+    pub table: Table,
+    /// Its chain.
+    pub chain: Chain,
+    /// Where in the chain.
+    pub position: Position,
+    /// The families it is for.
+    pub scope: Scope,
+    /// The rule.
+    pub rule: Rule,
+    /// The setting that asked for it.
+    pub because: Key,
+    /// What it is for, in a few words.
+    pub purpose: &'static str,
+}
+
+/// Policy routing that delivers marked packets to the proxy: `ip rule` and a route per family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyRoutes {
+    /// The mark and the table.
+    pub tproxy: Tproxy,
+    /// The families that have them.
+    pub families: Vec<Family>,
+}
+
+/// What makes a redirection real.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RulePlan {
+    rules: Vec<PlannedRule>,
+    families: Vec<Family>,
+    policy_routes: Option<PolicyRoutes>,
+}
+
+impl Redirect {
+    /// The plan of this redirection.
+    #[must_use]
+    pub fn plan(&self) -> RulePlan {
+        let families = self.families().to_vec();
+        let policy_routes = match (self.mode, &self.inbound) {
+            (InterceptionMode::Redirect, _) | (InterceptionMode::Tproxy(_), InboundPorts::None) => None,
+            (InterceptionMode::Tproxy(tproxy), InboundPorts::AllExcept(_) | InboundPorts::Only(_)) => {
+                Some(PolicyRoutes { tproxy, families: families.clone() })
+            }
+        };
+        RulePlan { rules: groups::rules(self), families, policy_routes }
+    }
+}
+
+impl RulePlan {
+    /// The plan of nothing: what a namespace holds that is not redirected.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { rules: Vec::new(), families: Vec::new(), policy_routes: None }
+    }
+
+    /// The rules, in the order of emission.
+    #[must_use]
+    pub fn planned_rules(&self) -> &[PlannedRule] {
+        &self.rules
+    }
+
+    /// The families with rules.
+    #[must_use]
+    pub fn families(&self) -> &[Family] {
+        &self.families
+    }
+
+    /// The policy routes, in TPROXY mode with captured inbound ports.
+    #[must_use]
+    pub const fn policy_routes(&self) -> Option<&PolicyRoutes> {
+        self.policy_routes.as_ref()
+    }
+
+    /// The address to be added to the loopback interface: `::6`, wherever IPv6 is programmed.
+    ///
+    /// It is the source address of the proxy's connections to the application; IPv4's 127.0.0.6 needs no adding.
+    #[must_use]
+    pub fn loopback_address(&self) -> Option<Ipv6Addr> {
+        self.families.contains(&Family::V6).then_some(PASSTHROUGH_V6)
+    }
+
+    /// The rules of a family as they will stand. Nothing where the plan has no rules for it.
+    #[must_use]
+    pub fn rules(&self, family: Family) -> FamilyRules {
+        let mut folded = FamilyRules::default();
+        if self.families.contains(&family) {
+            for planned in self.rules.iter().filter(|planned| planned.scope.covers(family)) {
+                folded.add(planned);
+            }
+        }
+        folded
+    }
+
+    /// The rules of all families as they will stand where one table serves both (native nftables), each with the
+    /// planned rule it comes from.
+    #[must_use]
+    pub fn merged_rules(&self) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
+        let mut tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> = BTreeMap::new();
+        let wanted = |planned: &&PlannedRule| match planned.scope {
+            Scope::Every => true,
+            Scope::Only(family) => self.families.contains(&family),
+        };
+        for planned in self.rules.iter().filter(wanted) {
+            let chains = tables.entry(planned.table).or_default();
+            if let Target::Jump(to) = &planned.rule.target {
+                chains.entry(to.clone()).or_default();
+            }
+            place(chains.entry(planned.chain.clone()).or_default(), planned.position, planned);
+        }
+        tables
+    }
+}
+
+/// The rules of one family as they will stand.
+///
+/// In built-in chains, where rules of others may stand, some go before all others and the rest behind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FamilyRules {
+    state: RuleState,
+    /// How many rules of a built-in chain go before all others.
+    leading: BTreeMap<(Table, Hook), usize>,
+}
+
+impl FamilyRules {
+    /// The rules, as if nobody else had any.
+    #[must_use]
+    pub const fn state(&self) -> &RuleState {
+        &self.state
+    }
+
+    /// How many of this built-in chain's rules go before the rules of others.
+    #[must_use]
+    pub fn leading(&self, table: Table, hook: Hook) -> usize {
+        self.leading.get(&(table, hook)).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, planned: &PlannedRule) {
+        if let Target::Jump(to) = &planned.rule.target {
+            self.state.declare(planned.table, to.clone());
+        }
+        let entries = self.state.declare(planned.table, planned.chain.clone());
+        place(entries, planned.position, Entry::from(planned.rule.clone()));
+        if let (Chain::Hook(hook), Position::Before(_)) = (&planned.chain, planned.position) {
+            let leading = self.leading.entry((planned.table, *hook)).or_default();
+            *leading = leading.saturating_add(1);
+        }
+    }
+}
+
+/// Puts a rule where its position says; a number beyond the end means the end.
+fn place<T>(entries: &mut Vec<T>, position: Position, entry: T) {
+    match position {
+        Position::Last => entries.push(entry),
+        Position::Before(number) => {
+            let index = number.saturating_sub(1).min(entries.len());
+            entries.insert(index, entry);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Whether a pod is redirected, and how: decided from the pod alone.
+
+use crate::{
+    redirect::Redirect,
+    settings::{InputErrors, Key, NamespaceFacts, RawSettings, SETTINGS, Source},
+    values::parse_bool,
+};
+use alloc::{
+    borrow::ToOwned,
+    boxed::Box,
+    collections::{BTreeMap, BTreeSet},
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::fmt;
+
+/// The container that is the proxy.
+pub const PROXY_CONTAINER: &str = "istio-proxy";
+/// The init container that programs rules itself.
+pub const INIT_CONTAINER: &str = "istio-init";
+/// The annotation the injector leaves on a pod it has given a proxy.
+pub const STATUS_ANNOTATION: &str = "sidecar.istio.io/status";
+/// The label, or annotation, that keeps a pod out of the mesh.
+pub const INJECT: &str = "sidecar.istio.io/inject";
+
+/// What a decision depends on, taken from a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// The pod's labels.
+    pub labels: BTreeMap<String, String>,
+    /// The pod's annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// The names of its containers, init containers included.
+    pub containers: BTreeSet<String>,
+    /// The container named istio-proxy; the later one where there are several.
+    pub proxy: Option<ProxyContainer>,
+}
+
+/// The proxy's container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProxyContainer {
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Its variables with a literal value; others are empty.
+    pub env: BTreeMap<String, String>,
+    /// `securityContext.runAsUser` of the container.
+    pub run_as_user: Option<i64>,
+    /// `securityContext.runAsGroup` of the container.
+    pub run_as_group: Option<i64>,
+}
+
+impl ProxyContainer {
+    /// The kind of proxy: the word behind `proxy` in its arguments.
+    fn kind(&self) -> Option<&str> {
+        match self.args.as_slice() {
+            [proxy, kind, ..] if proxy == "proxy" && !kind.is_empty() => Some(kind),
+            _ => None,
+        }
+    }
+
+    fn says_true(&self, variable: &str) -> bool {
+        self.env.get(variable).is_some_and(|text| parse_bool(text) == Ok(true))
+    }
+}
+
+/// Whether, and how, a pod is redirected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// It is, so.
+    Redirect(Box<Redirect>),
+    /// It is not, for this reason.
+    Skip(SkipReason),
+}
+
+/// Why a pod is not redirected. A closed set: logs, metrics, events and explanations use the same words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SkipReason {
+    /// The runtime named no pod.
+    NotAPod,
+    /// It is the node agent itself, which must start without itself.
+    AgentPod,
+    /// Its namespace is excluded.
+    NamespaceExcluded,
+    /// It has an init container that programs rules.
+    HasInitContainer,
+    /// Its proxy is switched off (DISABLE_ENVOY).
+    ProxyDisabled,
+    /// It has no proxy.
+    NoProxy,
+    /// Its proxy is no sidecar: a gateway or a waypoint.
+    NotASidecar,
+    /// It is labelled or annotated not to be injected.
+    InjectionDisabled,
+    /// The injector has not dealt with it.
+    NotInjected,
+    /// It asks for no interception.
+    InterceptionNone,
+}
+
+impl SkipReason {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::NotAPod,
+        Self::AgentPod,
+        Self::NamespaceExcluded,
+        Self::HasInitContainer,
+        Self::ProxyDisabled,
+        Self::NoProxy,
+        Self::NotASidecar,
+        Self::InjectionDisabled,
+        Self::NotInjected,
+        Self::InterceptionNone,
+    ];
+
+    /// The word for logs and metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::NotAPod => "not_a_pod",
+            Self::AgentPod => "agent_pod",
+            Self::NamespaceExcluded => "namespace_excluded",
+            Self::HasInitContainer => "has_init_container",
+            Self::ProxyDisabled => "proxy_disabled",
+            Self::NoProxy => "no_proxy",
+            Self::NotASidecar => "not_a_sidecar",
+            Self::InjectionDisabled => "injection_disabled",
+            Self::NotInjected => "not_injected",
+            Self::InterceptionNone => "interception_none",
+        }
+    }
+
+    /// The reason in a sentence.
+    #[must_use]
+    pub const fn explanation(self) -> &'static str {
+        match self {
+            Self::NotAPod => "the runtime named no pod (K8S_POD_NAME and K8S_POD_NAMESPACE in CNI_ARGS)",
+            Self::AgentPod => "the pod is the node agent itself",
+            Self::NamespaceExcluded => "the namespace is listed in exclude_namespaces",
+            Self::HasInitContainer => "the init container istio-init programs the rules itself",
+            Self::ProxyDisabled => "container istio-proxy has DISABLE_ENVOY=true",
+            Self::NoProxy => "there is no container istio-proxy",
+            Self::NotASidecar => {
+                "the proxy is not a sidecar (its arguments do not begin with 'proxy sidecar')"
+            }
+            Self::InjectionDisabled => "label or annotation sidecar.istio.io/inject is false",
+            Self::NotInjected => {
+                "annotation sidecar.istio.io/status is missing: the injector has not dealt with the pod"
+            }
+            Self::InterceptionNone => "annotation sidecar.istio.io/interceptionMode is NONE",
+        }
+    }
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl PodFacts {
+    /// A pod with an application and an injected sidecar, and these annotations.
+    pub fn sidecar<K: ToString, V: ToString>(annotations: impl IntoIterator<Item = (K, V)>) -> Self {
+        let mut all: BTreeMap<String, String> =
+            annotations.into_iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        all.entry(STATUS_ANNOTATION.to_owned()).or_default();
+        let args = ["proxy", "sidecar"].map(ToOwned::to_owned).into();
+        Self {
+            labels: BTreeMap::new(),
+            annotations: all,
+            containers: ["app", PROXY_CONTAINER].map(ToOwned::to_owned).into(),
+            proxy: Some(ProxyContainer { args, ..ProxyContainer::default() }),
+        }
+    }
+
+    /// Decides, for a network namespace with these facts.
+    ///
+    /// # Errors
+    /// Everything wrong with the pod's annotations, together.
+    pub fn decide(&self, facts: &NamespaceFacts<'_>) -> Result<Decision, InputErrors> {
+        self.decide_with(RawSettings::for_pod(), facts)
+    }
+
+    /// Decides, starting from settings that hold for every pod: what the plugin's own environment says.
+    ///
+    /// # Errors
+    /// Everything wrong with the settings and annotations, together.
+    pub fn decide_with(
+        &self,
+        base: RawSettings,
+        facts: &NamespaceFacts<'_>,
+    ) -> Result<Decision, InputErrors> {
+        match self.skip_reason() {
+            Some(reason) => Ok(Decision::Skip(reason)),
+            None => Redirect::parse(&self.settings(base), facts)
+                .map(|redirect| Decision::Redirect(Box::new(redirect))),
+        }
+    }
+
+    /// Why this pod is not redirected, if so; the first reason that holds.
+    #[must_use]
+    pub fn skip_reason(&self) -> Option<SkipReason> {
+        if self.containers.contains(INIT_CONTAINER) {
+            return Some(SkipReason::HasInitContainer);
+        }
+        let Some(proxy) = &self.proxy else { return Some(SkipReason::NoProxy) };
+        if proxy.says_true("DISABLE_ENVOY") {
+            return Some(SkipReason::ProxyDisabled);
+        }
+        if proxy.kind().is_some_and(|kind| kind != "sidecar") {
+            return Some(SkipReason::NotASidecar);
+        }
+        if self.injection_is_off() {
+            return Some(SkipReason::InjectionDisabled);
+        }
+        if !self.annotations.contains_key(STATUS_ANNOTATION) {
+            return Some(SkipReason::NotInjected);
+        }
+        let mode =
+            Key::InterceptionMode.setting().annotations.iter().find_map(|name| self.annotations.get(*name));
+        mode.is_some_and(|mode| mode == "NONE").then_some(SkipReason::InterceptionNone)
+    }
+
+    /// The label speaks before the annotation; what is no boolean says nothing.
+    fn injection_is_off(&self) -> bool {
+        let said = self.labels.get(INJECT).or_else(|| self.annotations.get(INJECT));
+        said.is_some_and(|text| parse_bool(text) == Ok(false))
+    }
+
+    /// What the pod says, over what holds for every pod.
+    #[must_use]
+    pub fn settings(&self, base: RawSettings) -> RawSettings {
+        let mut raw = base;
+        for setting in SETTINGS {
+            let said =
+                setting.annotations.iter().find_map(|name| Some((*name, self.annotations.get(*name)?)));
+            if let Some((name, text)) = said {
+                raw.set(setting.key, text.clone(), Source::Annotation(name));
+            }
+        }
+        if let Some(proxy) = &self.proxy {
+            proxy_settings(proxy, &mut raw);
+        }
+        raw
+    }
+}
+
+/// Variables that are no boolean say nothing, as in the reference. Ids of 0 or less count as unset.
+fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
+    for setting in SETTINGS {
+        let Some(name) = setting.proxy_env else { continue };
+        if let Some(Ok(on)) = proxy.env.get(name).map(|text| parse_bool(text)) {
+            raw.set(setting.key, if on { "true" } else { "false" }, Source::ProxyEnvironment(name));
+        }
+    }
+    let ids = [
+        (Key::ProxyUid, proxy.run_as_user, "securityContext.runAsUser"),
+        (Key::ProxyGid, proxy.run_as_group, "securityContext.runAsGroup"),
+    ];
+    for (key, id, field) in ids {
+        let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::redirect::PROXY_ID));
+        raw.set(key, id.to_string(), Source::ProxyField(field));
+    }
+}
+
+/// Variables of the proxy that should be booleans and are not: each is a likely mistake, worth a warning.
+#[must_use]
+pub fn unreadable_switches(pod: &PodFacts) -> Vec<(&'static str, String)> {
+    let Some(proxy) = &pod.proxy else { return Vec::new() };
+    let switches = SETTINGS.iter().filter_map(|setting| setting.proxy_env);
+    let said = switches.filter_map(|name| Some((name, proxy.env.get(name)?)));
+    said.filter(|(_, text)| !text.is_empty() && parse_bool(text).is_err())
+        .map(|(name, text)| (name, text.clone()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::PortRange;
+    use crate::{InboundPorts, InterceptionMode};
+    use core::net::IpAddr;
+
+    fn decide(pod: &PodFacts) -> Result<Decision, InputErrors> {
+        let addresses: [IpAddr; 1] = ["10.1.0.2".parse().unwrap()];
+        pod.decide(&NamespaceFacts::new(&addresses))
+    }
+
+    fn redirect(pod: &PodFacts) -> Redirect {
+        match decide(pod) {
+            Ok(Decision::Redirect(redirect)) => *redirect,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const NOTHING: [(&str, &str); 0] = [];
+
+    #[test]
+    fn reasons_have_an_order() {
+        let mut pod = PodFacts::sidecar(NOTHING);
+        assert_eq!(pod.skip_reason(), None);
+        pod.annotations.insert("sidecar.istio.io/interceptionMode".into(), "NONE".into());
+        assert_eq!(pod.skip_reason(), Some(SkipReason::InterceptionNone));
+        pod.annotations.remove(STATUS_ANNOTATION);
+        assert_eq!(pod.skip_reason(), Some(SkipReason::NotInjected));
+        pod.annotations.insert(INJECT.into(), "f".into());
+        assert_eq!(pod.skip_reason(), Some(SkipReason::InjectionDisabled));
+        pod.proxy.as_mut().unwrap().args = ["proxy".to_owned(), "router".to_owned()].into();
+        assert_eq!(pod.skip_reason(), Some(SkipReason::NotASidecar));
+        pod.proxy.as_mut().unwrap().env.insert("DISABLE_ENVOY".into(), "1".into());
+        assert_eq!(pod.skip_reason(), Some(SkipReason::ProxyDisabled));
+        pod.containers.insert(INIT_CONTAINER.into());
+        assert_eq!(pod.skip_reason(), Some(SkipReason::HasInitContainer));
+    }
+
+    #[test]
+    fn the_label_speaks_before_the_annotation() {
+        let mut pod = PodFacts::sidecar([(INJECT, "false")]);
+        pod.labels.insert(INJECT.into(), "true".into());
+        assert_eq!(pod.skip_reason(), None);
+    }
+
+    #[test]
+    fn the_proxys_own_ports_are_always_excluded() {
+        let pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeInboundPorts", "15090, 22,22")]);
+        let ports = [15090, 22, 22, 15020, 15021].map(PortRange::single);
+        assert_eq!(redirect(&pod).inbound, InboundPorts::AllExcept(ports.into()));
+    }
+
+    #[test]
+    fn ranges_are_possible_in_annotations() {
+        let pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", "80,8000-8099")]);
+        let wanted = [PortRange::single(80), PortRange::new(8000, 8099).unwrap()];
+        assert_eq!(redirect(&pod).outbound_ports_exclude, wanted);
+    }
+
+    #[test]
+    fn the_proxys_container_says_who_it_is() {
+        let mut pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", "TPROXY")]);
+        let proxy = pod.proxy.as_mut().unwrap();
+        (proxy.run_as_user, proxy.run_as_group) = (Some(2102), Some(0));
+        proxy.env.insert("ISTIO_META_DNS_CAPTURE".into(), "yes".into());
+        let redirect = redirect(&pod);
+        assert_eq!(
+            (redirect.proxy_uids.as_slice(), redirect.proxy_gids.as_slice()),
+            (&[2102][..], &[1337][..])
+        );
+        assert!(matches!(redirect.mode, InterceptionMode::Tproxy(_)));
+        assert_eq!(redirect.dns, crate::DnsCapture::Off);
+        assert_eq!(unreadable_switches(&pod), [("ISTIO_META_DNS_CAPTURE", "yes".to_owned())]);
+    }
+
+    #[test]
+    fn all_annotation_errors_are_reported_by_name() {
+        let pod = PodFacts::sidecar([
+            ("sidecar.istio.io/interceptionMode", ""),
+            ("traffic.sidecar.istio.io/includeInboundPorts", "80,"),
+            ("traffic.sidecar.istio.io/excludeInboundPorts", "*"),
+            ("traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8,"),
+            ("traffic.sidecar.istio.io/excludeInterfaces", "eth+"),
+        ]);
+        let text = decide(&pod).unwrap_err().to_string();
+        for name in [
+            "interceptionMode",
+            "includeInboundPorts",
+            "excludeInboundPorts",
+            "includeOutboundIPRanges",
+            "excludeInterfaces",
+        ] {
+            assert!(text.contains(name), "{name} is missing in {text}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A plan for people: what each rule is for, and which setting asked for it.
+
+use super::rule_text;
+use crate::{
+    plan::{PlannedRule, RulePlan},
+    rule::{Chain, Scope, Table},
+    values::Family,
+};
+use alloc::string::String;
+use core::fmt::Write;
+
+/// The plan in plain text: table by table, chain by chain, each rule with its purpose and the setting behind it.
+#[must_use]
+pub fn explain(plan: &RulePlan) -> String {
+    let mut text = String::new();
+    for (table, chains) in plan.merged_rules() {
+        for (chain, rules) in &chains {
+            let _ = writeln!(text, "{}", heading(table, chain));
+            for planned in rules {
+                let _ = writeln!(text, "  {}", rule_line(planned));
+            }
+        }
+    }
+    if let Some(routes) = plan.policy_routes() {
+        for family in &routes.families {
+            let (mark, table) = (routes.tproxy.mark, routes.tproxy.table);
+            let _ =
+                writeln!(text, "{family}: packets with mark {mark} are delivered locally (table {table})");
+        }
+    }
+    if let Some(address) = plan.loopback_address() {
+        let _ = writeln!(
+            text,
+            "lo: address {address}/128, the source of the proxy's connections to the application"
+        );
+    }
+    text
+}
+
+fn heading(table: Table, chain: &Chain) -> String {
+    match chain {
+        Chain::Hook(hook) => alloc::format!("{} {} (hook)", table.name(), hook.name()),
+        Chain::Ours(_) | Chain::Other(_) => alloc::format!("{} {chain}", table.name()),
+    }
+}
+
+fn rule_line(planned: &PlannedRule) -> String {
+    let family = match planned.scope {
+        Scope::Every => "",
+        Scope::Only(Family::V4) => "IPv4 only: ",
+        Scope::Only(Family::V6) => "IPv6 only: ",
+    };
+    let setting = planned.because.setting();
+    let asked = setting.flag.or(setting.env.first().copied()).unwrap_or_default();
+    alloc::format!("{family}{}  # {} [{asked}]", rule_text(&planned.rule), planned.purpose)
+}

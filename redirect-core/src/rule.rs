@@ -1,0 +1,392 @@
+//! A rule as a value: where it stands, what it matches, what it does.
+//!
+//! Each match and target is one of netfilter's: the words are those of iptables-extensions(8).
+
+use crate::values::{Family, InterfaceName, Mark, Port, PortRange};
+use alloc::{string::String, vec::Vec};
+use core::fmt;
+use ipnet::IpNet;
+
+/// A table that a plan has rules in, in the order in which a packet meets them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Table {
+    /// Before connection tracking: conntrack zones.
+    Raw,
+    /// Packet alteration: marks, TPROXY.
+    Mangle,
+    /// Address translation: REDIRECT.
+    Nat,
+}
+
+impl Table {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Raw, Self::Mangle, Self::Nat];
+
+    /// Its name in iptables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Mangle => "mangle",
+            Self::Nat => "nat",
+        }
+    }
+
+    /// The table of this name, if a plan has rules in it.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|table| table.name() == name)
+    }
+}
+
+/// A built-in chain: a hook of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hook {
+    /// Packets that arrive.
+    Prerouting,
+    /// Packets for a local process.
+    Input,
+    /// Packets that are routed through.
+    Forward,
+    /// Packets of a local process.
+    Output,
+    /// Packets that leave.
+    Postrouting,
+}
+
+impl Hook {
+    /// All of them, in the order of the kernel's numbers.
+    pub const ALL: [Self; 5] =
+        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
+
+    /// Its name in iptables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prerouting => "PREROUTING",
+            Self::Input => "INPUT",
+            Self::Forward => "FORWARD",
+            Self::Output => "OUTPUT",
+            Self::Postrouting => "POSTROUTING",
+        }
+    }
+}
+
+/// A chain.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Chain {
+    /// A built-in chain.
+    Hook(Hook),
+    /// A chain of a plan.
+    Ours(OurChain),
+    /// Any other chain found in the kernel.
+    Other(String),
+}
+
+/// The prefix of every chain of the mesh, of this version and others.
+const PREFIX: &str = "ISTIO_";
+
+impl Chain {
+    /// The chain of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let hook = Hook::ALL.into_iter().find(|hook| hook.name() == name).map(Self::Hook);
+        let ours = || OurChain::ALL.into_iter().find(|chain| chain.name() == name).map(Self::Ours);
+        hook.or_else(ours).unwrap_or_else(|| Self::Other(name.into()))
+    }
+
+    /// Its name in iptables.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Hook(hook) => hook.name(),
+            Self::Ours(chain) => chain.name(),
+            Self::Other(name) => name,
+        }
+    }
+
+    /// Whether it belongs to the mesh: a chain of a plan, or of an earlier or later version's.
+    #[must_use]
+    pub fn is_the_meshs(&self) -> bool {
+        match self {
+            Self::Hook(_) => false,
+            Self::Ours(_) => true,
+            Self::Other(name) => name.starts_with(PREFIX),
+        }
+    }
+}
+
+impl From<Hook> for Chain {
+    fn from(hook: Hook) -> Self {
+        Self::Hook(hook)
+    }
+}
+
+impl From<OurChain> for Chain {
+    fn from(chain: OurChain) -> Self {
+        Self::Ours(chain)
+    }
+}
+
+impl fmt::Display for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A chain of a plan. The names are the reference's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OurChain {
+    /// Marks packets of established inbound connections (TPROXY).
+    Divert,
+    /// Drops.
+    Drop,
+    /// Decides about inbound packets.
+    Inbound,
+    /// Sends to the inbound listener.
+    InRedirect,
+    /// Decides about outbound packets.
+    Output,
+    /// Decides about DNS queries.
+    OutputDns,
+    /// Sends to the outbound listener.
+    Redirect,
+    /// Hands to the inbound listener as it is (TPROXY).
+    Tproxy,
+}
+
+impl OurChain {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Divert,
+        Self::Drop,
+        Self::Inbound,
+        Self::InRedirect,
+        Self::Output,
+        Self::OutputDns,
+        Self::Redirect,
+        Self::Tproxy,
+    ];
+
+    /// Its name in iptables; in native nftables it is written in small letters, with dashes.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Divert => "ISTIO_DIVERT",
+            Self::Drop => "ISTIO_DROP",
+            Self::Inbound => "ISTIO_INBOUND",
+            Self::InRedirect => "ISTIO_IN_REDIRECT",
+            Self::Output => "ISTIO_OUTPUT",
+            Self::OutputDns => "ISTIO_OUTPUT_DNS",
+            Self::Redirect => "ISTIO_REDIRECT",
+            Self::Tproxy => "ISTIO_TPROXY",
+        }
+    }
+}
+
+/// A transport protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP, protocol number 6.
+    Tcp,
+    /// UDP, protocol number 17.
+    Udp,
+}
+
+impl Protocol {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+
+    /// Its number (IANA).
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+        }
+    }
+}
+
+/// A comparison with a value: equal, or with `!` in front, not equal.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Is<T> {
+    /// What is compared with.
+    pub value: T,
+    /// Whether the rule matches when it is *not* so.
+    pub not: bool,
+}
+
+impl<T> Is<T> {
+    /// Matches when it is so.
+    pub const fn so(value: T) -> Self {
+        Self { value, not: false }
+    }
+
+    /// Matches when it is not so.
+    pub const fn not(value: T) -> Self {
+        Self { value, not: true }
+    }
+}
+
+/// A state of connection tracking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConnState {
+    /// Belongs to no connection.
+    Invalid,
+    /// Belongs to a connection, or is related to one.
+    RelatedOrEstablished,
+}
+
+/// One condition of a rule. All conditions of a rule must hold.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Match {
+    /// `-s`: the source address.
+    Source(Is<IpNet>),
+    /// `-d`: the destination address.
+    Destination(Is<IpNet>),
+    /// `-i`: the interface a packet came in by.
+    InInterface(Is<InterfaceName>),
+    /// `-o`: the interface a packet goes out by.
+    OutInterface(Is<InterfaceName>),
+    /// `-p`: the protocol.
+    Protocol(Protocol),
+    /// `--sport`, of the rule's protocol.
+    SourcePort(Is<PortRange>),
+    /// `--dport`, of the rule's protocol.
+    DestinationPort(Is<PortRange>),
+    /// `-m multiport --dports`, of the rule's protocol.
+    DestinationPorts(Is<Vec<PortRange>>),
+    /// `-m conntrack --ctstate`.
+    ConnState(ConnState),
+    /// `-m owner --uid-owner`: the user of the sending socket.
+    OwnerUid(Is<u32>),
+    /// `-m owner --gid-owner`: the group of the sending socket.
+    OwnerGid(Is<u32>),
+    /// `-m mark --mark`: the packet's mark.
+    Mark(Is<Mark>),
+    /// `-m connmark --mark`: the connection's mark.
+    ConnMark(Is<Mark>),
+}
+
+impl Match {
+    /// Whether every packet of the rule's family fulfils it: `-d 0.0.0.0/0`, which iptables leaves away.
+    #[must_use]
+    pub fn is_always_true(&self) -> bool {
+        match self {
+            Self::Source(is) | Self::Destination(is) => !is.not && is.value.prefix_len() == 0,
+            Self::InInterface(_)
+            | Self::OutInterface(_)
+            | Self::Protocol(_)
+            | Self::SourcePort(_)
+            | Self::DestinationPort(_)
+            | Self::DestinationPorts(_)
+            | Self::ConnState(_)
+            | Self::OwnerUid(_)
+            | Self::OwnerGid(_)
+            | Self::Mark(_)
+            | Self::ConnMark(_) => false,
+        }
+    }
+
+    /// The place of this condition in what iptables-save prints. Equal places keep the order they were written in.
+    const fn place(&self) -> u8 {
+        match self {
+            Self::Source(_) => 0,
+            Self::Destination(_) => 1,
+            Self::InInterface(_) => 2,
+            Self::OutInterface(_) => 3,
+            Self::Protocol(_) => 4,
+            Self::SourcePort(_) => 5,
+            Self::DestinationPort(_) => 6,
+            Self::DestinationPorts(_)
+            | Self::ConnState(_)
+            | Self::OwnerUid(_)
+            | Self::OwnerGid(_)
+            | Self::Mark(_)
+            | Self::ConnMark(_) => 7,
+        }
+    }
+}
+
+/// What a rule does with a packet that fulfils its conditions.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// `-j ACCEPT`: done with this table.
+    Accept,
+    /// `-j DROP`.
+    Drop,
+    /// `-j RETURN`: back to the calling chain.
+    Return,
+    /// `-j CHAIN`.
+    Jump(Chain),
+    /// `-j REDIRECT --to-ports`: to this port of the local host.
+    Redirect(Port),
+    /// `-j TPROXY`: to the listener on this port, unchanged, with this mark.
+    Tproxy {
+        /// The listener's port.
+        port: Port,
+        /// The mark the packet gets.
+        mark: Mark,
+    },
+    /// `-j MARK --set-mark`.
+    SetMark(Mark),
+    /// `-j CONNMARK --save-mark`: packet's mark to connection.
+    SaveMark,
+    /// `-j CONNMARK --restore-mark`: connection's mark to packet.
+    RestoreMark,
+    /// `-j CT --zone`: the conntrack zone.
+    ConntrackZone(u16),
+}
+
+/// Conditions and what to do when all hold.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rule {
+    /// The conditions.
+    pub matches: Vec<Match>,
+    /// What to do.
+    pub target: Target,
+}
+
+impl Rule {
+    /// The same rule as iptables-save prints it: conditions in its order, those that are always true left away.
+    #[must_use]
+    pub fn canonical(&self) -> Self {
+        let mut matches: Vec<Match> = self.matches.iter().filter(|m| !m.is_always_true()).cloned().collect();
+        matches.sort_by_key(Match::place);
+        Self { matches, target: self.target.clone() }
+    }
+
+    /// The rule's protocol, if it has one.
+    #[must_use]
+    pub fn protocol(&self) -> Option<Protocol> {
+        self.matches
+            .iter()
+            .find_map(|m| if let Match::Protocol(protocol) = m { Some(*protocol) } else { None })
+    }
+}
+
+/// The families a planned rule is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Every family of the plan.
+    Every,
+    /// This one only.
+    Only(Family),
+}
+
+impl Scope {
+    /// Whether a family is meant.
+    #[must_use]
+    pub fn covers(self, family: Family) -> bool {
+        match self {
+            Self::Every => true,
+            Self::Only(one) => one == family,
+        }
+    }
+}

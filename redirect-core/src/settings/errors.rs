@@ -1,0 +1,109 @@
+//! Input errors: what was wrong, where, and with which value; all errors of an input together.
+
+use super::Source;
+use crate::values::Problem;
+use alloc::{string::String, vec::Vec};
+use core::fmt;
+
+/// The longest piece of a value shown in an error; values may come from a pod and be of any length.
+const SHOWN: usize = 80;
+
+/// One thing wrong with one value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InputError {
+    /// Who said it.
+    pub source: Source,
+    /// The piece that is wrong: a whole value, or one element of a list.
+    pub value: String,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+impl fmt::Display for InputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.source == Source::Namespace {
+            return write!(f, "{}: {}", self.source, self.problem);
+        }
+        // Escaped, because the value may hold newlines or terminal sequences.
+        let shown: String = self.value.chars().take(SHOWN).collect();
+        let more = if shown.len() < self.value.len() { "…" } else { "" };
+        write!(f, "{}: {shown:?}{more} {}", self.source, self.problem)
+    }
+}
+
+impl core::error::Error for InputError {}
+
+/// Every error of an input; never empty when returned as an error.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InputErrors(Vec<InputError>);
+
+impl InputErrors {
+    /// Notes an error.
+    pub fn push(&mut self, source: Source, value: &str, problem: Problem) {
+        self.0.push(InputError { source, value: value.into(), problem });
+    }
+
+    /// Keeps the value, or notes the error.
+    pub(crate) fn keep<T>(&mut self, source: Source, value: &str, parsed: Result<T, Problem>) -> Option<T> {
+        parsed.map_err(|problem| self.push(source, value, problem)).ok()
+    }
+
+    /// `Ok` with the value when there is no error.
+    ///
+    /// # Errors
+    /// The errors noted so far.
+    pub fn into_result<T>(self, value: T) -> Result<T, Self> {
+        if self.0.is_empty() { Ok(value) } else { Err(self) }
+    }
+
+    /// Takes over the errors of another input.
+    pub fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
+    /// The errors, in the order in which they were found.
+    pub fn iter(&self) -> core::slice::Iter<'_, InputError> {
+        self.0.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a InputErrors {
+    type Item = &'a InputError;
+    type IntoIter = core::slice::Iter<'a, InputError>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl fmt::Display for InputErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("; ")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for InputErrors {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn hostile_values_are_shown_escaped_and_cut() {
+        let error = InputError {
+            source: Source::Annotation("sidecar.istio.io/interceptionMode"),
+            value: "\u{1b}[2J\n".repeat(100),
+            problem: Problem::NotOneOf("REDIRECT, TPROXY"),
+        };
+        let text = error.to_string();
+        assert!(text.starts_with("annotation sidecar.istio.io/interceptionMode: \"\\u{1b}[2J\\n"));
+        assert!(!text.contains('\n') && text.len() < 1000);
+    }
+}

@@ -1,0 +1,93 @@
+//! What a network namespace and its file system say that a plan depends on; somebody else reads it, we only parse.
+
+use alloc::vec::Vec;
+use core::{fmt, net::IpAddr};
+
+/// Looks up user and group names. The planner itself never asks the system.
+pub trait NameLookup {
+    /// The id of a user.
+    fn user(&self, name: &str) -> Option<u32>;
+    /// The id of a group.
+    fn group(&self, name: &str) -> Option<u32>;
+}
+
+/// Knows no names: only numeric ids are understood.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoNames;
+
+impl NameLookup for NoNames {
+    fn user(&self, _: &str) -> Option<u32> {
+        None
+    }
+
+    fn group(&self, _: &str) -> Option<u32> {
+        None
+    }
+}
+
+/// The facts of the network namespace a plan is made for.
+#[derive(Clone, Copy)]
+pub struct NamespaceFacts<'a> {
+    /// The addresses of all interfaces, in the kernel's order; loopback and link-local ones may be among them.
+    pub addresses: &'a [IpAddr],
+    /// The DNS servers of `/etc/resolv.conf`; looked at only where DNS capture is limited to them.
+    pub nameservers: &'a [IpAddr],
+    /// Where user and group names are looked up.
+    pub names: &'a dyn NameLookup,
+}
+
+impl<'a> NamespaceFacts<'a> {
+    /// Addresses only: no DNS server, no names.
+    #[must_use]
+    pub const fn new(addresses: &'a [IpAddr]) -> Self {
+        Self { addresses, nameservers: &[], names: &NoNames }
+    }
+}
+
+impl fmt::Debug for NamespaceFacts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NamespaceFacts")
+            .field("addresses", &self.addresses)
+            .field("nameservers", &self.nameservers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The servers of a `resolv.conf(5)`, in order; a zone such as `%eth0` is dropped, anything unreadable skipped.
+#[must_use]
+pub fn nameservers(resolv_conf: &str) -> Vec<IpAddr> {
+    let server = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        (words.next() == Some("nameserver")).then_some(())?;
+        words.next()?.split('%').next()?.parse().ok()
+    };
+    resolv_conf.lines().filter_map(server).collect()
+}
+
+/// The id of a name in the text of a `passwd(5)` or `group(5)` file.
+#[must_use]
+pub fn id_in_passwd(file: &str, name: &str) -> Option<u32> {
+    file.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then_some(())?;
+        fields.nth(1)?.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolv_conf_is_read_as_resolvers_do() {
+        let text = "# nameserver 9.9.9.9\nsearch a b\nnameserver 10.96.0.10\nnameserver\tfe80::1%eth0\nnameserver x\n";
+        assert_eq!(nameservers(text), ["10.96.0.10".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]);
+    }
+
+    #[test]
+    fn ids_are_found_by_whole_name() {
+        let file = "root:x:0:0::/:/bin/sh\nistio-proxy:x:1337:1337::/:/bin/sh\n";
+        assert_eq!(id_in_passwd(file, "istio-proxy"), Some(1337));
+        assert_eq!(id_in_passwd(file, "istio"), None);
+    }
+}

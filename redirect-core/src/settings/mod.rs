@@ -1,0 +1,174 @@
+//! Settings as text: which there are ([`SETTINGS`]), what somebody wrote, and where ([`RawSettings`]).
+//!
+//! Precedence: default < environment < flag; for a pod: default < the plugin's environment < annotation.
+
+mod errors;
+mod facts;
+mod table;
+
+use alloc::{borrow::Cow, collections::BTreeMap, string::String};
+use core::fmt;
+
+pub use errors::{InputError, InputErrors};
+pub use facts::{NameLookup, NamespaceFacts, NoNames, id_in_passwd, nameservers};
+pub use table::{Key, Kind, SETTINGS, Setting};
+
+/// Where a value came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// Nobody said anything; the table's default holds.
+    Default,
+    /// This environment variable.
+    Environment(&'static str),
+    /// This flag, without dashes.
+    Flag(&'static str),
+    /// This annotation of the pod.
+    Annotation(&'static str),
+    /// This variable of the pod's proxy container.
+    ProxyEnvironment(&'static str),
+    /// This field of the pod's proxy container.
+    ProxyField(&'static str),
+    /// The addresses of the network namespace.
+    Namespace,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Environment(name) => write!(f, "environment variable {name}"),
+            Self::Flag(name) => write!(f, "flag --{name}"),
+            Self::Annotation(name) => write!(f, "annotation {name}"),
+            Self::ProxyEnvironment(name) => write!(f, "variable {name} of container istio-proxy"),
+            Self::ProxyField(name) => write!(f, "{name} of container istio-proxy"),
+            Self::Namespace => f.write_str("network namespace"),
+        }
+    }
+}
+
+/// What was said, for each setting somebody said something about.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RawSettings {
+    values: BTreeMap<Key, (Cow<'static, str>, Source)>,
+    /// Whether the settings of a pod are meant: the table's `pod_default`s hold.
+    pod: bool,
+}
+
+impl RawSettings {
+    /// Nothing said: the table's defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Nothing said about a pod: the table's defaults for pods.
+    #[must_use]
+    pub fn for_pod() -> Self {
+        Self { pod: true, ..Self::default() }
+    }
+
+    /// Whether the settings of a pod are meant.
+    #[must_use]
+    pub const fn is_pod(&self) -> bool {
+        self.pod
+    }
+
+    /// Takes what the environment says of the settings that `wanted` chooses; `read` answers what a variable holds.
+    ///
+    /// An empty variable says nothing, except for lists, where empty means none.
+    pub fn read_environment(
+        &mut self,
+        wanted: impl Fn(Key) -> bool,
+        mut read: impl FnMut(&'static str) -> Option<String>,
+    ) {
+        for setting in SETTINGS.iter().filter(|setting| wanted(setting.key)) {
+            for name in setting.env {
+                match read(name) {
+                    Some(text) if !text.is_empty() || setting.key.empty_means_none() => {
+                        self.set(setting.key, text, Source::Environment(name));
+                    }
+                    Some(_) | None => {}
+                }
+            }
+        }
+    }
+
+    /// Says something about a setting, over whatever was said before.
+    pub fn set(&mut self, key: Key, text: impl Into<Cow<'static, str>>, source: Source) {
+        self.values.insert(key, (text.into(), source));
+    }
+
+    /// What holds for a setting, and who said it.
+    #[must_use]
+    pub fn get(&self, key: Key) -> (&str, Source) {
+        self.values.get(&key).map_or_else(
+            || {
+                let setting = key.setting();
+                let default = if self.pod { setting.pod_default } else { None };
+                (default.unwrap_or(setting.default), Source::Default)
+            },
+            |(text, source)| (text.as_ref(), *source),
+        )
+    }
+}
+
+impl Key {
+    /// Whether an empty value says "none" rather than nothing.
+    const fn empty_means_none(self) -> bool {
+        matches!(
+            self,
+            Self::InboundPorts
+                | Self::InboundExcludePorts
+                | Self::ExcludeInterfaces
+                | Self::OutboundRanges
+                | Self::OutboundExcludeRanges
+                | Self::OutboundPorts
+                | Self::OutboundExcludePorts
+                | Self::VirtualInterfaces
+                | Self::OwnerGroups
+                | Self::OwnerGroupsExclude
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(pairs: &[(&str, &str)]) -> RawSettings {
+        let mut raw = RawSettings::new();
+        raw.read_environment(
+            |_| true,
+            |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into()),
+        );
+        raw
+    }
+
+    #[test]
+    fn defaults_yield_to_the_environment_and_that_to_flags() {
+        let mut raw = environment(&[("PROXY_UID", "7")]);
+        assert_eq!(raw.get(Key::TproxyMark), ("1337", Source::Default));
+        assert_eq!(raw.get(Key::ProxyUid), ("7", Source::Environment("PROXY_UID")));
+        raw.set(Key::ProxyUid, "8", Source::Flag("proxy-uid"));
+        assert_eq!(raw.get(Key::ProxyUid), ("8", Source::Flag("proxy-uid")));
+    }
+
+    #[test]
+    fn a_later_variable_of_a_setting_wins() {
+        let raw = environment(&[("DROP_INVALID", "false"), ("INVALID_DROP", "true")]);
+        assert_eq!(raw.get(Key::DropInvalid), ("true", Source::Environment("INVALID_DROP")));
+    }
+
+    #[test]
+    fn an_empty_variable_is_a_value_for_lists_only() {
+        let raw = environment(&[("ISTIO_OUTBOUND_OWNER_GROUPS", ""), ("INBOUND_CAPTURE_PORT", "")]);
+        assert_eq!(raw.get(Key::OwnerGroups).0, "");
+        assert_eq!(raw.get(Key::InboundCapturePort), ("15006", Source::Default));
+    }
+
+    #[test]
+    fn a_pod_has_its_own_defaults() {
+        assert_eq!(RawSettings::new().get(Key::OutboundExcludePorts).0, "");
+        assert_eq!(RawSettings::for_pod().get(Key::OutboundExcludePorts).0, "15020");
+    }
+}

@@ -1,0 +1,603 @@
+//! The words a redirection is made of. Each is parsed once, at the edge; a value that exists is valid.
+
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+    str::FromStr,
+    time::Duration,
+};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// An address family: which of `iptables` and `ip6tables` a rule belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both families, in the order in which they are programmed.
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    #[must_use]
+    pub const fn of(address: &IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// Why a word could not be read. Says what is wrong and what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// Not a whole number.
+    #[error("is not a whole number")]
+    NotANumber,
+    /// A leading zero: octal to some readers, decimal to others.
+    #[error("has a leading zero, which some tools read as octal; write the number without it")]
+    LeadingZero,
+    /// Outside the range of the thing.
+    #[error("is out of range; {what} are {min} to {max}")]
+    OutOfRange {
+        /// What kind of number it is, in the plural.
+        what: &'static str,
+        /// Smallest valid value.
+        min: u32,
+        /// Largest valid value.
+        max: u32,
+    },
+    /// A range whose end lies before its start.
+    #[error("is a range that ends before it starts")]
+    BackwardRange,
+    /// An empty element in a list that must not have one.
+    #[error("is empty; remove the stray comma")]
+    EmptyElement,
+    /// `*` inside a list.
+    #[error("stands for everything, so it must be the only value")]
+    StarInList,
+    /// `*` where a list is needed.
+    #[error("is not possible here; list what is meant")]
+    StarNotAllowed,
+    /// An address without a prefix length.
+    #[error("has no prefix length; write {0}")]
+    NoPrefix(String),
+    /// Not an address with prefix length at all.
+    #[error("is not an address range; write it like 10.0.0.0/8 or fd00::/8, without spaces")]
+    NotACidr,
+    /// A prefix length larger than the family has bits.
+    #[error("has a prefix length larger than {0}")]
+    PrefixTooLong(u8),
+    /// Not an interface name.
+    #[error(
+        "is not an interface name: it has 1 to 15 characters, starts with a letter and continues with letters, digits, '_', '.' or '-'"
+    )]
+    NotAnInterface,
+    /// Neither a number nor a known user or group.
+    #[error("is neither a number nor a name in {0}; write the numeric id")]
+    UnknownName(&'static str),
+    /// Not true or false.
+    #[error("is neither true nor false; write true or false")]
+    NotABool,
+    /// Not one of a closed set of words.
+    #[error("is not one of {0}")]
+    NotOneOf(&'static str),
+    /// Not a duration.
+    #[error("is not a duration; write it like 500ms, 5s or 1m30s")]
+    NotADuration,
+    /// Not a CIDR inside 127.0.0.0/8.
+    #[error("is not a range inside 127.0.0.0/8 with a prefix length of 8 to 32")]
+    NotLoopback,
+    /// More values than the kernel takes.
+    #[error("are {found} values; at most {most} are possible")]
+    TooMany {
+        /// How many were given.
+        found: usize,
+        /// How many are possible.
+        most: usize,
+    },
+    /// A routing table the kernel needs for itself.
+    #[error(
+        "is a table the kernel uses itself (0 unspecified, 253 default, 254 main, 255 local); use another, such as 133"
+    )]
+    ReservedTable,
+    /// A value that would clash with one the plan uses for something else.
+    #[error("is the mark of the proxy's own packets; use another, such as 1337")]
+    ProxyMark,
+    /// No address to decide the families by.
+    #[error("no address on any interface but loopback and link-local ones; is the pod network attached?")]
+    NoAddress,
+}
+
+/// Reads an unsigned decimal number, strictly: no sign, no blanks, no leading zero, no underscore.
+pub(crate) fn decimal(text: &str, what: &'static str, min: u32, max: u32) -> Result<u32, Problem> {
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(Problem::NotANumber);
+    }
+    if text.len() > 1 && text.starts_with('0') {
+        return Err(Problem::LeadingZero);
+    }
+    let number = text.parse::<u32>().map_err(|_| Problem::OutOfRange { what, min, max })?;
+    if number < min || number > max {
+        return Err(Problem::OutOfRange { what, min, max });
+    }
+    Ok(number)
+}
+
+/// Like [`decimal`], and `0x` introduces a hexadecimal number, as iptables reads it.
+fn decimal_or_hex(text: &str, what: &'static str, min: u32, max: u32) -> Result<u32, Problem> {
+    let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) else {
+        return decimal(text, what, min, max);
+    };
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(Problem::NotANumber);
+    }
+    match u32::from_str_radix(digits, 16) {
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        Ok(_) | Err(_) => Err(Problem::OutOfRange { what, min, max }),
+    }
+}
+
+/// A port something listens on: 1 to 65535.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Port(NonZeroU16);
+
+impl Port {
+    /// The port with this number; `None` for 0.
+    #[must_use]
+    pub const fn new(number: u16) -> Option<Self> {
+        match NonZeroU16::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
+    /// A port known when the program is built.
+    ///
+    /// # Panics
+    /// At compile time when the number is 0.
+    #[must_use]
+    pub(crate) const fn known(number: u16) -> Self {
+        match NonZeroU16::new(number) {
+            Some(number) => Self(number),
+            None => Self(NonZeroU16::MIN),
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0.get()
+    }
+}
+
+impl FromStr for Port {
+    type Err = Problem;
+
+    fn from_str(text: &str) -> Result<Self, Problem> {
+        let number = decimal_or_hex(text, "listening ports", 1, 65535)?;
+        u16::try_from(number).ok().and_then(Self::new).ok_or(Problem::NotANumber)
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One port, or several in a row, that a packet's port is compared with: 0 to 65535, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortRange {
+    first: u16,
+    last: u16,
+}
+
+impl PortRange {
+    /// The range from `first` to `last`, both included; `None` when it ends before it starts.
+    #[must_use]
+    pub const fn new(first: u16, last: u16) -> Option<Self> {
+        if first <= last { Some(Self { first, last }) } else { None }
+    }
+
+    /// Every port.
+    pub const ALL: Self = Self { first: 0, last: u16::MAX };
+
+    /// A single port.
+    #[must_use]
+    pub const fn single(port: u16) -> Self {
+        Self { first: port, last: port }
+    }
+
+    /// The first port.
+    #[must_use]
+    pub const fn first(self) -> u16 {
+        self.first
+    }
+
+    /// The last port.
+    #[must_use]
+    pub const fn last(self) -> u16 {
+        self.last
+    }
+
+    /// Whether a port lies in it.
+    #[must_use]
+    pub const fn contains(self, port: u16) -> bool {
+        self.first <= port && port <= self.last
+    }
+
+    /// Reads `80`, or a range, as its place writes them.
+    pub(crate) fn parse(text: &str, syntax: PortSyntax) -> Result<Self, Problem> {
+        let read = if syntax == PortSyntax::Flag { decimal_or_hex } else { decimal };
+        let number = |text: &str| {
+            let number = read(text, "ports", 0, 65535)?;
+            u16::try_from(number).map_err(|_| Problem::NotANumber)
+        };
+        let separators: &[char] = if syntax == PortSyntax::Annotation { &[':', '-'] } else { &[':'] };
+        match text.split_once(separators) {
+            Some((first, last)) => Self::new(number(first)?, number(last)?).ok_or(Problem::BackwardRange),
+            None => number(text).map(Self::single),
+        }
+    }
+}
+
+/// How ports are written, by place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PortSyntax {
+    /// In flags and variables, as iptables reads them: `80`, `0x50`, `80:90`.
+    Flag,
+    /// In annotations: `80`, `80-90`, `80:90`.
+    Annotation,
+    /// As iptables-save prints them: `80`, `80:90`.
+    Saved,
+}
+
+impl From<Port> for PortRange {
+    fn from(port: Port) -> Self {
+        Self::single(port.number())
+    }
+}
+
+/// A netfilter mark (`fwmark`), compared and set in all its 32 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mark(pub u32);
+
+impl FromStr for Mark {
+    type Err = Problem;
+
+    fn from_str(text: &str) -> Result<Self, Problem> {
+        decimal_or_hex(text, "marks", 1, u32::MAX).map(Self)
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// The number of a routing table that is free for use: 1 to 252 and 256 upwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouteTable(u32);
+
+impl RouteTable {
+    /// The table with this number; `None` for those the kernel uses itself (0, 253 to 255).
+    #[must_use]
+    pub const fn new(number: u32) -> Option<Self> {
+        match number {
+            0 | 253..=255 => None,
+            _ => Some(Self(number)),
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl FromStr for RouteTable {
+    type Err = Problem;
+
+    fn from_str(text: &str) -> Result<Self, Problem> {
+        Self::new(decimal(text, "route tables", 0, u32::MAX)?).ok_or(Problem::ReservedTable)
+    }
+}
+
+impl fmt::Display for RouteTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of a network interface, or the beginning of names (`eth+`).
+///
+/// At most 15 bytes (`IFNAMSIZ` less its terminator), a letter first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InterfaceName {
+    name: String,
+    prefix: bool,
+}
+
+impl InterfaceName {
+    /// The loopback interface.
+    #[must_use]
+    pub fn loopback() -> Self {
+        Self { name: String::from("lo"), prefix: false }
+    }
+
+    /// The name, without the `+` of a prefix.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether every name that begins so is meant.
+    #[must_use]
+    pub const fn is_prefix(&self) -> bool {
+        self.prefix
+    }
+
+    /// Whether the interface of this name is meant.
+    #[must_use]
+    pub fn covers(&self, interface: &str) -> bool {
+        if self.prefix { interface.starts_with(&self.name) } else { interface == self.name }
+    }
+
+    /// Reads one exact name; a trailing `+` is not allowed.
+    pub(crate) fn parse_exact(text: &str) -> Result<Self, Problem> {
+        let name: Self = text.parse()?;
+        if name.prefix { Err(Problem::NotAnInterface) } else { Ok(name) }
+    }
+}
+
+impl FromStr for InterfaceName {
+    type Err = Problem;
+
+    fn from_str(text: &str) -> Result<Self, Problem> {
+        let (name, prefix) = match text.strip_suffix('+') {
+            Some(name) => (name, true),
+            None => (text, false),
+        };
+        let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
+        let starts_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphabetic());
+        if text.len() > 15 || !starts_well || !name.bytes().all(good) {
+            return Err(Problem::NotAnInterface);
+        }
+        Ok(Self { name: name.to_string(), prefix })
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.name, if self.prefix { "+" } else { "" })
+    }
+}
+
+/// Reads an address range, strictly: an address, a slash, a prefix length; host bits are dropped.
+pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, Problem> {
+    if text.is_empty() {
+        return Err(Problem::EmptyElement);
+    }
+    if text == "*" {
+        return Err(Problem::StarInList);
+    }
+    let Some((address, prefix)) = text.split_once('/') else {
+        return Err(text.parse::<IpAddr>().map_or(Problem::NotACidr, |address| {
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            Problem::NoPrefix(alloc::format!("{address}/{bits}"))
+        }));
+    };
+    let address: IpAddr = address.parse().map_err(|_| Problem::NotACidr)?;
+    let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
+    let length = decimal(prefix, "prefix lengths", 0, 255).map_err(|_| Problem::NotACidr)?;
+    let length = u8::try_from(length).map_err(|_| Problem::NotACidr)?;
+    IpNet::new(address, length).map(|net| net.trunc()).map_err(|_| Problem::PrefixTooLong(bits))
+}
+
+/// Address ranges, split by family, in the order given.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Cidrs {
+    /// The IPv4 ranges.
+    pub v4: Vec<Ipv4Net>,
+    /// The IPv6 ranges.
+    pub v6: Vec<Ipv6Net>,
+}
+
+impl Cidrs {
+    /// Adds a range to the list of its family.
+    pub fn push(&mut self, net: IpNet) {
+        match net {
+            IpNet::V4(net) => self.v4.push(net),
+            IpNet::V6(net) => self.v6.push(net),
+        }
+    }
+
+    /// Whether there is no range of either family.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty()
+    }
+
+    /// The ranges of one family.
+    #[must_use]
+    pub fn of(&self, family: Family) -> Vec<IpNet> {
+        match family {
+            Family::V4 => self.v4.iter().copied().map(IpNet::V4).collect(),
+            Family::V6 => self.v6.iter().copied().map(IpNet::V6).collect(),
+        }
+    }
+
+    /// Whether any range begins with a loopback address (127.0.0.0/8 or ::1).
+    #[must_use]
+    pub fn touches_loopback(&self) -> bool {
+        self.v4.iter().any(|net| net.addr().is_loopback())
+            || self.v6.iter().any(|net| net.addr().is_loopback())
+    }
+}
+
+impl FromIterator<IpNet> for Cidrs {
+    fn from_iter<I: IntoIterator<Item = IpNet>>(nets: I) -> Self {
+        let mut cidrs = Self::default();
+        for net in nets {
+            cidrs.push(net);
+        }
+        cidrs
+    }
+}
+
+/// The range that holds exactly one address.
+#[must_use]
+pub fn host(address: IpAddr) -> IpNet {
+    IpNet::from(address)
+}
+
+/// The pass-through source address of the proxy's inbound connections to the application: 127.0.0.6.
+pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
+/// The pass-through source address of the proxy's inbound connections to the application: `::6`.
+pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+
+/// Reads a boolean as the reference does: `1 t T true TRUE True` and `0 f F false FALSE False`.
+pub fn parse_bool(text: &str) -> Result<bool, Problem> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(Problem::NotABool),
+    }
+}
+
+/// Reads a duration such as `500ms`, `5s`, `1.5s` or `1m30s`; units are ns, us, µs, ms, s, m, h.
+pub fn parse_duration(text: &str) -> Result<Duration, Problem> {
+    const UNITS: [(&str, u64); 7] = [
+        ("ns", 1),
+        ("us", 1_000),
+        ("µs", 1_000),
+        ("ms", 1_000_000),
+        ("s", 1_000_000_000),
+        ("m", 60_000_000_000),
+        ("h", 3_600_000_000_000),
+    ];
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    if rest.is_empty() {
+        return Err(Problem::NotADuration);
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(Problem::NotADuration)?;
+        let (number, tail) = rest.split_at(digits);
+        let letters = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(letters);
+        let (_, nanos) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(Problem::NotADuration)?;
+        total =
+            scaled(number, *nanos).and_then(|part| total.checked_add(part)).ok_or(Problem::NotADuration)?;
+        rest = tail;
+    }
+    Ok(total)
+}
+
+/// `number` (digits with at most one point, at most nine of them behind it) times `nanos` nanoseconds.
+fn scaled(number: &str, nanos: u64) -> Option<Duration> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') || fraction.len() > 9 {
+        return None;
+    }
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let numerator: u64 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
+    let denominator = 10_u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    let part = u128::from(numerator).checked_mul(u128::from(nanos))?.checked_div(u128::from(denominator))?;
+    let total = whole.checked_mul(nanos)?.checked_add(u64::try_from(part).ok()?)?;
+    Some(Duration::from_nanos(total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_read_strictly() {
+        assert_eq!("15001".parse(), Ok(Port::known(15001)));
+        assert_eq!("0x50".parse(), Ok(Port::known(80)));
+        assert_eq!("080".parse::<Port>(), Err(Problem::LeadingZero));
+        for bad in ["", " 80", "+80", "8_0", "http", "-1", "0x", "80 -j ACCEPT", "80\n"] {
+            assert_eq!(bad.parse::<Port>(), Err(Problem::NotANumber), "{bad:?}");
+        }
+        for bad in ["0", "65536", "99999999999"] {
+            assert!(matches!(bad.parse::<Port>(), Err(Problem::OutOfRange { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn port_ranges_have_two_ends_in_order() {
+        let range = Ok(PortRange { first: 80, last: 90 });
+        assert_eq!(PortRange::parse("80:90", PortSyntax::Flag), range);
+        assert_eq!(PortRange::parse("80-90", PortSyntax::Annotation), range);
+        assert_eq!(PortRange::parse("0x50:0x5a", PortSyntax::Flag), range);
+        assert_eq!(PortRange::parse("0", PortSyntax::Saved), Ok(PortRange::single(0)));
+        assert_eq!(PortRange::parse("90:80", PortSyntax::Flag), Err(Problem::BackwardRange));
+        assert_eq!(PortRange::parse("80-90", PortSyntax::Flag), Err(Problem::NotANumber));
+        assert_eq!(PortRange::parse("0x50", PortSyntax::Annotation), Err(Problem::NotANumber));
+    }
+
+    #[test]
+    fn interface_names_are_the_kernels() {
+        for good in ["eth0", "k6t-eth0", "a", "eth0.100", "vnet_1", "eth+"] {
+            assert_eq!(good.parse::<InterfaceName>().map(|name| name.to_string()).as_deref(), Ok(good));
+        }
+        for bad in ["", "averyverylonginterfacename", "a/b", "eth0 -j ACCEPT", "0eth", "+", "é"] {
+            assert_eq!(bad.parse::<InterfaceName>(), Err(Problem::NotAnInterface), "{bad:?}");
+        }
+        assert!(InterfaceName::parse_exact("eth+").is_err());
+        assert!("eth+".parse::<InterfaceName>().unwrap().covers("eth7"));
+    }
+
+    #[test]
+    fn cidrs_lose_their_host_bits() {
+        assert_eq!(parse_cidr("10.1.2.3/8"), Ok("10.0.0.0/8".parse().unwrap()));
+        assert_eq!(parse_cidr("10.0.0.1"), Err(Problem::NoPrefix("10.0.0.1/32".into())));
+        assert_eq!(parse_cidr("10.0.0.0/33"), Err(Problem::PrefixTooLong(32)));
+        assert_eq!(parse_cidr("*"), Err(Problem::StarInList));
+        for bad in ["cluster", " 10.0.0.0/8", "10.0.0.0/8 ", "10.0.0.0/+8", "10.0.0.0/", "/8", "10.0.0.0/8/8"]
+        {
+            assert_eq!(parse_cidr(bad), Err(Problem::NotACidr), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn reserved_route_tables_are_refused() {
+        for reserved in ["0", "253", "254", "255"] {
+            assert_eq!(reserved.parse::<RouteTable>(), Err(Problem::ReservedTable));
+        }
+        assert_eq!("133".parse::<RouteTable>().map(RouteTable::number), Ok(133));
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(parse_duration("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("100µs"), Ok(Duration::from_micros(100)));
+        for bad in ["", "5", "s", "5 s", "-5s", "1.2.3s", "99999999999999h", ".s"] {
+            assert_eq!(parse_duration(bad), Err(Problem::NotADuration), "{bad:?}");
+        }
+    }
+}
