@@ -1,0 +1,132 @@
+//! What programs the rules, and how it is chosen without trying anything out.
+
+mod chains;
+mod means;
+pub(crate) mod native;
+mod observed;
+pub(crate) mod restore;
+
+pub(crate) use means::Means;
+pub(crate) use native::NativeTables;
+pub(crate) use observed::Observed;
+
+use crate::{ApplyError, netlink::NetlinkError};
+use redirect_core::{
+    RulePlan,
+    options::{BackendChoice, Variant},
+};
+use std::fmt;
+
+/// What programs the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backend {
+    /// The tables of iptables-nft, in one transaction over netlink, without helper programs.
+    Netlink,
+    /// `iptables-restore` and `ip6tables-restore` of this variant.
+    Restore(Variant),
+    /// Native nftables, over netlink where the kernel answers, else through `nft`.
+    NativeNft,
+}
+
+impl Backend {
+    /// The variant of iptables whose tables it programs.
+    pub(crate) const fn variant(self) -> Option<Variant> {
+        match self {
+            Self::Netlink => Some(Variant::Nft),
+            Self::Restore(variant) => Some(variant),
+            Self::NativeNft => None,
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Netlink => f.write_str("netlink"),
+            Self::Restore(variant) => write!(f, "restore ({})", variant.name()),
+            Self::NativeNft => f.write_str("native nftables"),
+        }
+    }
+}
+
+/// Why a backend was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Because {
+    /// The user asked for it.
+    Asked,
+    /// The namespace has rules of it.
+    InUse,
+    /// The kernel supports it, and nothing speaks against it.
+    Supported,
+    /// The other one cannot be used here.
+    OnlyOne,
+}
+
+impl fmt::Display for Because {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Asked => "asked for",
+            Self::InUse => "the namespace uses it already",
+            Self::Supported => "supported by the kernel",
+            Self::OnlyOne => "the only one that can be used here",
+        })
+    }
+}
+
+/// Chooses by what the user asked for, then by what the namespace uses, then by what there is.
+///
+/// What the kernel lacks for a plan is asked beforehand; nothing is tried out.
+pub(crate) fn choose(
+    choice: BackendChoice,
+    observed: &Observed,
+    means: &mut Means<'_>,
+    plan: &RulePlan,
+) -> Result<(Backend, Because), ApplyError> {
+    let programs = means.programs;
+    match choice {
+        BackendChoice::Netlink => {
+            let missing = missing(means, plan)?;
+            if missing.is_empty() {
+                return Ok((Backend::Netlink, Because::Asked));
+            }
+            return Err(NetlinkError::Lacking(missing).into());
+        }
+        BackendChoice::NativeNft => return Ok((Backend::NativeNft, Because::Asked)),
+        BackendChoice::Restore(Some(variant)) => return Ok((Backend::Restore(variant), Because::Asked)),
+        BackendChoice::Auto | BackendChoice::Restore(None) => {}
+    }
+    if observed.in_use(Variant::Legacy) && !observed.redirected_by(Variant::Nft) {
+        return Ok((Backend::Restore(Variant::Legacy), Because::InUse));
+    }
+    if means.netlink.is_some() {
+        if missing(means, plan)?.is_empty() {
+            let in_use = observed.in_use(Variant::Nft);
+            return Ok((Backend::Netlink, if in_use { Because::InUse } else { Because::Supported }));
+        }
+        // iptables-nft would lack the same.
+        return match restore::usable(programs, Variant::Legacy) {
+            Ok(()) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
+            Err(_) => Err(NetlinkError::Lacking(missing(means, plan)?).into()),
+        };
+    }
+    if observed.in_use(Variant::Nft) {
+        return Ok((Backend::Restore(Variant::Nft), Because::InUse));
+    }
+    match (restore::usable(programs, Variant::Nft), restore::usable(programs, Variant::Legacy)) {
+        (Ok(()), _) => Ok((Backend::Restore(Variant::Nft), Because::Supported)),
+        (Err(_), Ok(())) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
+        (Err(nft), Err(legacy)) => {
+            let (nft, legacy) = (Box::new(nft), Box::new(legacy));
+            Err(ApplyError::NoIptables { family: redirect_core::Family::V4, nft, legacy })
+        }
+    }
+}
+
+fn missing(means: &mut Means<'_>, plan: &RulePlan) -> Result<Vec<crate::netlink::Missing>, ApplyError> {
+    match &mut means.netlink {
+        Some(connection) => Ok(connection.missing_for(plan)?),
+        None => Ok(Vec::new()),
+    }
+}

@@ -1,0 +1,118 @@
+//! The `iptables-save`, `iptables-restore` family of programs.
+
+use crate::{
+    ApplyError,
+    exec::{self, ExecError, Programs},
+    lock::NetnsLock,
+};
+use redirect_core::{Family, change::Change, options::Variant, parse, render::change_text, state::RuleState};
+use std::path::PathBuf;
+
+/// What a variant of iptables needs from Debian.
+const PACKAGE: &str = "iptables";
+
+/// The rules a variant has in the calling thread's network namespace, for one family.
+pub(crate) fn save(programs: &Programs, variant: Variant, family: Family) -> Result<RuleState, ApplyError> {
+    let (program, text) = saved(programs, variant, family)?;
+    let program = program.display().to_string();
+    parse::rule_state(&text).map_err(|cause| ApplyError::Unreadable { program, cause })
+}
+
+fn saved(programs: &Programs, variant: Variant, family: Family) -> Result<(PathBuf, String), ExecError> {
+    let program = find(programs, variant, family, "save")?;
+    let text = exec::read(&program, &[])?;
+    Ok((program, text))
+}
+
+/// Whether a variant is installed and the kernel answers it. Only nft's own tables are listed: listing the legacy
+/// ones would load them.
+pub(crate) fn usable(programs: &Programs, variant: Variant) -> Result<(), ExecError> {
+    match variant {
+        Variant::Nft => saved(programs, variant, Family::V4).map(drop),
+        Variant::Legacy => find(programs, variant, Family::V4, "restore").map(drop),
+    }
+}
+
+/// Asks a variant whether it would accept a change. Nothing is changed.
+pub(crate) fn test(
+    programs: &Programs,
+    variant: Variant,
+    family: Family,
+    change: &Change,
+    lock: &NetnsLock,
+) -> Result<(), ApplyError> {
+    restore(programs, variant, family, &["--test", "--noflush"], change, lock).map_err(|cause| {
+        let hint = hint(&cause);
+        ApplyError::Rejected { family, variant, cause, hint }
+    })
+}
+
+/// Puts a change in force, table by table.
+pub(crate) fn commit(
+    programs: &Programs,
+    variant: Variant,
+    family: Family,
+    change: &Change,
+    lock: &NetnsLock,
+) -> Result<(), ApplyError> {
+    restore(programs, variant, family, &["--noflush"], change, lock).map_err(ApplyError::from)
+}
+
+fn restore(
+    programs: &Programs,
+    variant: Variant,
+    family: Family,
+    args: &[&str],
+    change: &Change,
+    lock: &NetnsLock,
+) -> Result<(), ExecError> {
+    if change.is_empty() {
+        return Ok(());
+    }
+    let program = find(programs, variant, family, "restore")?;
+    let mut args = args.to_vec();
+    if variant == Variant::Legacy {
+        args.extend(["--wait", "30"]);
+    }
+    exec::write(&program, &args, &change_text(change), lock)
+}
+
+/// What an operator may do about a refusal.
+fn hint(error: &ExecError) -> &'static str {
+    let ExecError::Failed { message, .. } = error else { return "" };
+    let says = |words: &str| message.contains(words);
+    if says("can't initialize")
+        || says("unable to initialize")
+        || says("missing kernel module")
+        || says("Couldn't load")
+    {
+        "; the kernel lacks a table, match or target: load its module on the node (modprobe), or use the other variant (--force-iptables-binary)"
+    } else if says("more arguments") {
+        "; a rule has too many conditions for iptables-restore: list fewer owner groups"
+    } else if says("incompatible") {
+        "; another program has put native nftables rules into iptables' tables: remove those, or use --native-nftables"
+    } else {
+        ""
+    }
+}
+
+/// `iptables-nft-save`, or `iptables-save` where that is of the variant in question.
+pub(crate) fn find(
+    programs: &Programs,
+    variant: Variant,
+    family: Family,
+    verb: &str,
+) -> Result<PathBuf, ExecError> {
+    let base = match family {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
+    };
+    let name = format!("{base}-{}-{verb}", variant.name());
+    if let Some(path) = programs.find(&name) {
+        return Ok(path);
+    }
+    let plain = programs.find(&format!("{base}-{verb}")).ok_or_else(|| programs.missing(&name, PACKAGE))?;
+    let version = exec::read(&plain, &["--version"])?;
+    let found = if version.contains("nf_tables") { Variant::Nft } else { Variant::Legacy };
+    if found == variant { Ok(plain) } else { Err(programs.missing(&name, PACKAGE)) }
+}

@@ -1,0 +1,204 @@
+//! The one place where helper programs are started.
+//!
+//! Absolute paths, an empty environment, no shell. Programs are searched in folders the caller names.
+
+use crate::lock::NetnsLock;
+use std::{
+    ffi::OsStr,
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a helper program may take. The legacy variant waits for its lock, hence the length.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// Where helper programs are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    folders: Vec<PathBuf>,
+}
+
+/// Why a helper program did not do its work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecError {
+    /// It is not there.
+    #[error("{program} is not in {folders}; install it (Debian: apt-get install {package})")]
+    Missing {
+        /// Its name.
+        program: String,
+        /// Where it was searched.
+        folders: String,
+        /// The package that has it.
+        package: &'static str,
+    },
+    /// It could not be started.
+    #[error("cannot run {program}: {cause}", program = .program.display())]
+    Start {
+        /// Its path.
+        program: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// It said no.
+    #[error("{program} failed ({status}): {message}", program = .program.display())]
+    Failed {
+        /// Its path.
+        program: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it wrote to standard error, in one line.
+        message: String,
+    },
+    /// It did not end.
+    #[error("{program} has not ended after {patience:?} and was killed", program = .program.display())]
+    Hangs {
+        /// Its path.
+        program: PathBuf,
+        /// How long it had.
+        patience: Duration,
+    },
+}
+
+impl Programs {
+    /// Searches these folders, in the form of a PATH variable; the usual system folders follow.
+    #[must_use]
+    pub fn in_path(path: &OsStr) -> Self {
+        let usual = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+        let mut folders: Vec<PathBuf> =
+            std::env::split_paths(path).filter(|folder| folder.is_absolute()).collect();
+        for folder in usual {
+            if !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+        Self { folders }
+    }
+
+    /// Searches the usual system folders.
+    #[must_use]
+    pub fn usual() -> Self {
+        Self::in_path(OsStr::new(""))
+    }
+
+    /// Searches these folders and no others.
+    #[must_use]
+    pub const fn only_in(folders: Vec<PathBuf>) -> Self {
+        Self { folders }
+    }
+
+    /// The path of a program.
+    pub(crate) fn find(&self, name: &str) -> Option<PathBuf> {
+        self.folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+    }
+
+    /// The error for a program that was not found.
+    pub(crate) fn missing(&self, program: &str, package: &'static str) -> ExecError {
+        let folders: Vec<String> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+        ExecError::Missing { program: program.to_owned(), folders: folders.join(":"), package }
+    }
+}
+
+/// Runs a program that only looks, and returns what it prints.
+pub(crate) fn read(program: &Path, args: &[&str]) -> Result<String, ExecError> {
+    let mut command = command(program, args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    finish(program, start(program, &mut command)?, "")
+}
+
+/// Runs a program that changes the namespace, with `input` on its standard input; it holds the lock while it lives.
+pub(crate) fn write(program: &Path, args: &[&str], input: &str, lock: &NetnsLock) -> Result<(), ExecError> {
+    let stdout = lock.inherit().map_err(|cause| ExecError::Start { program: program.to_owned(), cause })?;
+    let mut command = command(program, args);
+    command.stdin(Stdio::piped()).stdout(stdout);
+    finish(program, start(program, &mut command)?, input).map(drop)
+}
+
+fn command(program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).env_clear().env("LC_ALL", "C").stderr(Stdio::piped());
+    // The legacy variant locks a file of the node, for which hundreds of pods may wait. We hold a lock on the
+    // namespace, so any file that nobody else locks will do: this one is another for every process.
+    command.env("XTABLES_LOCKFILE", "/proc/self/limits");
+    command
+}
+
+fn start(program: &Path, command: &mut Command) -> Result<Child, ExecError> {
+    command.spawn().map_err(|cause| ExecError::Start { program: program.to_owned(), cause })
+}
+
+/// Feeds, drains and waits, each without waiting for the other.
+fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecError> {
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            // A program that ends without reading everything says why on standard error.
+            stdin.map(|mut stdin| stdin.write_all(input.as_bytes()))
+        });
+        let stdout = scope.spawn(move || drain(stdout));
+        let stderr = scope.spawn(move || drain(stderr));
+        let status = wait(program, &mut child)?;
+        let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+        if status.success() {
+            return Ok(stdout);
+        }
+        let message =
+            stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
+        Err(ExecError::Failed { program: program.to_owned(), status, message })
+    })
+}
+
+fn drain(stream: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    // What cannot be read is what was not written.
+    let _ = stream.map(|mut stream| stream.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn wait(program: &Path, child: &mut Child) -> Result<ExitStatus, ExecError> {
+    let error = |cause| ExecError::Start { program: program.to_owned(), cause };
+    let deadline = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_micros(200);
+    loop {
+        if let Some(status) = child.try_wait().map_err(error)? {
+            return Ok(status);
+        }
+        if Instant::now() >= deadline {
+            child.kill().and_then(|()| child.wait()).map_err(error)?;
+            return Err(ExecError::Hangs { program: program.to_owned(), patience: PATIENCE });
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_carry_what_the_program_said() {
+        let error = read(Path::new("/bin/sh"), &["-c", "echo no >&2; exit 3"]).unwrap_err();
+        assert!(error.to_string().contains("/bin/sh failed (exit status: 3): no"), "{error}");
+    }
+
+    #[test]
+    fn programs_start_with_an_empty_environment() {
+        let text = read(Path::new("/usr/bin/env"), &[]).unwrap();
+        assert_eq!(text, "LC_ALL=C\nXTABLES_LOCKFILE=/proc/self/limits\n");
+    }
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let programs = Programs::only_in(vec!["/nowhere".into()]);
+        assert_eq!(programs.find("iptables"), None);
+        let text = programs.missing("iptables-nft-restore", "iptables").to_string();
+        assert_eq!(
+            text,
+            "iptables-nft-restore is not in /nowhere; install it (Debian: apt-get install iptables)"
+        );
+    }
+}

@@ -1,0 +1,34 @@
+//! Applies, observes and undoes a plan in a Linux network namespace.
+//!
+//! Everything acts on the network namespace of the calling thread; [`netns::Netns::run`] gives a thread of its own in
+//! another one. [`apply()`] puts a plan in force wholly or not at all; [`cleanup`] leaves nothing behind; [`verify`]
+//! names the first thing that is not as planned.
+//!
+//! The environment of the process is never read: what a caller wants from it, it passes in.
+
+#[cfg(feature = "write")]
+mod apply;
+#[cfg(feature = "write")]
+mod backend;
+#[cfg(feature = "write")]
+mod error;
+#[cfg(feature = "write")]
+mod exec;
+pub mod facts;
+#[cfg(feature = "write")]
+mod lock;
+#[cfg(feature = "write")]
+pub mod netlink;
+pub mod netns;
+pub mod routes;
+
+#[cfg(feature = "write")]
+pub use apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, preflight, verify};
+#[cfg(feature = "write")]
+pub use backend::{Backend, Because};
+#[cfg(feature = "write")]
+pub use error::ApplyError;
+#[cfg(feature = "write")]
+pub use exec::{ExecError, Programs};
+#[cfg(feature = "write")]
+pub use lock::LockError;

@@ -1,0 +1,183 @@
+//! Network namespaces: opening, comparing, running something in one.
+//!
+//! A path says little: two paths may name one namespace, one path two of them over time. Device and inode of the
+//! opened file say which it is (namespaces(7)).
+
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::{
+        stat::fstat,
+        statfs::{FsType, fstatfs},
+    },
+};
+use std::{
+    fs::File,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    thread,
+};
+
+/// The file system that namespace files live on (linux/magic.h).
+const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
+/// The file system of /proc, where kernels before 3.19 kept namespace files.
+const PROC_MAGIC: FsType = FsType(0x9fa0);
+
+/// Which network namespace it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NetnsId {
+    device: u64,
+    inode: u64,
+}
+
+/// An open network namespace.
+#[derive(Debug)]
+pub struct Netns {
+    path: PathBuf,
+    file: File,
+    id: NetnsId,
+}
+
+/// Why a network namespace cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetnsError {
+    /// The file cannot be opened.
+    #[error("cannot open network namespace {path}: {cause}; has the pod's sandbox been removed?", path = .path.display())]
+    Open {
+        /// The path as given.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: std::io::Error,
+    },
+    /// The file is something else.
+    #[error("{path} is not a network namespace", path = .path.display())]
+    NotANamespace {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The kernel refuses to enter it.
+    #[error("cannot enter network namespace {path}: {cause}; CAP_SYS_ADMIN is needed", path = .path.display())]
+    Enter {
+        /// The path as given.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: nix::Error,
+    },
+    /// No thread could be started, or it died.
+    #[error("the thread inside network namespace {path} failed: {cause}", path = .path.display())]
+    Thread {
+        /// The path as given.
+        path: PathBuf,
+        /// What happened.
+        cause: String,
+    },
+}
+
+impl Netns {
+    /// Opens the namespace behind a path.
+    ///
+    /// # Errors
+    /// The path cannot be opened, or is no network namespace.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
+        let path = path.as_ref().to_owned();
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(cause) => return Err(NetnsError::Open { path, cause }),
+        };
+        let on_nsfs = fstatfs(&file).is_ok_and(|fs| matches!(fs.filesystem_type(), NSFS_MAGIC | PROC_MAGIC));
+        match fstat(&file) {
+            Ok(stat) if on_nsfs => {
+                Ok(Self { path, file, id: NetnsId { device: stat.st_dev, inode: stat.st_ino } })
+            }
+            Ok(_) | Err(_) => Err(NetnsError::NotANamespace { path }),
+        }
+    }
+
+    /// The namespace of the calling thread.
+    ///
+    /// # Errors
+    /// /proc is not mounted.
+    pub fn current() -> Result<Self, NetnsError> {
+        Self::open("/proc/thread-self/ns/net")
+    }
+
+    /// Which namespace it is.
+    #[must_use]
+    pub const fn id(&self) -> NetnsId {
+        self.id
+    }
+
+    /// The path it was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is the calling thread's own.
+    ///
+    /// # Errors
+    /// /proc is not mounted.
+    pub fn is_own(&self) -> Result<bool, NetnsError> {
+        Ok(Self::current()?.id == self.id)
+    }
+
+    /// Whether it is that of process 1: the host's, seen from the host.
+    ///
+    /// # Errors
+    /// Process 1 cannot be looked at.
+    pub fn is_inits(&self) -> Result<bool, NetnsError> {
+        Ok(Self::open("/proc/1/ns/net")?.id == self.id)
+    }
+
+    /// Runs something inside the namespace, on a thread that is made for it and never used again, so that no other
+    /// work can end up in the wrong namespace. The rest of the process stays where it is.
+    ///
+    /// Namespaces of another user namespace (pods with `hostUsers: false`) can be entered as well: a privileged
+    /// process of the node has its capabilities in all user namespaces below its own (user_namespaces(7)).
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or `work` panics.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
+        let enter = || {
+            setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET)
+                .map_err(|cause| NetnsError::Enter { path: self.path.clone(), cause })?;
+            Ok(work())
+        };
+        thread::scope(|scope| {
+            let thread = thread::Builder::new()
+                .name("netns".to_owned())
+                .spawn_scoped(scope, enter)
+                .map_err(|cause| self.thread_error(cause.to_string()))?;
+            thread.join().unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                Err(self.thread_error(text.unwrap_or("it panicked").to_owned()))
+            })
+        })
+    }
+
+    fn thread_error(&self, cause: String) -> NetnsError {
+        NetnsError::Thread { path: self.path.clone(), cause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_namespaces_can_be_opened() {
+        assert!(matches!(Netns::open("/nonexistent"), Err(NetnsError::Open { .. })));
+        assert!(matches!(Netns::open("/etc/hostname"), Err(NetnsError::NotANamespace { .. })));
+        let own = Netns::current().unwrap();
+        assert!(own.is_own().unwrap());
+    }
+
+    #[test]
+    fn a_panic_inside_is_an_error_outside() {
+        let own = Netns::current().unwrap();
+        let result = own.run(|| -> () { panic!("on purpose") });
+        // Entering needs CAP_SYS_ADMIN; without it the refusal is the result.
+        assert!(matches!(result, Err(NetnsError::Thread { .. } | NetnsError::Enter { .. })));
+    }
+}

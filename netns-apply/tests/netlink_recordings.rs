@@ -1,0 +1,151 @@
+//! Recordings of the reference, programmed over netlink and read with iptables' own tools. Needs root.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod common;
+
+use common::{apply, changes, is_in_force, namespace, observe, recordings, run};
+use e2e::netns::State;
+use redirect_core::{
+    Family, RulePlan,
+    parse::rule_state,
+    render::{restore_text, rule_text},
+    rule::Table,
+    state::Entry,
+};
+
+fn restore_programs(family: Family) -> (&'static str, &'static str) {
+    match family {
+        Family::V4 => ("iptables-nft-restore", "iptables-nft"),
+        Family::V6 => ("ip6tables-nft-restore", "ip6tables-nft"),
+    }
+}
+
+/// What iptables' own tools print of a recording, without what is no rule of a table.
+fn wanted(recording: &common::Recording) -> State {
+    let recorded = State::recorded(&recording.case).unwrap();
+    State { v4: recorded.v4, v6: recorded.v6, ..State::default() }
+}
+
+fn printed(namespace: &e2e::netns::Namespace) -> State {
+    let state = namespace.state().unwrap();
+    State { v4: state.v4, v6: state.v6, ..State::default() }
+}
+
+#[test]
+fn iptables_prints_what_was_recorded() {
+    let mut count = 0;
+    for recording in recordings().iter().filter(|recording| !recording.is_native()) {
+        let namespace = namespace();
+        namespace
+            .enter(|| {
+                assert!(apply(&recording.plan).unwrap() || recording.plan.families().is_empty());
+                assert!(is_in_force(&observe(), &recording.plan), "{} is not read back", recording.name);
+                assert!(!apply(&recording.plan).unwrap(), "{} is not in force", recording.name);
+            })
+            .unwrap();
+        let differences = printed(&namespace).differences(&wanted(recording));
+        assert!(differences.is_empty(), "{}: {}", recording.name, differences.join("\n"));
+        namespace
+            .enter(|| {
+                assert!(apply(&RulePlan::empty()).unwrap());
+                assert!(Family::BOTH.iter().all(|family| observe().state(*family).is_empty()));
+            })
+            .unwrap();
+        assert!(printed(&namespace).is_pristine(), "{} leaves something", recording.name);
+        count += 1;
+    }
+    assert!(count >= 250, "{count}");
+}
+
+#[test]
+fn one_plan_takes_the_place_of_another() {
+    let namespace = namespace();
+    for recording in recordings().iter().filter(|recording| !recording.is_native()) {
+        namespace
+            .enter(|| {
+                apply(&recording.plan).unwrap();
+                assert!(is_in_force(&observe(), &recording.plan), "{}", recording.name);
+            })
+            .unwrap();
+        let differences = printed(&namespace).differences(&wanted(recording));
+        assert!(differences.is_empty(), "{}: {}", recording.name, differences.join("\n"));
+    }
+}
+
+#[test]
+fn what_iptables_restore_makes_is_read_as_the_plan() {
+    for recording in recordings().iter().filter(|recording| !recording.is_native()) {
+        let namespace = namespace();
+        namespace
+            .enter(|| {
+                for family in Family::BOTH {
+                    let text = restore_text(&recording.plan.rules(family));
+                    run(restore_programs(family).0, &["--noflush"], &text);
+                }
+                assert!(is_in_force(&observe(), &recording.plan), "{}", recording.name);
+                assert!(changes(&observe(), &recording.plan).is_empty(), "{}", recording.name);
+                // What another program has made is removed all the same.
+                apply(&RulePlan::empty()).unwrap();
+                assert!(Family::BOTH.iter().all(|family| observe().state(*family).is_empty()));
+            })
+            .unwrap();
+    }
+}
+
+#[test]
+fn iptables_finds_and_removes_the_rules() {
+    for recording in recordings().iter().filter(|recording| !recording.is_native()).step_by(7) {
+        let namespace = namespace();
+        namespace
+            .enter(|| {
+                apply(&recording.plan).unwrap();
+                for family in Family::BOTH {
+                    find_and_remove(family, recording);
+                }
+                assert!(Family::BOTH.iter().all(|family| observe().state(*family).is_empty()));
+            })
+            .unwrap();
+    }
+}
+
+/// `iptables -C` and `-D` for every rule, `-X` for every chain.
+fn find_and_remove(family: Family, recording: &common::Recording) {
+    let rules = recording.plan.rules(family);
+    let (_, program) = restore_programs(family);
+    for table in Table::ALL {
+        for (chain, entries) in rules.state().chains(table) {
+            for entry in entries {
+                let Entry::Rule(rule) = entry else { panic!("a plan has no rules of others") };
+                let text = rule_text(rule);
+                for command in ["-C", "-D"] {
+                    let mut args = vec!["-t", table.name(), command, chain.name()];
+                    args.extend(text.split(' '));
+                    run(program, &args, "");
+                }
+            }
+        }
+        for (chain, _) in rules.state().chains(table).filter(|(chain, _)| chain.is_the_meshs()) {
+            run(program, &["-t", table.name(), "-X", chain.name()], "");
+        }
+    }
+}
+
+#[test]
+fn saved_text_and_dump_say_the_same() {
+    let recordings = recordings();
+    for recording in recordings.iter().filter(|recording| !recording.is_native()).step_by(5) {
+        namespace()
+            .enter(|| {
+                apply(&recording.plan).unwrap();
+                let observed = observe();
+                for (family, program) in
+                    [(Family::V4, "iptables-nft-save"), (Family::V6, "ip6tables-nft-save")]
+                {
+                    let saved = rule_state(&run(program, &[], "")).unwrap();
+                    assert_eq!(&saved, observed.state(family), "{}", recording.name);
+                }
+            })
+            .unwrap();
+    }
+}
