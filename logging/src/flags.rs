@@ -1,0 +1,150 @@
+//! The command-line flags of logging, as data: a program's own parser defines them from this table.
+
+use crate::{Config, Format, LevelError, Target};
+
+/// What a flag takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlagKind {
+    /// A text.
+    Text,
+    /// Nothing, or a boolean.
+    Switch,
+    /// A list separated by commas; the flag may be repeated.
+    List,
+}
+
+/// One flag.
+#[derive(Debug, Clone, Copy)]
+pub struct Flag {
+    /// Its name, without dashes.
+    pub name: &'static str,
+    /// What it takes.
+    pub kind: FlagKind,
+    /// The value where nobody says anything.
+    pub default: &'static str,
+    /// What it does, for people.
+    pub meaning: &'static str,
+}
+
+/// Every flag, in the order in which the documentation lists them.
+pub const FLAGS: &[Flag] = &[
+    Flag {
+        name: "log_output_level",
+        kind: FlagKind::Text,
+        default: "default:info",
+        meaning: "Least level of lines logged, as a list of scope:level separated by commas; a bare level is that of \
+                  the scope default, all:level that of every scope. Levels: none, fatal, error, warn, info, debug.",
+    },
+    Flag {
+        name: "log_as_json",
+        kind: FlagKind::Switch,
+        default: "false",
+        meaning: "Whether each line is a JSON object.",
+    },
+    Flag {
+        name: "log_target",
+        kind: FlagKind::List,
+        default: "stderr",
+        meaning: "Where lines go: stderr, stdout or the path of a file.",
+    },
+    Flag {
+        name: "log_caller",
+        kind: FlagKind::Text,
+        default: "",
+        meaning: "Whether lines name the place in the source they come from: any text but none says so.",
+    },
+    Flag {
+        name: "log_stacktrace_level",
+        kind: FlagKind::Text,
+        default: "default:none",
+        meaning: "Accepted as a list of scope:level for the sake of existing command lines; there are no stack traces.",
+    },
+];
+
+/// A flag whose value is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// No level.
+    #[error("flag --{flag}: {error}")]
+    Level {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong.
+        error: LevelError,
+    },
+    /// No boolean.
+    #[error("flag --{flag}: {value:?} is neither true nor false")]
+    Bool {
+        /// The flag.
+        flag: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+impl Config {
+    /// Reads the flags; `get` answers what was given for one, values of a repeated flag joined by commas.
+    ///
+    /// # Errors
+    /// Everything wrong with them, together.
+    pub fn from_flags(get: impl Fn(&str) -> Option<String>) -> Result<Self, Vec<ConfigError>> {
+        let mut errors = Vec::new();
+        let given = |name: &str| get(name).unwrap_or_default();
+        let mut levels = |flag: &'static str| {
+            let parsed = given(flag).parse();
+            parsed.map_err(|error| errors.push(ConfigError::Level { flag, error })).unwrap_or_default()
+        };
+        let wanted = levels("log_output_level");
+        let _ = levels("log_stacktrace_level");
+        let format = match given("log_as_json").as_str() {
+            "true" => Format::Json,
+            "" | "false" => Format::Console,
+            value => {
+                errors.push(ConfigError::Bool { flag: "log_as_json", value: value.to_owned() });
+                Format::Console
+            }
+        };
+        let target = get("log_target").unwrap_or_else(|| "stderr".to_owned());
+        let targets = target.split(',').map(str::trim).filter(|target| !target.is_empty());
+        let caller = !matches!(given("log_caller").as_str(), "" | "none");
+        let config = Self { levels: wanted, format, targets: targets.map(Target::from).collect(), caller };
+        if errors.is_empty() { Ok(config) } else { Err(errors) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Levels;
+
+    fn config(flags: &[(&str, &str)]) -> Result<Config, Vec<ConfigError>> {
+        assert!(flags.iter().all(|(name, _)| FLAGS.iter().any(|flag| flag.name == *name)));
+        Config::from_flags(|name| {
+            flags.iter().find(|(flag, _)| *flag == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_tables_defaults_are_the_defaults() {
+        let table: Vec<(&str, &str)> = FLAGS.iter().map(|flag| (flag.name, flag.default)).collect();
+        let (from_table, from_nothing) = (config(&table).unwrap(), config(&[]).unwrap());
+        assert_eq!(from_nothing, Config::default());
+        assert_eq!(from_table.levels.of("default"), Levels::default().of("default"));
+        assert_eq!(Config { levels: Levels::default(), ..from_table }, Config::default());
+    }
+
+    #[test]
+    fn targets_are_a_list() {
+        let config = config(&[("log_target", "stdout, /var/log/x.log"), ("log_as_json", "true")]).unwrap();
+        assert_eq!(config.targets, [Target::Stdout, Target::File("/var/log/x.log".into())]);
+        assert_eq!(config.format, Format::Json);
+    }
+
+    #[test]
+    fn errors_come_together() {
+        let flags = [("log_output_level", "loud"), ("log_as_json", "maybe"), ("log_stacktrace_level", "x:y")];
+        let errors: Vec<String> = config(&flags).unwrap_err().iter().map(ToString::to_string).collect();
+        assert_eq!(errors.len(), 3);
+        assert!(errors[0].starts_with("flag --log_output_level: \"loud\" is no log level"), "{errors:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Lines for the node agent, sent in one request over its unix socket.
+
+use crate::{Entry, Sink};
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
+
+/// The socket's name in the run directory.
+pub const SOCKET_NAME: &str = "log.sock";
+/// How long the agent may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How many lines a process keeps for the agent at most; later ones are dropped.
+const MOST_LINES: usize = 1000;
+
+/// Keeps JSON lines and sends them on [`Sink::flush`]: `POST /log` with a JSON array of strings, each one line.
+#[derive(Debug)]
+pub struct AgentSocket {
+    path: PathBuf,
+    lines: Mutex<Vec<String>>,
+}
+
+impl AgentSocket {
+    /// For the socket of this path; none where there is no such file, because then nobody listens.
+    #[must_use]
+    pub fn find(path: PathBuf) -> Option<Self> {
+        path.exists().then(|| Self { path, lines: Mutex::default() })
+    }
+}
+
+impl Sink for AgentSocket {
+    fn write(&self, entry: &Entry) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() < MOST_LINES {
+            lines.push(entry.json());
+        }
+    }
+
+    fn flush(&self) {
+        let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
+        if !lines.is_empty() {
+            let (path, (done, wait)) = (self.path.clone(), mpsc::channel());
+            // Connecting has no deadline of its own: it waits as long as an agent that hangs has too many callers.
+            thread::spawn(move || {
+                // Lines that do not arrive went to the other sinks.
+                let _ = post(&path, &lines);
+                let _ = done.send(());
+            });
+            let _ = wait.recv_timeout(PATIENCE);
+        }
+    }
+}
+
+/// Sends the lines and waits for the answer, so that the agent has them before the process ends.
+fn post(path: &Path, lines: &[String]) -> io::Result<()> {
+    let body = serde_json::to_string(lines)?;
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let head = format!(
+        "POST /log HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes())?;
+    stream.read_exact(&mut [0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Level;
+    use std::{
+        io::BufRead,
+        os::unix::net::UnixListener,
+        time::{Instant, SystemTime},
+    };
+
+    fn entry(message: &str) -> Entry {
+        Entry {
+            time: SystemTime::now(),
+            level: Level::Info,
+            scope: None,
+            caller: None,
+            message: message.to_owned(),
+            labels: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn all_lines_arrive_in_one_request() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET_NAME);
+        assert!(AgentSocket::find(path.clone()).is_none());
+        let listener = UnixListener::bind(&path).unwrap();
+        let agent = thread::spawn(move || {
+            let mut reader = io::BufReader::new(listener.accept().unwrap().0);
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                reader.read_line(&mut head).unwrap();
+            }
+            let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
+            let mut body = vec![0; length.parse().unwrap()];
+            reader.read_exact(&mut body).unwrap();
+            reader.get_mut().write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+            (head, body)
+        });
+        let socket = AgentSocket::find(path).unwrap();
+        for message in ["one", "two\n"] {
+            socket.write(&entry(message));
+        }
+        socket.flush();
+        socket.flush();
+        let (head, body) = agent.join().unwrap();
+        assert!(head.starts_with("POST /log HTTP/1.1\r\n"), "{head}");
+        let lines: Vec<String> = serde_json::from_slice(&body).unwrap();
+        let messages: Vec<String> =
+            lines.iter().map(|line| Entry::from_json(line).unwrap().message).collect();
+        assert_eq!(messages, ["one", "two\n"]);
+    }
+
+    #[test]
+    fn an_agent_that_hangs_costs_a_second_at_most() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET_NAME);
+        let _listener = UnixListener::bind(&path).unwrap();
+        let socket = AgentSocket::find(path).unwrap();
+        socket.write(&entry("lost"));
+        let start = Instant::now();
+        socket.flush();
+        assert!(start.elapsed() < PATIENCE * 2);
+    }
+
+    #[test]
+    fn an_agent_that_is_gone_is_no_problem() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET_NAME);
+        drop(UnixListener::bind(&path).unwrap());
+        let socket = AgentSocket::find(path).unwrap();
+        socket.write(&entry("lost"));
+        socket.flush();
+    }
+}

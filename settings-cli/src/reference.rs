@@ -1,0 +1,59 @@
+//! The reference documentation of the settings, from the table.
+
+use redirect_core::settings::{Kind, SETTINGS, Setting};
+use std::fmt::Write;
+
+/// A page in Markdown: every setting with its flag, variables, annotation, default and meaning.
+#[must_use]
+pub fn reference() -> String {
+    let mut page = String::from(
+        "# Settings\n\n\
+         Every setting of `istio-iptables`, `istio-validation` and, through annotations, of `istio-cni`. This page is\n\
+         made from the settings table in `redirect-core`; a test keeps the two the same.\n\n\
+         What holds: default, then environment, then flag; for a pod: default for pods, then annotation. Of several\n\
+         variables the last one given here wins, of several annotations the first. A boolean is `true` or `false`,\n\
+         `1` or `0`, `t` or `f`. Lists are separated by commas. Whatever cannot be read is an error; nothing is\n\
+         ignored.\n",
+    );
+    for setting in SETTINGS {
+        section(setting, &mut page);
+    }
+    page
+}
+
+fn section(setting: &Setting, page: &mut String) {
+    let name = setting.flag.map(|flag| format!("--{flag}"));
+    let title = name.or_else(|| setting.env.first().map(|name| (*name).to_owned())).unwrap_or_default();
+    // Writing to a string cannot fail.
+    let _ = write!(page, "\n## `{title}`\n\n{}\n\n", setting.meaning);
+    let mut row = |what: &str, value: String| {
+        let _ = writeln!(page, "- {what}: {value}");
+    };
+    if let Some(short) = setting.short {
+        row("short flag", format!("`-{short}`"));
+    }
+    if !setting.env.is_empty() {
+        row("environment", code(setting.env));
+    }
+    if !setting.annotations.is_empty() {
+        row("annotation", code(setting.annotations));
+    }
+    if let Some(name) = setting.proxy_env {
+        row("variable of container `istio-proxy`", format!("`{name}`"));
+    }
+    if let Kind::Choice(words) = setting.kind {
+        row("one of", code(words));
+    }
+    row("default", value(setting.default));
+    if let Some(default) = setting.pod_default {
+        row("default for pods", value(default));
+    }
+}
+
+fn code(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn value(text: &str) -> String {
+    if text.is_empty() { "empty".to_owned() } else { format!("`{text}`") }
+}
