@@ -1,0 +1,57 @@
+//! What a run tells: one line when it is done, one line for everything that went wrong.
+
+use logging::DEFAULT_SCOPE;
+use netns_apply::Outcome;
+use redirect_core::{Family, InterceptionMode, Redirect, RulePlan, render, settings::InputErrors};
+use std::process::ExitCode;
+
+/// Logs why a run failed. Input errors get a line each.
+pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<InputErrors>() {
+        Some(errors) => errors.iter().for_each(|error| log::error!(target: DEFAULT_SCOPE, "{error}")),
+        None => log::error!(target: DEFAULT_SCOPE, "{error:#}"),
+    }
+    ExitCode::FAILURE
+}
+
+/// Logs the plan at debug, a line a rule: a log line is one line.
+pub(crate) fn planned(plan: &RulePlan) {
+    if log::log_enabled!(target: DEFAULT_SCOPE, log::Level::Debug) {
+        for line in render::explain(plan).lines() {
+            log::debug!(target: DEFAULT_SCOPE, "{line}");
+        }
+    }
+}
+
+/// Logs what programming did, in one line.
+pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome) {
+    warn(outcome);
+    let count = |family| {
+        let rules = plan.planned_rules().iter().filter(|rule| rule.scope.covers(family));
+        if plan.families().contains(&family) { rules.count() } else { 0 }
+    };
+    let what = if outcome.changed { "redirection is in force" } else { "redirection was in force already" };
+    let mode = match redirect.mode {
+        InterceptionMode::Redirect => "REDIRECT",
+        InterceptionMode::Tproxy(_) => "TPROXY",
+    };
+    log::info!(
+        target: DEFAULT_SCOPE,
+        backend:% = outcome.backend, because:% = outcome.because, mode,
+        ipv4_rules = count(Family::V4), ipv6_rules = count(Family::V6);
+        "{what}"
+    );
+}
+
+/// Logs what cleaning up did, in one line.
+pub(crate) fn cleaned(outcome: &Outcome) {
+    warn(outcome);
+    let what = if outcome.changed { "removed all redirection" } else { "there was no redirection to remove" };
+    log::info!(target: DEFAULT_SCOPE, "{what}");
+}
+
+fn warn(outcome: &Outcome) {
+    for warning in &outcome.warnings {
+        log::warn!(target: DEFAULT_SCOPE, "{warning}");
+    }
+}
