@@ -1,0 +1,39 @@
+//! Waiting for the pod to get an address.
+
+use crate::{
+    engine::{Interrupted, timeout},
+    stop::Stop,
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use nix::poll::{PollFd, PollFlags, poll};
+use std::{io, os::fd::AsFd, time::Instant};
+
+/// Groups of rtnetlink(7): addresses of both families that come and go.
+const RTMGRP_IPV4_IFADDR: u32 = 0x10;
+const RTMGRP_IPV6_IFADDR: u32 = 0x100;
+
+/// Tells when an address comes or goes in the network namespace it was made in.
+pub(crate) struct AddressWatch(Socket);
+
+impl AddressWatch {
+    pub(crate) fn start() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind(&SocketAddr::new(0, RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR))?;
+        socket.set_non_blocking(true)?;
+        Ok(Self(socket))
+    }
+
+    /// Waits for the next change; false when time is up.
+    pub(crate) fn wait(&self, until: Instant, stop: Option<&Stop>) -> Result<bool, Interrupted> {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut fds = vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        fds.extend(stop.map(|stop| PollFd::new(stop.as_fd(), PollFlags::POLLIN)));
+        let ready = poll(&mut fds, timeout(left));
+        if let Some(signal) = stop.and_then(Stop::signal) {
+            return Err(Interrupted(signal));
+        }
+        // What changed does not matter: the addresses are read anew.
+        while self.0.recv_from_full().is_ok() {}
+        Ok(ready != Ok(0))
+    }
+}

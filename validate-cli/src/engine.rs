@@ -1,0 +1,317 @@
+//! One round: every probe at once, and what was seen of each. Driven by events; it ends when all is seen.
+
+use crate::{
+    sockets::{Arrival, Flight, Incoming, StandIn, TOKEN, Token},
+    stop::Stop,
+};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use redirect_core::rule::Protocol;
+use std::{
+    fs::File,
+    io::{self, Read},
+    net::{IpAddr, SocketAddr},
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+/// How long a packet that is expected to vanish is watched after everything else was seen. Packets over `lo` are
+/// delivered in the order they were sent, so it would have arrived by then.
+const WATCH: Duration = Duration::from_millis(2);
+
+/// A connection attempt or a datagram.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shot {
+    pub(crate) protocol: Protocol,
+    pub(crate) source: Option<IpAddr>,
+    pub(crate) destination: SocketAddr,
+    /// Whether it is expected to vanish, so that nobody waits for it.
+    pub(crate) vanishes: bool,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// It arrived at this stand-in, which was told this original destination.
+    Arrived { at: SocketAddr, original: Option<SocketAddr> },
+    /// Nobody listens where it arrived.
+    Refused,
+    /// It was not even sent.
+    NotSent(Errno),
+    /// The network said it cannot be delivered.
+    Undelivered(Errno),
+    /// Somebody else took the connection.
+    Stranger,
+    /// Nothing.
+    Silent,
+}
+
+/// Why a round ended before everything was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interrupted(pub(crate) &'static str);
+
+/// Random bytes of the kernel.
+pub(crate) struct Tokens(File);
+
+impl Tokens {
+    pub(crate) fn open() -> io::Result<Self> {
+        File::open("/dev/urandom").map(Self)
+    }
+
+    fn next(&mut self) -> io::Result<Token> {
+        let mut bytes = [0; TOKEN / 2];
+        self.0.read_exact(&mut bytes)?;
+        let mut token = [0; TOKEN];
+        for (digits, byte) in token.chunks_exact_mut(2).zip(bytes) {
+            digits.copy_from_slice(&[hex(byte >> 4), hex(byte & 15)]);
+        }
+        Ok(token)
+    }
+}
+
+const fn hex(digit: u8) -> u8 {
+    if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }
+}
+
+/// Sends every shot and watches until all are seen, or time is up.
+pub(crate) fn round(
+    shots: &[Shot],
+    stand_ins: &[StandIn],
+    limit: Duration,
+    tokens: &mut Tokens,
+    stop: Option<&Stop>,
+) -> Result<Vec<Seen>, Interrupted> {
+    let mut round = Round { stand_ins, flying: Vec::new(), incoming: Vec::new() };
+    for shot in shots {
+        round.flying.push(Flying::start(*shot, tokens));
+    }
+    let end = Instant::now() + limit;
+    let mut watch = None;
+    loop {
+        if round.waits_for_nothing() {
+            let all = round.flying.iter().all(|flying| flying.seen.is_some());
+            let until = *watch.get_or_insert_with(|| Instant::now() + WATCH);
+            if all || Instant::now() >= until {
+                break;
+            }
+        }
+        let now = Instant::now();
+        let until = watch.map_or(end, |watch| watch.min(end));
+        if now >= end {
+            break;
+        }
+        if round.wait(until.saturating_duration_since(now), stop)? {
+            round.step();
+        }
+    }
+    Ok(round.flying.into_iter().map(Flying::verdict).collect())
+}
+
+struct Round<'a> {
+    stand_ins: &'a [StandIn],
+    flying: Vec<Flying>,
+    incoming: Vec<Incoming>,
+}
+
+impl Round<'_> {
+    fn waits_for_nothing(&self) -> bool {
+        self.flying.iter().all(|flying| flying.seen.is_some() || flying.shot.vanishes)
+    }
+
+    /// Waits for something to happen; false when time is up.
+    fn wait(&self, time: Duration, stop: Option<&Stop>) -> Result<bool, Interrupted> {
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        fds.extend(self.stand_ins.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)));
+        fds.extend(self.incoming.iter().filter_map(|incoming| match incoming {
+            Incoming::Partial(stream, _) => Some(PollFd::new(stream.as_fd(), PollFlags::POLLIN)),
+            Incoming::Whole(_) => None,
+        }));
+        fds.extend(self.flying.iter().filter_map(Flying::awaits));
+        fds.extend(stop.map(|stop| PollFd::new(stop.as_fd(), PollFlags::POLLIN)));
+        match poll(&mut fds, timeout(time)) {
+            Ok(0) => Ok(false),
+            Ok(_) | Err(_) => match stop.and_then(Stop::signal) {
+                Some(signal) => Err(Interrupted(signal)),
+                None => Ok(true),
+            },
+        }
+    }
+
+    /// Does whatever can be done without waiting.
+    fn step(&mut self) {
+        for flying in &mut self.flying {
+            flying.step();
+        }
+        for stand_in in self.stand_ins {
+            while let Some(incoming) = stand_in.next() {
+                self.incoming.push(incoming);
+            }
+        }
+        let waiting = std::mem::take(&mut self.incoming);
+        for incoming in waiting.into_iter().filter_map(Incoming::read) {
+            match incoming {
+                Incoming::Whole(arrival) => self.arrived(&arrival),
+                Incoming::Partial(..) => self.incoming.push(incoming),
+            }
+        }
+    }
+
+    /// Only the flight that knows the token and left from this very address and port has arrived.
+    fn arrived(&mut self, arrival: &Arrival) {
+        let says = |token: &Token| arrival.token.windows(TOKEN).any(|window| window == token);
+        let flight = self.flying.iter_mut().find(|flying| {
+            says(&flying.token) && flying.flight.as_ref().is_some_and(|flight| flight.local == arrival.peer)
+        });
+        if let Some(flying) = flight {
+            flying.seen = Some(Seen::Arrived { at: arrival.at, original: arrival.original });
+        }
+    }
+}
+
+/// A shot on its way.
+struct Flying {
+    shot: Shot,
+    token: Token,
+    flight: Option<Flight>,
+    sent: bool,
+    seen: Option<Seen>,
+}
+
+impl Flying {
+    fn start(shot: Shot, tokens: &mut Tokens) -> Self {
+        let mut flying = Self { shot, token: [0; TOKEN], flight: None, sent: false, seen: None };
+        match tokens.next() {
+            Ok(token) => flying.token = token,
+            Err(_) => flying.seen = Some(Seen::NotSent(Errno::EIO)),
+        }
+        if flying.seen.is_none() {
+            match Flight::start(shot.protocol, shot.source, shot.destination) {
+                Ok(flight) => flying.flight = Some(flight),
+                Err(Errno::ECONNREFUSED) => flying.seen = Some(Seen::Refused),
+                Err(error) => flying.seen = Some(Seen::NotSent(error)),
+            }
+        }
+        if shot.protocol == Protocol::Udp {
+            flying.send();
+        }
+        flying
+    }
+
+    fn awaits(&self) -> Option<PollFd<'_>> {
+        let flight = self.flight.as_ref().filter(|_| self.seen.is_none())?;
+        // A TCP connection is writable when made; then only its end, or a datagram's refusal, is news.
+        let events = if self.sent { PollFlags::empty() } else { PollFlags::POLLOUT };
+        // Once the token is sent, a hang-up is no news any more: the stand-in tells.
+        (!self.sent || self.shot.protocol == Protocol::Udp).then(|| PollFd::new(flight.as_fd(), events))
+    }
+
+    fn step(&mut self) {
+        if self.seen.is_some() {
+            return;
+        }
+        let Some(flight) = &self.flight else { return };
+        if self.sent && self.shot.protocol == Protocol::Tcp {
+            return;
+        }
+        match flight.connected() {
+            Ok(()) if !self.sent => self.send(),
+            Ok(()) => {}
+            Err(Errno::ECONNREFUSED) => self.seen = Some(Seen::Refused),
+            Err(error) => self.seen = Some(Seen::Undelivered(error)),
+        }
+    }
+
+    fn send(&mut self) {
+        let Some(flight) = &self.flight else { return };
+        let sent = match self.shot.protocol {
+            Protocol::Tcp => flight.send(&self.token),
+            Protocol::Udp => flight.send(&dns_query(&self.token)),
+        };
+        match sent {
+            Ok(()) => self.sent = true,
+            // Not connected yet.
+            Err(Errno::EAGAIN | Errno::ENOTCONN) => {}
+            Err(Errno::ECONNREFUSED) => self.seen = Some(Seen::Refused),
+            Err(error) => self.seen = Some(Seen::Undelivered(error)),
+        }
+    }
+
+    fn verdict(self) -> Seen {
+        match self.seen {
+            Some(seen) => seen,
+            // It was taken, but by nobody who showed us the token.
+            None if self.sent && self.shot.protocol == Protocol::Tcp => Seen::Stranger,
+            None => Seen::Silent,
+        }
+    }
+}
+
+/// A well-formed question for the address of `TOKEN.invalid`: a real name server that gets it knows what to do.
+fn dns_query(token: &Token) -> Vec<u8> {
+    let [first, second, ..] = *token;
+    // Identifier, recursion desired, one question.
+    let mut query = vec![first, second, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, TOKEN as u8];
+    query.extend_from_slice(token);
+    query.extend_from_slice(b"\x07invalid\x00");
+    // Type A, class IN.
+    query.extend_from_slice(&[0, 1, 0, 1]);
+    query
+}
+
+/// Rounded up, so that nothing spins.
+pub(crate) fn timeout(time: Duration) -> PollTimeout {
+    let millis = time.as_micros().div_ceil(1000);
+    PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX)).unwrap_or(PollTimeout::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a panic is how a test fails
+    use super::*;
+
+    fn tcp(destination: SocketAddr) -> Shot {
+        Shot { protocol: Protocol::Tcp, source: None, destination, vanishes: false }
+    }
+
+    fn listen(protocol: Protocol) -> StandIn {
+        StandIn::listen(protocol, "127.0.0.1:0".parse().unwrap()).unwrap()
+    }
+
+    fn shoot(shots: &[Shot], stand_ins: &[StandIn]) -> Vec<Seen> {
+        round(shots, stand_ins, Duration::from_millis(200), &mut Tokens::open().unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn every_probe_is_recognised_by_its_token() {
+        let stand_ins = [listen(Protocol::Tcp), listen(Protocol::Udp)];
+        let [at, udp] = [stand_ins[0].address().unwrap(), stand_ins[1].address().unwrap()];
+        let seen = shoot(&[tcp(at), tcp(at), Shot { protocol: Protocol::Udp, ..tcp(udp) }], &stand_ins);
+        for (seen, want) in seen.iter().zip([at, at, udp]) {
+            assert!(matches!(seen, Seen::Arrived { at, .. } if *at == want), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_stranger_proves_nothing() {
+        let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let free = listen(Protocol::Tcp).address().unwrap();
+        let seen = shoot(&[tcp(stranger.local_addr().unwrap()), tcp(free)], &[]);
+        assert_eq!(seen, [Seen::Stranger, Seen::Refused]);
+    }
+
+    #[test]
+    fn a_strangers_connection_does_not_disturb() {
+        let stand_in = [listen(Protocol::Tcp)];
+        let at = stand_in[0].address().unwrap();
+        let mut stranger = std::net::TcpStream::connect(at).unwrap();
+        io::Write::write_all(&mut stranger, &[b'0'; TOKEN]).unwrap();
+        let silent = std::net::TcpStream::connect(at).unwrap();
+        // One probe that arrives, and one that does not although a stranger did.
+        let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let seen = shoot(&[tcp(elsewhere.local_addr().unwrap()), tcp(at)], &stand_in);
+        assert!(matches!(seen[..], [Seen::Stranger, Seen::Arrived { .. }]), "{seen:?}");
+        drop(silent);
+    }
+}

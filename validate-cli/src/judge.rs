@@ -1,0 +1,275 @@
+//! What was seen, held against what was planned.
+
+use crate::{
+    engine::Seen,
+    probes::Probe,
+    reason::Reason,
+    verdict::{Check, Path, Unproven},
+    walk::{Fate, loopback},
+};
+use nix::errno::Errno;
+use redirect_core::{Family, values::Port};
+use std::net::SocketAddr;
+
+/// What a probe proves, or that it proves nothing.
+pub(crate) enum Finding {
+    Check(Check),
+    Unproven(Unproven),
+}
+
+/// Holds one probe against the plan. `busy` are the proxy's ports that somebody else has.
+pub(crate) fn judge(probe: &Probe, seen: Seen, busy: &[SocketAddr]) -> Finding {
+    if let (Path::Outbound | Path::DnsUdp | Path::DnsTcp, Seen::NotSent(_)) = (probe.path, seen) {
+        let why = "the pod has no route to anywhere";
+        return Finding::Unproven(Unproven { family: probe.family, path: probe.path, why });
+    }
+    let result = match probe.fate {
+        Fate::Redirected(port) => redirected(probe, port, seen, busy),
+        Fate::Untouched | Fate::Unknown => untouched(probe, seen),
+        Fate::Tproxied => tproxied(seen),
+    };
+    Finding::Check(Check {
+        family: probe.family,
+        path: probe.path,
+        target: Some(probe.shot.destination),
+        captures: matches!(probe.fate, Fate::Redirected(_) | Fate::Tproxied),
+        detail: detail(probe, seen, result),
+        result,
+    })
+}
+
+fn redirected(probe: &Probe, port: Port, seen: Seen, busy: &[SocketAddr]) -> Result<(), Reason> {
+    let destination = probe.shot.destination;
+    let wanted = SocketAddr::new(loopback(probe.family), port.number());
+    let taken = busy.contains(&wanted);
+    match seen {
+        Seen::Arrived { at, original } if at == wanted => match original {
+            // Asked of connections only; a datagram's answer is rewritten by the kernel.
+            Some(original) if original != destination => Err(Reason::DestinationLost),
+            None if probe.path != Path::DnsUdp => Err(Reason::DestinationLost),
+            Some(_) | None => Ok(()),
+        },
+        Seen::Arrived { at, .. } if at == destination => Err(passed_by(probe.path)),
+        // Captured like any other connection, perhaps; but not to the DNS server.
+        Seen::Arrived { .. } | Seen::Refused if is_dns(probe.path) && !taken => Err(passed_by(probe.path)),
+        Seen::Arrived { .. } => Err(Reason::WrongPort),
+        Seen::Refused | Seen::Stranger | Seen::Silent if taken => Err(Reason::PortsBusy),
+        Seen::Refused => Err(Reason::WrongPort),
+        Seen::Stranger => Err(Reason::Stranger),
+        Seen::NotSent(Errno::EADDRNOTAVAIL) if probe.path == Path::ProxyToSelf => {
+            Err(Reason::NoPassthroughAddress)
+        }
+        Seen::NotSent(_) => Err(Reason::LoopbackDown),
+        Seen::Undelivered(_) => Err(passed_by(probe.path)),
+        // It left the pod, and nobody answers from nowhere.
+        Seen::Silent if !stays(probe.path) => Err(passed_by(probe.path)),
+        Seen::Silent => Err(Reason::NoAnswer),
+    }
+}
+
+fn untouched(probe: &Probe, seen: Seen) -> Result<(), Reason> {
+    match seen {
+        Seen::Arrived { at, .. } if at == probe.shot.destination => Ok(()),
+        Seen::Arrived { .. } | Seen::Refused | Seen::Stranger => match probe.path {
+            // Captured although it is not the proxy's; or left alone although it is.
+            Path::OwnAddress | Path::Outbound => Err(Reason::WrongOwner),
+            Path::ProxyToSelf
+            | Path::Passthrough
+            | Path::Loopback
+            | Path::DnsUdp
+            | Path::DnsTcp
+            | Path::Tproxy
+            | Path::PolicyRoute
+            | Path::Inbound => Err(Reason::LoopbackCaptured),
+        },
+        Seen::NotSent(Errno::EADDRNOTAVAIL) if probe.path == Path::Passthrough => {
+            Err(Reason::NoPassthroughAddress)
+        }
+        Seen::NotSent(_) | Seen::Undelivered(_) => Err(Reason::LoopbackDown),
+        Seen::Silent if probe.path == Path::Loopback => Err(Reason::LoopbackDown),
+        Seen::Silent => Err(Reason::NoAnswer),
+    }
+}
+
+fn tproxied(seen: Seen) -> Result<(), Reason> {
+    match seen {
+        Seen::Silent => Ok(()),
+        Seen::Arrived { .. } | Seen::Refused | Seen::Stranger | Seen::NotSent(_) | Seen::Undelivered(_) => {
+            Err(Reason::TproxyNotInEffect)
+        }
+    }
+}
+
+const fn is_dns(path: Path) -> bool {
+    matches!(path, Path::DnsUdp | Path::DnsTcp)
+}
+
+/// Whether a path stays inside the pod.
+const fn stays(path: Path) -> bool {
+    match path {
+        Path::Outbound | Path::DnsUdp | Path::DnsTcp => false,
+        Path::ProxyToSelf
+        | Path::OwnAddress
+        | Path::Passthrough
+        | Path::Loopback
+        | Path::Tproxy
+        | Path::PolicyRoute
+        | Path::Inbound => true,
+    }
+}
+
+/// The reason of a path that should be captured and is not, before others are looked at.
+const fn passed_by(path: Path) -> Reason {
+    match path {
+        Path::DnsUdp | Path::DnsTcp => Reason::DnsNotCaptured,
+        Path::ProxyToSelf
+        | Path::OwnAddress
+        | Path::Passthrough
+        | Path::Loopback
+        | Path::Outbound
+        | Path::Tproxy
+        | Path::PolicyRoute
+        | Path::Inbound => Reason::RulesNotInEffect,
+    }
+}
+
+fn detail(probe: &Probe, seen: Seen, result: Result<(), Reason>) -> String {
+    let to = probe.shot.destination;
+    let wanted = match probe.fate {
+        Fate::Redirected(port) => format!("; it should have been redirected to port {port}"),
+        Fate::Untouched | Fate::Unknown => "; it should have been left alone".to_owned(),
+        Fate::Tproxied => "; it should have been taken by TPROXY".to_owned(),
+    };
+    let seen = match seen {
+        Seen::Arrived { at, original: Some(original) } if at != to && original != to => {
+            format!("arrived at port {}, where it seemed to be meant for {original}", at.port())
+        }
+        Seen::Arrived { at, .. } if at == to => "arrived where it was sent".to_owned(),
+        Seen::Arrived { at, .. } => format!("was redirected to port {}", at.port()),
+        Seen::Refused if result == Err(Reason::PortsBusy) => "was redirected, and refused".to_owned(),
+        Seen::Refused => {
+            "was refused: redirected to a port where nobody listens, or rejected by a rule".to_owned()
+        }
+        Seen::NotSent(error) => format!("could not be sent: {}", error.desc()),
+        Seen::Undelivered(error) => format!("left the pod and came back: {}", error.desc()),
+        Seen::Stranger => "was taken by a process that did not know the token".to_owned(),
+        Seen::Silent if probe.fate == Fate::Tproxied => "was taken by TPROXY".to_owned(),
+        Seen::Silent => "was not answered".to_owned(),
+    };
+    match result {
+        Ok(()) => format!("{to} {seen}"),
+        Err(_) => format!("{to} {seen}{wanted}"),
+    }
+}
+
+/// The one reason that explains the checks best. `tracked` says whether the namespace tracks connections.
+pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: bool) -> Reason {
+    // Where nothing translates addresses, it was somebody out there who refused.
+    let passed = |check: &Check| match check.result {
+        Err(Reason::RulesNotInEffect) => check.captures,
+        Err(Reason::WrongPort) => check.captures && !tracked && !stays(check.path),
+        Ok(()) | Err(_) => false,
+    };
+    let families = |wanted: &dyn Fn(&Check) -> bool| {
+        Family::BOTH.map(|family| checks.iter().any(|check| check.family == family && wanted(check)))
+    };
+    let bypassed = families(&passed);
+    let captured = families(&|check| check.captures && check.result.is_ok());
+    // One is captured and the other is not at all.
+    let one_only = bypassed[0] && !captured[0] && captured[1] || bypassed[1] && !captured[1] && captured[0];
+    let instead = match () {
+        () if mistaken => Reason::WrongOwner,
+        () if one_only => Reason::OneFamilyOnly,
+        () if captured.contains(&true) || tracked => Reason::RulesNotInEffect,
+        () => Reason::NoRules,
+    };
+    for check in checks.iter_mut().filter(|check| passed(check)) {
+        check.result = Err(instead);
+    }
+    let failed = |reason: &Reason| checks.iter().any(|check| check.result == Err(*reason));
+    match Reason::ALL.into_iter().find(failed) {
+        Some(reason) => reason,
+        None if captured.contains(&true) => Reason::Redirected,
+        None => Reason::NothingProven,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a panic is how a test fails
+    use super::*;
+    use crate::engine::Shot;
+    use redirect_core::rule::Protocol;
+
+    fn probe(path: Path, to: &str, fate: Fate) -> Probe {
+        let destination: SocketAddr = to.parse().unwrap();
+        let shot = Shot { protocol: Protocol::Tcp, source: None, destination, vanishes: false };
+        Probe { family: Family::of(&destination.ip()), path, shot, fate }
+    }
+
+    fn inbound() -> Fate {
+        Fate::Redirected(Port::new(15006).unwrap())
+    }
+
+    fn arrived(at: &str, original: Option<&str>) -> Seen {
+        Seen::Arrived { at: at.parse().unwrap(), original: original.map(|text| text.parse().unwrap()) }
+    }
+
+    fn check(probe: &Probe, seen: Seen) -> Check {
+        match judge(probe, seen, &[]) {
+            Finding::Check(check) => check,
+            Finding::Unproven(unproven) => panic!("{unproven}"),
+        }
+    }
+
+    #[test]
+    fn the_original_destination_has_to_be_known_and_true() {
+        let probe = probe(Path::ProxyToSelf, "127.0.0.6:15002", inbound());
+        let result = |original| check(&probe, arrived("127.0.0.1:15006", original)).result;
+        assert_eq!(result(Some("127.0.0.6:15002")), Ok(()));
+        assert_eq!(result(Some("127.0.0.6:80")), Err(Reason::DestinationLost));
+        assert_eq!(result(None), Err(Reason::DestinationLost));
+    }
+
+    #[test]
+    fn a_stranger_is_blamed_for_a_busy_port_only_where_it_is_busy() {
+        let probe = probe(Path::ProxyToSelf, "127.0.0.6:15002", inbound());
+        assert_eq!(check(&probe, Seen::Stranger).result, Err(Reason::Stranger));
+        let busy = ["127.0.0.1:15006".parse().unwrap()];
+        let Finding::Check(check) = judge(&probe, Seen::Stranger, &busy) else { panic!("a finding") };
+        assert_eq!(check.result, Err(Reason::PortsBusy));
+        assert!(!check.detail.contains("arrived"), "{}", check.detail);
+    }
+
+    #[test]
+    fn a_refusal_far_away_is_no_redirection() {
+        let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
+        let refused = || vec![check(&outbound, Seen::Refused)];
+        assert_eq!(conclude(&mut refused(), false, false), Reason::NoRules);
+        assert_eq!(conclude(&mut refused(), false, true), Reason::WrongPort);
+    }
+
+    #[test]
+    fn a_route_is_not_the_rules_business() {
+        let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
+        assert!(matches!(judge(&outbound, Seen::NotSent(Errno::ENETUNREACH), &[]), Finding::Unproven(_)));
+    }
+
+    #[test]
+    fn the_reason_explains_the_most() {
+        let v4 = probe(Path::ProxyToSelf, "127.0.0.6:15002", inbound());
+        let v6 = probe(Path::ProxyToSelf, "[::6]:15002", inbound());
+        let good = || check(&v4, arrived("127.0.0.1:15006", Some("127.0.0.6:15002")));
+        let passed = || check(&v6, arrived("[::6]:15002", None));
+        assert_eq!(conclude(&mut [], false, true), Reason::NothingProven);
+        assert_eq!(conclude(&mut [good()], false, true), Reason::Redirected);
+        assert_eq!(conclude(&mut [good(), passed()], false, true), Reason::OneFamilyOnly);
+        assert_eq!(conclude(&mut [passed()], false, true), Reason::RulesNotInEffect);
+        assert_eq!(conclude(&mut [passed()], false, false), Reason::NoRules);
+        assert_eq!(conclude(&mut [passed()], true, true), Reason::WrongOwner);
+        assert_eq!(
+            conclude(&mut [good(), check(&v6, Seen::Refused), passed()], false, true),
+            Reason::WrongPort
+        );
+    }
+}

@@ -1,0 +1,268 @@
+//! Proves by traffic, without any privilege, that a pod is redirected to its sidecar proxy.
+//!
+//! For a moment the process takes the proxy's place: it listens on the proxy's ports on the loopback address, sends
+//! packets along every path that the plan decides about and that its user's packets can take, and looks where they
+//! arrive. Each carries a token that nobody else knows. What to expect of each path is worked out from the plan's own
+//! rules, so the validation follows every setting.
+//!
+//! ```no_run
+//! use istio_validation::{Request, validate};
+//! # fn check(redirect: &redirect_core::Redirect, validation: redirect_core::options::Validation) -> std::io::Result<()> {
+//! let addresses = netns_apply::facts::addresses()?;
+//! let verdict = validate(&Request::new(redirect, &addresses, validation));
+//! println!("{verdict}");
+//! std::process::exit(verdict.exit_code().into());
+//! # }
+//! ```
+//!
+//! Everything acts on the network namespace of the calling thread. Nothing is left behind: the kernel closes the
+//! listeners with the process, whatever ends it.
+
+mod address;
+mod engine;
+mod judge;
+mod policy;
+mod probes;
+mod reason;
+mod report;
+mod run;
+mod sockets;
+mod stop;
+mod verdict;
+mod walk;
+
+use engine::{Interrupted, Seen, Tokens};
+use judge::Finding;
+use nix::{
+    poll::{PollFd, PollFlags, poll},
+    unistd::{Gid, Uid, getegid, geteuid, setfsgid, setfsuid},
+};
+use probes::{Aims, Probe};
+use redirect_core::{Family, Redirect, options::Validation, values::PASSTHROUGH_V6};
+use std::{
+    fs,
+    net::IpAddr,
+    os::fd::AsFd,
+    thread,
+    time::{Duration, Instant},
+};
+use stop::Stop;
+
+pub use reason::{Reason, Remedy};
+pub use report::report;
+pub use run::{RunError, run};
+pub use verdict::{Check, Path, Unproven, Verdict};
+pub use walk::Identity;
+
+/// How long a round waits for what does not come.
+const ROUND: Duration = Duration::from_millis(200);
+/// The pause behind the first round that failed. Each is twice as long as the one before, up to [`LONGEST_PAUSE`].
+///
+/// There is no event to wait for instead: the kernel tells nobody unprivileged about rules.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// What is to be proven.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The redirection that should be in force.
+    pub redirect: &'a Redirect,
+    /// The addresses of the pod's interfaces, in the kernel's order.
+    pub addresses: &'a [IpAddr],
+    /// The probe's port, and how long it may take.
+    pub validation: Validation,
+    /// Whether the rules are native nftables: they show less of TPROXY.
+    pub native_nftables: bool,
+    /// Whose packets are sent. Those of another user than the process's own need CAP_SETUID and CAP_SETGID.
+    pub who: Identity,
+}
+
+impl<'a> Request<'a> {
+    /// A request of this process's user; of the proxy's when this is root, who is neither proxy nor application.
+    #[must_use]
+    pub fn new(redirect: &'a Redirect, addresses: &'a [IpAddr], validation: Validation) -> Self {
+        let proxy = match (redirect.proxy_uids.as_slice(), redirect.proxy_gids.as_slice()) {
+            ([uid, ..], [gid, ..]) => Identity { uid: *uid, gid: *gid },
+            _ => Identity::own(),
+        };
+        let who = if Identity::own().uid == 0 { proxy } else { Identity::own() };
+        Self { redirect, addresses, validation, native_nftables: false, who }
+    }
+
+    /// Says whose packets are to be sent.
+    #[must_use]
+    pub fn of(self, who: Identity) -> Self {
+        Self { who, ..self }
+    }
+
+    /// Says that the rules are native nftables.
+    #[must_use]
+    pub fn native_nftables(self, native_nftables: bool) -> Self {
+        Self { native_nftables, ..self }
+    }
+
+    /// The families that are redirected and that the pod has an address of, each with its first.
+    fn families(&self) -> Vec<(Family, IpAddr)> {
+        self.redirect.families().iter().filter_map(|family| Some((*family, self.own(*family)?))).collect()
+    }
+
+    /// The pod's first address of a family.
+    fn own(&self, family: Family) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|a| Family::of(a) == family && is_the_pods(a))
+    }
+
+    /// The families that the pod has an address of and that the settings leave alone.
+    fn left_alone(&self) -> impl Iterator<Item = Unproven> {
+        let why = "the pod has an address, but the settings do not capture this family: all its traffic bypasses the \
+                   proxy (see ISTIO_DUAL_STACK)";
+        let planned = |family: &Family| self.redirect.families().contains(family);
+        let families =
+            Family::BOTH.into_iter().filter(move |family| !planned(family) && self.own(*family).is_some());
+        families.map(move |family| Unproven { family, path: Path::Outbound, why })
+    }
+}
+
+impl Identity {
+    /// The user and group of this process, as netfilter sees it.
+    #[must_use]
+    pub fn own() -> Self {
+        Self { uid: geteuid().as_raw(), gid: getegid().as_raw() }
+    }
+
+    /// Makes the calling thread's new sockets belong to this user and group; false where that is not permitted.
+    fn assume(self) -> bool {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        // Each call answers what held before it: the second tells whether the first was obeyed. The user last, since
+        // who is not root may not choose a group.
+        setfsgid(gid);
+        let group = setfsgid(gid) == gid;
+        setfsuid(uid);
+        group && setfsuid(uid) == uid
+    }
+}
+
+fn is_the_pods(address: &IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    // `::6` is there where IPv6 is programmed; it says nothing about the pod.
+    let passthrough = *address == IpAddr::V6(PASSTHROUGH_V6);
+    !address.is_loopback() && !address.is_unspecified() && !link_local && !passthrough
+}
+
+/// Proves it, or says what is missing. Returns as soon as all is proven within one round; otherwise tries again until
+/// the time is up, since rules may still come. SIGTERM, SIGINT and SIGHUP end it.
+#[must_use]
+pub fn validate(request: &Request<'_>) -> Verdict {
+    // Where the kernel has no signalfd(2), signals do what they do by default.
+    let stop = Stop::on_signals().ok();
+    let start = Instant::now();
+    prove(request, start, start + request.validation.timeout, stop.as_ref())
+}
+
+/// On a thread of the user whose packets are wanted: netfilter looks at the user of the thread that made the socket.
+fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<&Stop>) -> Verdict {
+    let own = Request { who: Identity::own(), ..*request };
+    if request.who == own.who {
+        return prove_as_ourselves(request, start, deadline, stop);
+    }
+    thread::scope(|scope| {
+        let acting = scope.spawn(|| {
+            let request = if request.who.assume() { request } else { &own };
+            prove_as_ourselves(request, start, deadline, stop)
+        });
+        acting.join().unwrap_or_else(|_| Verdict::new(Reason::NothingProven, own.who))
+    })
+}
+
+fn prove_as_ourselves(
+    request: &Request<'_>,
+    start: Instant,
+    deadline: Instant,
+    stop: Option<&Stop>,
+) -> Verdict {
+    let mut verdict = Verdict::new(Reason::NothingProven, request.who);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        verdict.rounds = verdict.rounds.saturating_add(1);
+        // The last round also asks why.
+        let last = deadline.saturating_duration_since(Instant::now()) <= ROUND;
+        let proven = attempt(request, last, stop).map(|attempt| {
+            verdict.reason = attempt.reason;
+            verdict.checks = attempt.checks;
+            verdict.unproven = attempt.unproven;
+        });
+        let room = deadline.saturating_duration_since(Instant::now()).saturating_sub(ROUND);
+        if proven.is_ok() && !verdict.is_redirected() && !last {
+            match rest(pause.min(room), stop) {
+                Ok(()) => {
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    continue;
+                }
+                Err(Interrupted(_)) => verdict.reason = Reason::Interrupted,
+            }
+        }
+        if proven.is_err() {
+            verdict.reason = Reason::Interrupted;
+        }
+        verdict.elapsed = start.elapsed();
+        return verdict;
+    }
+}
+
+/// What one round found.
+struct Attempt {
+    reason: Reason,
+    checks: Vec<Check>,
+    unproven: Vec<Unproven>,
+}
+
+fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<Attempt, Interrupted> {
+    let families = request.families();
+    let tracked_before = tracked();
+    let aims = Aims::take(request, &families);
+    let Aims { stand_ins, mut probes, mut checks, mut unproven, busy, curious: more } = aims;
+    let asked = probes.len();
+    if curious {
+        probes.extend(more);
+    }
+    let shots: Vec<_> = probes.iter().map(|probe| probe.shot).collect();
+    let seen = match Tokens::open() {
+        Ok(mut tokens) => engine::round(&shots, &stand_ins, ROUND, &mut tokens, stop)?,
+        Err(_) => vec![Seen::NotSent(nix::errno::Errno::EIO); shots.len()],
+    };
+    for (probe, seen) in probes.iter().zip(&seen).take(asked) {
+        match judge::judge(probe, *seen, &busy) {
+            Finding::Check(check) => checks.push(check),
+            Finding::Unproven(nothing) => unproven.push(nothing),
+        }
+    }
+    unproven.extend(request.left_alone());
+    let mistaken = probes.iter().zip(&seen).skip(asked).any(taken_for_another);
+    checks.extend(policy::check(request, families.iter().map(|(family, _)| *family)));
+    checks.sort_by_key(|check| (check.family, check.path));
+    let reason = judge::conclude(&mut checks, mistaken, tracked() > tracked_before);
+    Ok(Attempt { reason, checks, unproven })
+}
+
+/// The proxy's own call came back: the rules take its user for the application's.
+fn taken_for_another((_, seen): (&Probe, &Seen)) -> bool {
+    matches!(seen, Seen::Arrived { .. })
+}
+
+/// How many connections the namespace's connection tracking knows. It is at work only where rules need it.
+fn tracked() -> u32 {
+    let text = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
+fn rest(time: Duration, stop: Option<&Stop>) -> Result<(), Interrupted> {
+    let mut fds: Vec<PollFd<'_>> =
+        stop.map(|stop| PollFd::new(stop.as_fd(), PollFlags::POLLIN)).into_iter().collect();
+    let _ = poll(&mut fds, engine::timeout(time));
+    match stop.and_then(Stop::signal) {
+        Some(signal) => Err(Interrupted(signal)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,34 @@
+//! A verdict, told: to people by the log, to machines by the container's termination message.
+
+use crate::verdict::Verdict;
+use redirect_core::settings::Key;
+use std::{
+    fs::File,
+    io::{ErrorKind, Write},
+};
+
+/// Logs a verdict line by line, as information or as an error, and writes its JSON to the termination message file.
+///
+/// The usual file is the kubelet's to make, so it is not made where there is none; any other is.
+pub fn report(verdict: &Verdict, termination_log: Option<&str>) {
+    let level = if verdict.is_redirected() { log::Level::Info } else { log::Level::Error };
+    for line in verdict.to_string().lines() {
+        log::log!(target: logging::DEFAULT_SCOPE, level, "{line}");
+    }
+    let Some(path) = termination_log else { return };
+    let usual = path == Key::TerminationLog.setting().default;
+    let open = |create| File::options().write(true).truncate(true).create(create).open(path);
+    // A file that is there is never opened as if it were to be made: the kernel refuses that for files of others in
+    // folders such as /tmp (sysctl fs.protected_regular).
+    let file = match open(false) {
+        Err(error) if error.kind() == ErrorKind::NotFound && !usual => open(true),
+        opened => opened,
+    };
+    match file.and_then(|mut file| file.write_all(verdict.json().as_bytes())) {
+        Ok(()) => {}
+        Err(error) if usual && error.kind() == ErrorKind::NotFound => {}
+        Err(error) => {
+            log::warn!(target: logging::DEFAULT_SCOPE, "cannot write the verdict to {path:?}: {error}");
+        }
+    }
+}

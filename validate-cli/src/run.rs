@@ -1,0 +1,108 @@
+//! The whole of a run, from settings to a verdict.
+
+use crate::{
+    Request, address::AddressWatch, engine::Interrupted, prove, reason::Reason, stop::Stop, verdict::Verdict,
+    walk::Identity,
+};
+use netns_apply::facts::{self, NameFiles};
+use redirect_core::{
+    Redirect,
+    options::{BackendChoice, RunOptions},
+    settings::{InputErrors, Key, NamespaceFacts, RawSettings, Source},
+    values::Problem,
+};
+use std::{io, net::IpAddr, time::Instant};
+
+/// Why there is no verdict.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The settings are wrong.
+    #[error("{0}")]
+    Input(InputErrors),
+    /// The pod cannot be looked at.
+    #[error("cannot read {what}: {cause}")]
+    Facts {
+        /// What could not be read.
+        what: &'static str,
+        /// Why not.
+        cause: io::Error,
+    },
+}
+
+/// Validates what these settings ask for. While the pod has no address it waits for one, within the same time.
+///
+/// # Errors
+/// Wrong settings, all errors together; or the pod cannot be looked at. A pod without address is no error but a
+/// verdict.
+pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
+    let stop = Stop::on_signals().ok();
+    let start = Instant::now();
+    let mut settings = settings.clone();
+    settings.set(Key::RunValidation, "true", Source::Default);
+    let options = RunOptions::parse(&settings);
+    let timeout =
+        options.as_ref().ok().and_then(|o| o.validation).map_or_else(Default::default, |v| v.timeout);
+    let deadline = start + timeout;
+    let found = await_redirect(&settings, deadline, stop.as_ref());
+    let (options, found) = match (options, found) {
+        (Ok(options), found) => (options, found?),
+        (Err(mut errors), Err(RunError::Input(others))) => {
+            errors.extend(others);
+            return Err(RunError::Input(errors));
+        }
+        (Err(errors), _) => return Err(RunError::Input(errors)),
+    };
+    let Some(validation) = options.validation else { return Err(RunError::Input(InputErrors::default())) };
+    let (redirect, addresses) = match found {
+        Found::Redirect(redirect, addresses) => (redirect, addresses),
+        Found::Nothing(reason) => {
+            let mut verdict = Verdict::new(reason, Identity::own());
+            verdict.elapsed = start.elapsed();
+            return Ok(verdict);
+        }
+    };
+    let native = options.backend == BackendChoice::NativeNft;
+    let request = Request::new(&redirect, &addresses, validation).native_nftables(native);
+    Ok(prove(&request, start, deadline, stop.as_ref()))
+}
+
+/// What the settings mean in this pod.
+enum Found {
+    Redirect(Box<Redirect>, Vec<IpAddr>),
+    /// Nothing, for this reason: no address came, or a signal did.
+    Nothing(Reason),
+}
+
+fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>) -> Result<Found, RunError> {
+    let nameservers =
+        facts::dns_servers().map_err(|cause| RunError::Facts { what: "/etc/resolv.conf", cause })?;
+    // Before the first look, so that no address is missed between looking and waiting.
+    let watch = AddressWatch::start().ok();
+    loop {
+        let addresses =
+            facts::addresses().map_err(|cause| RunError::Facts { what: "the pod's addresses", cause })?;
+        let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &NameFiles };
+        match Redirect::parse(settings, &facts) {
+            Ok(redirect) => return Ok(Found::Redirect(Box::new(redirect), addresses)),
+            Err(errors) if errors.iter().any(|error| error.problem != Problem::NoAddress) => {
+                return Err(RunError::Input(without_address(&errors)));
+            }
+            Err(_) => {}
+        }
+        match watch.as_ref().map(|watch| watch.wait(deadline, stop)) {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) | None => return Ok(Found::Nothing(Reason::NoAddress)),
+            Some(Err(Interrupted(_))) => return Ok(Found::Nothing(Reason::Interrupted)),
+        }
+    }
+}
+
+/// The errors of the settings alone: an address may still come.
+fn without_address(errors: &InputErrors) -> InputErrors {
+    let mut kept = InputErrors::default();
+    for error in errors.iter().filter(|error| error.problem != Problem::NoAddress) {
+        kept.push(error.source, &error.value, error.problem.clone());
+    }
+    kept
+}

@@ -1,0 +1,259 @@
+//! What was proven, what was not, and what it means: for people, and for machines.
+
+use crate::{reason::Reason, walk::Identity};
+use redirect_core::Family;
+use serde_json::{Value, json};
+use std::{fmt, net::SocketAddr, time::Duration};
+
+/// Kubernetes keeps this many bytes of a termination message.
+const MESSAGE_LIMIT: usize = 4096;
+
+/// A way that packets go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Path {
+    /// From loopback to 127.0.0.6 or `::6`: what the proxy sends itself counts as inbound.
+    ProxyToSelf,
+    /// To the pod's own address: an inbound call when it is the proxy's, left alone when the application's.
+    OwnAddress,
+    /// From 127.0.0.6 or `::6` to the pod: the proxy handing an inbound connection to the application.
+    Passthrough,
+    /// From loopback to loopback: the application talking to itself.
+    Loopback,
+    /// To somewhere far away.
+    Outbound,
+    /// A DNS query in a datagram.
+    DnsUdp,
+    /// A DNS query over TCP.
+    DnsTcp,
+    /// Inbound connections handed over unchanged.
+    Tproxy,
+    /// Policy routing of TPROXY's packets.
+    PolicyRoute,
+    /// Inbound connections from other machines.
+    Inbound,
+}
+
+impl Path {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ProxyToSelf => "proxy-to-self",
+            Self::OwnAddress => "own-address",
+            Self::Passthrough => "passthrough",
+            Self::Loopback => "loopback",
+            Self::Outbound => "outbound",
+            Self::DnsUdp => "dns-udp",
+            Self::DnsTcp => "dns-tcp",
+            Self::Tproxy => "tproxy",
+            Self::PolicyRoute => "policy-route",
+            Self::Inbound => "inbound",
+        }
+    }
+}
+
+/// What was found about one path of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// The family.
+    pub family: Family,
+    /// The path.
+    pub path: Path,
+    /// Where the probe was sent.
+    pub target: Option<SocketAddr>,
+    /// Whether a redirection was expected on this path, rather than being left alone.
+    pub captures: bool,
+    /// `Ok` when it is as planned.
+    pub result: Result<(), Reason>,
+    /// What was seen.
+    pub detail: String,
+}
+
+/// A path about which nothing can be said from here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unproven {
+    /// The family.
+    pub family: Family,
+    /// The path.
+    pub path: Path,
+    /// Why not.
+    pub why: &'static str,
+}
+
+/// The outcome of a validation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// In one word.
+    pub reason: Reason,
+    /// What was found, path by path.
+    pub checks: Vec<Check>,
+    /// What cannot be proven from here.
+    pub unproven: Vec<Unproven>,
+    /// Who asked.
+    pub who: Identity,
+    /// How often everything was tried.
+    pub rounds: u32,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+impl Verdict {
+    /// A verdict without anything looked at.
+    pub(crate) const fn new(reason: Reason, who: Identity) -> Self {
+        Self { reason, checks: Vec::new(), unproven: Vec::new(), who, rounds: 0, elapsed: Duration::ZERO }
+    }
+
+    /// Whether the pod may start.
+    #[must_use]
+    pub fn is_redirected(&self) -> bool {
+        self.reason == Reason::Redirected
+    }
+
+    /// 0 when the pod may start, else 126: the code that repair controllers look for.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        if self.is_redirected() { 0 } else { 126 }
+    }
+
+    /// One JSON object for the container's termination message; never more than Kubernetes keeps.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let failed = || self.checks.iter().filter(|check| check.result.is_err());
+        let all = self.value(self.checks.iter(), true).to_string();
+        if all.len() <= MESSAGE_LIMIT {
+            return all;
+        }
+        let short = self.value(failed(), false).to_string();
+        if short.len() <= MESSAGE_LIMIT {
+            return short;
+        }
+        self.value(failed().take(4), false).to_string()
+    }
+
+    fn value<'a>(&'a self, checks: impl Iterator<Item = &'a Check>, unproven: bool) -> Value {
+        let remedy = self.reason.remedy();
+        let unproven = self.unproven.iter().filter(|_| unproven);
+        json!({
+            "reason": self.reason.code(),
+            "message": self.reason.meaning(),
+            "redirected": self.is_redirected(),
+            "exitCode": self.exit_code(),
+            "remedy": {"agent": remedy.agent, "setting": remedy.setting, "document": remedy.document()},
+            "uid": self.who.uid,
+            "gid": self.who.gid,
+            "rounds": self.rounds,
+            "milliseconds": u64::try_from(self.elapsed.as_millis()).unwrap_or(u64::MAX),
+            "checks": checks.map(Check::value).collect::<Vec<_>>(),
+            "unproven": unproven.map(|u| format!("{} {}: {}", u.family, u.path.name(), u.why)).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Check {
+    /// Its result in one word.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self.result {
+            Ok(()) => "proven",
+            Err(reason) => reason.code(),
+        }
+    }
+
+    fn value(&self) -> Value {
+        let mut value = json!({
+            "family": self.family.to_string(),
+            "path": self.path.name(),
+            "result": self.code(),
+        });
+        if let Some(target) = self.target {
+            value["target"] = target.to_string().into();
+        }
+        if self.result.is_err() {
+            value["detail"] = self.detail.as_str().into();
+        }
+        value
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.family, self.path.name(), self.detail)
+    }
+}
+
+impl fmt::Display for Unproven {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.family, self.path.name(), self.why)
+    }
+}
+
+/// For people, on several lines: what it means, what was seen, what to do, what could not be proven.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason, self.reason.meaning())?;
+        write!(f, " (user {}, group {}, {} ms)", self.who.uid, self.who.gid, self.elapsed.as_millis())?;
+        for check in &self.checks {
+            write!(f, "\n{:8} {check}", if check.result.is_ok() { "proven" } else { "FAILED" })?;
+        }
+        for unproven in &self.unproven {
+            write!(f, "\n{:8} {unproven}", "unproven")?;
+        }
+        if !self.is_redirected() {
+            let remedy = self.reason.remedy();
+            write!(f, "\nwho can mend it: {}", remedy.agent)?;
+            write!(f, "\nwhat to look at: {}", remedy.setting)?;
+            write!(f, "\nread on: {}", remedy.document())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a panic is how a test fails
+    use super::*;
+
+    fn verdict(reason: Reason, checks: usize) -> Verdict {
+        let check = Check {
+            family: Family::V6,
+            path: Path::ProxyToSelf,
+            target: Some("[fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535".parse().unwrap()),
+            captures: true,
+            result: Err(reason),
+            detail: "sent to [fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535 ".repeat(3),
+        };
+        Verdict {
+            reason,
+            checks: vec![check; checks],
+            unproven: Vec::new(),
+            who: Identity { uid: u32::MAX, gid: u32::MAX },
+            rounds: u32::MAX,
+            elapsed: Duration::MAX,
+        }
+    }
+
+    #[test]
+    fn the_message_is_one_json_object_that_kubernetes_keeps_whole() {
+        for reason in Reason::ALL {
+            for checks in [0, 5, 16, 100] {
+                let text = verdict(reason, checks).json();
+                assert!(text.len() <= MESSAGE_LIMIT, "{reason} {checks}: {}", text.len());
+                let value: Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(value["reason"], reason.code());
+            }
+        }
+    }
+
+    #[test]
+    fn people_read_what_was_seen_and_what_to_do() {
+        let text = verdict(Reason::NoRules, 1).to_string();
+        for expected in [
+            "no-rules: nothing",
+            "FAILED   IPv6 proxy-to-self",
+            "who can mend it: the istio-cni agent",
+            "docs/validation.md#no-rules",
+        ] {
+            assert!(text.contains(expected), "{expected} is missing in {text}");
+        }
+    }
+}
