@@ -1,0 +1,241 @@
+//! ADD and CHECK: from a pod to a plan; one puts it in force, the other compares it with what is.
+//!
+//! Nothing is kept outside the pod's network namespace: no file, no lock, no rule of the host. The namespace goes with
+//! the pod and takes the rules along. So DEL and GC have nothing to remove, and cannot fail.
+
+use crate::{
+    conf::Conf,
+    kernel::{Kernel, KernelError, Namespace},
+    logs::SCOPE,
+    pod_source::{self, PodName},
+    wire::{CniError, Code, Invocation, PodArgs},
+};
+use netns_apply::facts::NameFiles;
+use redirect_core::{
+    RulePlan,
+    options::BackendChoice,
+    pod::{Decision, PodFacts, SkipReason, unreadable_switches},
+    settings::{Key, NamespaceFacts, RawSettings},
+};
+use std::{
+    ffi::OsString,
+    time::{Duration, Instant},
+};
+
+/// How the names of the node agent's own pods begin.
+const AGENT_POD_PREFIX: &str = "istio-cni-node-";
+/// What the environment of this process, the container runtime's, may say for all pods.
+const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
+
+/// What a command works with.
+pub struct Job<'a> {
+    /// The environment, read.
+    pub invocation: &'a Invocation,
+    /// The configuration.
+    pub conf: &'a Conf,
+    /// Answers what an environment variable holds.
+    pub env: &'a dyn Fn(&str) -> Option<OsString>,
+    /// The network namespaces.
+    pub kernel: &'a dyn Kernel,
+    /// When the process began its work.
+    pub start: Instant,
+}
+
+/// ADD: programs the pod's network namespace, or leaves it alone for a reason.
+///
+/// # Errors
+/// The pod should be redirected and is not. Its namespace is as it was.
+pub fn add(job: &Job<'_>) -> Result<(), CniError> {
+    let mut phases = Phases::new(job.start);
+    let done = add_timed(job, &mut phases);
+    phases.end("total");
+    let pod = job.pod_label();
+    match &done {
+        Ok(Done::Skipped(reason)) => log::info!(
+            target: SCOPE, pod = pod, decision = "skip", reason = reason.word(), ms = phases.text();
+            "not redirected: {}", reason.explanation()
+        ),
+        Ok(Done::Redirected(applied)) => log::info!(
+            target: SCOPE, pod = pod, decision = "redirect", backend = applied.backend, because = applied.because,
+            changed = applied.changed, ms = phases.text();
+            "redirected"
+        ),
+        Err(error) => log::error!(
+            target: SCOPE, pod = pod, decision = "fail", code = error.code.number(), ms = phases.text();
+            "{error}"
+        ),
+    }
+    done.map(drop)
+}
+
+/// CHECK: derives the plan again and compares it with what is in force.
+///
+/// # Errors
+/// The first thing that is not as planned (code 111), or why that cannot be told.
+pub fn check(job: &Job<'_>) -> Result<(), CniError> {
+    let mut phases = Phases::new(job.start);
+    match job.decide(&mut phases)? {
+        Decided::Skip(_) => Ok(()),
+        Decided::Redirect { namespace, plan } => match namespace.first_difference(&plan, job.backend())? {
+            None => Ok(()),
+            Some(difference) => {
+                let pod = job.pod_label();
+                log::warn!(target: SCOPE, pod = pod; "CHECK: {difference}");
+                let message = format!("pod {pod} is not redirected as planned: {difference}");
+                let details = "the rules were changed after ADD, or the pod's annotations were";
+                Err(CniError::new(Code::NotAsPlanned, message).with_details(details))
+            }
+        },
+    }
+}
+
+enum Done {
+    Skipped(SkipReason),
+    Redirected(crate::kernel::Applied),
+}
+
+enum Decided {
+    Skip(SkipReason),
+    Redirect { namespace: Box<dyn Namespace>, plan: RulePlan },
+}
+
+fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
+    let (namespace, plan) = match job.decide(phases)? {
+        Decided::Skip(reason) => return Ok(Done::Skipped(reason)),
+        Decided::Redirect { namespace, plan } => (namespace, plan),
+    };
+    let patience = job.deadline().saturating_duration_since(Instant::now());
+    let applied = namespace.apply(&plan, job.backend(), patience);
+    phases.end("apply");
+    let applied = applied?;
+    for warning in &applied.warnings {
+        log::warn!(target: SCOPE, pod = job.pod_label(); "{warning}");
+    }
+    Ok(Done::Redirected(applied))
+}
+
+impl Job<'_> {
+    /// What needs no pod object comes first: neither kubeconfig nor network is looked at for it.
+    fn decide(&self, phases: &mut Phases) -> Result<Decided, CniError> {
+        let pod = match self.named_pod() {
+            Ok(pod) => pod,
+            Err(reason) => return Ok(Decided::Skip(reason)),
+        };
+        phases.end("read");
+        let facts = pod_source::read(self.conf, &pod, self.deadline());
+        phases.end("pod");
+        let facts = facts?;
+        if let Some(reason) = facts.skip_reason() {
+            return Ok(Decided::Skip(reason));
+        }
+        for (name, value) in unreadable_switches(&facts) {
+            log::warn!(
+                target: SCOPE, pod = self.pod_label();
+                "variable {name} of container istio-proxy: {value:?} is no boolean and counts as false"
+            );
+        }
+        let Some(netns) = &self.invocation.netns else {
+            return Err(CniError::new(Code::Environment, "CNI_NETNS: missing"));
+        };
+        let namespace = self.kernel.open(netns)?;
+        let decided = self.plan(&pod, &facts, &*namespace);
+        phases.end("plan");
+        Ok(match decided? {
+            Err(reason) => Decided::Skip(reason),
+            Ok(plan) => Decided::Redirect { namespace, plan },
+        })
+    }
+
+    /// The pod the runtime names, unless its name alone says that it is left alone.
+    fn named_pod(&self) -> Result<PodName, SkipReason> {
+        let PodArgs { namespace, name, .. } = &self.invocation.pod;
+        if namespace.is_empty() || name.is_empty() {
+            return Err(SkipReason::NotAPod);
+        }
+        // First of all: without its agent a node never gets better.
+        if name.starts_with(AGENT_POD_PREFIX) && *namespace == self.conf.pod_namespace {
+            return Err(SkipReason::AgentPod);
+        }
+        if self.conf.exclude_namespaces.contains(namespace) {
+            return Err(SkipReason::NamespaceExcluded);
+        }
+        Ok(PodName { namespace: namespace.clone(), name: name.clone() })
+    }
+
+    fn plan(
+        &self,
+        pod: &PodName,
+        facts: &PodFacts,
+        namespace: &dyn Namespace,
+    ) -> Result<Result<RulePlan, SkipReason>, CniError> {
+        let addresses = namespace.addresses()?;
+        let mut base = RawSettings::for_pod();
+        let said = |name: &'static str| (self.env)(name)?.into_string().ok();
+        base.read_environment(|key| PROCESS_WIDE.contains(&key), said);
+        let facts_there = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&addresses) };
+        match facts.decide_with(base, &facts_there) {
+            Ok(Decision::Skip(reason)) => Ok(Err(reason)),
+            Ok(Decision::Redirect(redirect)) => {
+                let plan = redirect.plan();
+                log::debug!(target: SCOPE, pod = self.pod_label(), rules = plan.planned_rules().len(); "planned");
+                Ok(Ok(plan))
+            }
+            Err(errors) => {
+                let details = "the pod's owner has to correct it; nothing was changed";
+                Err(CniError::new(Code::Pod, format!("pod {pod}: {errors}")).with_details(details))
+            }
+        }
+    }
+
+    const fn backend(&self) -> BackendChoice {
+        if self.conf.native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto }
+    }
+
+    fn deadline(&self) -> Instant {
+        self.start + self.conf.add_timeout
+    }
+
+    fn pod_label(&self) -> String {
+        let PodArgs { namespace, name, .. } = &self.invocation.pod;
+        format!("{namespace}/{name}")
+    }
+}
+
+impl From<KernelError> for CniError {
+    fn from(error: KernelError) -> Self {
+        match error {
+            KernelError::Namespace(_) => Self::new(Code::Environment, error.to_string()),
+            KernelError::Failed(why) => Self::new(Code::NotProgrammed, why)
+                .with_details("the pod's network namespace is as it was before"),
+        }
+    }
+}
+
+/// How long each part took.
+struct Phases {
+    start: Instant,
+    last: Instant,
+    parts: Vec<(&'static str, Duration)>,
+}
+
+impl Phases {
+    fn new(start: Instant) -> Self {
+        Self { start, last: start, parts: Vec::new() }
+    }
+
+    fn end(&mut self, phase: &'static str) {
+        let now = Instant::now();
+        let since = if phase == "total" { self.start } else { self.last };
+        self.parts.push((phase, now.duration_since(since)));
+        self.last = now;
+    }
+
+    /// Such as `read:0.1 pod:4.2 plan:0.3 apply:6.0 total:10.6`.
+    fn text(&self) -> String {
+        let parts = self.parts.iter();
+        parts
+            .map(|(phase, time)| format!("{phase}:{:.1}", time.as_secs_f64() * 1000.0))
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+}

@@ -1,0 +1,344 @@
+//! The network configuration on standard input: the keys of today, the older form, and what they mean together.
+
+use crate::{
+    fields::Reader,
+    wire::{CniError, Code, Command, PrevResult, RawObject, Version},
+};
+use logging::Levels;
+use redirect_core::values::parse_duration;
+use serde_json::{Map, Value};
+use std::{path::PathBuf, time::Duration};
+
+/// Where the agent's files are unless the configuration says otherwise.
+pub const RUN_DIR: &str = "/var/run/istio-cni";
+/// The name of the plugin's kubeconfig in the run directory.
+pub const KUBECONFIG_NAME: &str = "istio-cni-kubeconfig";
+/// How long an ADD may take unless the configuration says otherwise: less than a runtime waits.
+pub const ADD_TIMEOUT: Duration = Duration::from_secs(25);
+/// The longest that can be asked for.
+const MOST_ADD_TIMEOUT: Duration = Duration::from_secs(600);
+/// What the older installer wrote where it had not filled in a path.
+const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
+/// The most standard input is read.
+pub const MOST_INPUT: u64 = 16 << 20;
+
+/// Keys of the specification, of its conventions and of the mesh that mean nothing here.
+const IGNORED: [&str; 15] = [
+    "args",
+    "capabilities",
+    "runtimeConfig",
+    "ipMasq",
+    "ipam",
+    "dns",
+    "disableCheck",
+    "disableGC",
+    "cni.dev/attachments",
+    "cni.dev/valid-attachments",
+    "ambient_enabled",
+    "enablement_selectors",
+    "enable_ambient_detection_retry",
+    "log_uds_address",
+    "prevResult",
+];
+const KNOWN: [&str; 13] = [
+    "cniVersion",
+    "name",
+    "type",
+    "plugin_log_level",
+    "log_level",
+    "cni_agent_run_dir",
+    "exclude_namespaces",
+    "pod_namespace",
+    "native_nftables",
+    "kubernetes",
+    "add_timeout",
+    "pod_manifest_dir",
+    "node_name",
+];
+
+/// A network configuration. Every value of this type is valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conf {
+    /// The version of the specification it is written in.
+    pub version: Version,
+    /// The result of the plugins before us.
+    pub prev_result: PrevResult,
+    /// How much the plugin logs.
+    pub levels: Levels,
+    /// Where the agent's files are.
+    pub run_dir: PathBuf,
+    /// How the API server is reached.
+    pub kubeconfig: PathBuf,
+    /// Namespaces whose pods are left alone.
+    pub exclude_namespaces: Vec<String>,
+    /// The agent's own namespace; empty where nobody said.
+    pub pod_namespace: String,
+    /// Whether rules are native nftables ones.
+    pub native_nftables: bool,
+    /// How long an ADD may take.
+    pub add_timeout: Duration,
+    /// A folder of pod manifests, in place of the API server.
+    pub manifest_dir: Option<PathBuf>,
+    /// The node's name: what a kubelet appends to the names of static pods.
+    pub node_name: Option<String>,
+    /// Keys nobody here knows.
+    pub unknown_keys: Vec<String>,
+}
+
+/// What a configuration says that can be relied on even where the rest is wrong.
+#[derive(Debug)]
+pub struct Envelope<'a> {
+    object: RawObject<'a>,
+    /// The version of the specification it is written in.
+    pub version: Version,
+}
+
+impl<'a> Envelope<'a> {
+    /// Reads what comes first: whether it is JSON, whether we speak its version, whether that has the command.
+    ///
+    /// # Errors
+    /// It is no JSON object (code 6), or of another version (code 1).
+    pub fn read(input: &'a [u8], command: Command) -> Result<Self, CniError> {
+        let undecodable = |why: String| CniError::new(Code::Decode, format!("standard input: {why}"));
+        let text = std::str::from_utf8(input).map_err(|error| undecodable(error.to_string()))?;
+        if text.trim().is_empty() {
+            return Err(undecodable("is empty; the network configuration belongs there".to_owned()));
+        }
+        let object: RawObject<'_> =
+            serde_json::from_str(text).map_err(|error| undecodable(format!("is no JSON object: {error}")))?;
+        let mut reader = Reader::default();
+        let value = object.value("cniVersion");
+        let text = reader.string("cniVersion", value.as_ref()).unwrap_or_default();
+        let problems = reader.into_problems();
+        if !problems.is_empty() {
+            return Err(CniError::of_problems(Code::Decode, &problems));
+        }
+        let version = Version::parse(text)?;
+        version.require(command)?;
+        Ok(Self { object, version })
+    }
+
+    /// Reads the rest.
+    ///
+    /// # Errors
+    /// Everything wrong with it, together (code 7).
+    pub fn conf(&self) -> Result<Conf, CniError> {
+        let mut reader = Reader::default();
+        check_name(&self.object, &mut reader);
+        let conf = self.read_keys(&mut reader);
+        let problems = reader.into_problems();
+        if problems.is_empty() { Ok(conf) } else { Err(CniError::of_problems(Code::Config, &problems)) }
+    }
+
+    /// Reads the keys; those that are wrong are noted and count as not said.
+    fn read_keys(&self, reader: &mut Reader) -> Conf {
+        let older = self.object.value("kubernetes");
+        let older = Older::read(reader.object("kubernetes", older.as_ref()), reader);
+        let mut text = |key: &str| {
+            let value = self.object.value(key);
+            reader.string(key, value.as_ref()).filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        text("type");
+        let (new_level, old_level) = (text("plugin_log_level"), text("log_level"));
+        let pod_namespace = text("pod_namespace").unwrap_or_default();
+        let (run_dir, manifest_dir) = (text("cni_agent_run_dir"), text("pod_manifest_dir"));
+        let node_name = text("node_name").or(older.node_name);
+        let run_dir = absolute("cni_agent_run_dir", run_dir, reader).unwrap_or_else(|| RUN_DIR.into());
+        let manifest_dir = absolute("pod_manifest_dir", manifest_dir, reader);
+        let levels = match new_level {
+            Some(text) => levels("plugin_log_level", &text, reader),
+            None => levels("log_level", &old_level.unwrap_or_default(), reader),
+        };
+        let exclude = self.object.value("exclude_namespaces");
+        let native = self.object.value("native_nftables");
+        let native = reader.bool("native_nftables", native.as_ref()).unwrap_or_default();
+        Conf {
+            version: self.version,
+            prev_result: PrevResult::read(&self.object, reader),
+            levels,
+            kubeconfig: older.kubeconfig.unwrap_or_else(|| run_dir.join(KUBECONFIG_NAME)),
+            run_dir,
+            exclude_namespaces: match &exclude {
+                Some(value) => reader.strings("exclude_namespaces", Some(value)),
+                None => older.exclude_namespaces,
+            },
+            pod_namespace,
+            native_nftables: native,
+            add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
+            manifest_dir,
+            node_name,
+            unknown_keys: self.unknown_keys(),
+        }
+    }
+
+    fn unknown_keys(&self) -> Vec<String> {
+        let known = |key: &&str| !IGNORED.contains(key) && !KNOWN.contains(key);
+        self.object.keys().filter(known).map(str::to_owned).collect()
+    }
+}
+
+/// The object `kubernetes` of configurations written up to 1.22.
+#[derive(Default)]
+struct Older {
+    kubeconfig: Option<PathBuf>,
+    exclude_namespaces: Vec<String>,
+    node_name: Option<String>,
+}
+
+impl Older {
+    fn read(object: Option<&Map<String, Value>>, reader: &mut Reader) -> Self {
+        let Some(object) = object else { return Self::default() };
+        let mut text = |key: &str| {
+            let text = reader.string(&format!("kubernetes.{key}"), object.get(key));
+            text.filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        let (kubeconfig, node_name) = (text("kubeconfig"), text("node_name"));
+        text("cni_bin_dir");
+        Self {
+            kubeconfig: absolute(
+                "kubernetes.kubeconfig",
+                kubeconfig.filter(|path| path != PLACEHOLDER),
+                reader,
+            ),
+            exclude_namespaces: reader
+                .strings("kubernetes.exclude_namespaces", object.get("exclude_namespaces")),
+            node_name,
+        }
+    }
+}
+
+fn check_name(object: &RawObject<'_>, reader: &mut Reader) {
+    let value = object.value("name");
+    match reader.string("name", value.as_ref()) {
+        Some(name) if !name.is_empty() && !crate::wire::is_plain_name(name) => reader
+            .problem(format!("name: {name:?} has characters other than letters, digits, '_', '.' and '-'")),
+        None if value.is_some() => {}
+        Some("") | None => reader.problem("name: missing; every network has one".to_owned()),
+        Some(_) => {}
+    }
+}
+
+fn absolute(path: &str, text: Option<String>, reader: &mut Reader) -> Option<PathBuf> {
+    let text = text?;
+    if !text.starts_with('/') || text.contains('\0') {
+        reader.problem(format!("{path}: {text:?} is no absolute path"));
+        return None;
+    }
+    Some(text.into())
+}
+
+/// A level means the plugin's own lines; libraries stay silent, whatever the level.
+fn levels(path: &str, text: &str, reader: &mut Reader) -> Levels {
+    let text = if text.is_empty() { "info" } else { text };
+    let level = match text.parse::<Levels>() {
+        Ok(levels) => levels.of(logging::DEFAULT_SCOPE),
+        Err(error) => {
+            reader.problem(format!("{path}: {error}"));
+            logging::Level::Info
+        }
+    };
+    crate::logs::levels(level)
+}
+
+/// Seconds as a number, or a duration such as `25s`.
+fn add_timeout(value: Option<&Value>, reader: &mut Reader) -> Duration {
+    let Some(value) = value else { return ADD_TIMEOUT };
+    let timeout = match value {
+        Value::String(text) => parse_duration(text).ok(),
+        Value::Number(number) => {
+            number.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        }
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    };
+    timeout.filter(|timeout| !timeout.is_zero() && *timeout <= MOST_ADD_TIMEOUT).unwrap_or_else(|| {
+        reader.problem(format!(
+            "add_timeout: {value} is no duration such as \"25s\", more than 0 and at most {}s",
+            MOST_ADD_TIMEOUT.as_secs()
+        ));
+        ADD_TIMEOUT
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use logging::Level;
+
+    fn conf(text: &str) -> Result<Conf, CniError> {
+        Envelope::read(text.as_bytes(), Command::Add)?.conf()
+    }
+
+    #[test]
+    fn todays_form_is_read() {
+        let conf = conf(
+            r#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","plugin_log_level":"debug","cni_agent_run_dir":"/run/x",
+            "exclude_namespaces":["kube-system"],"pod_namespace":"istio-system","native_nftables":true,"add_timeout":"1.5s",
+            "ambient_enabled":false,"enablement_selectors":[],"pod_manifest_dir":"/m","surprise":1}"#,
+        )
+        .unwrap();
+        assert_eq!(conf.kubeconfig, PathBuf::from("/run/x/istio-cni-kubeconfig"));
+        assert_eq!(conf.levels.of(crate::logs::SCOPE), Level::Debug);
+        assert_eq!(conf.exclude_namespaces, ["kube-system"]);
+        assert_eq!((conf.pod_namespace.as_str(), conf.native_nftables), ("istio-system", true));
+        assert_eq!((conf.add_timeout, conf.manifest_dir), (Duration::from_millis(1500), Some("/m".into())));
+        assert_eq!(conf.unknown_keys, ["surprise"]);
+    }
+
+    #[test]
+    fn the_older_form_is_read_and_todays_wins() {
+        let older = r#""log_level":"warn","kubernetes":{"kubeconfig":"/etc/cni/net.d/ZZZ","cni_bin_dir":"/opt/cni/bin",
+            "exclude_namespaces":["a","b"],"node_name":"n1"}"#;
+        let read = conf(&format!(r#"{{"name":"n",{older}}}"#)).unwrap();
+        assert_eq!((read.version, read.kubeconfig), (Version::OLDEST, "/etc/cni/net.d/ZZZ".into()));
+        assert_eq!(
+            (read.exclude_namespaces, read.node_name),
+            (vec!["a".into(), "b".into()], Some("n1".into()))
+        );
+        assert_eq!(read.levels.of(crate::logs::SCOPE), Level::Warn);
+        assert!(read.unknown_keys.is_empty());
+        let both =
+            conf(&format!(r#"{{"name":"n","exclude_namespaces":[],"plugin_log_level":"error",{older}}}"#));
+        let both = both.unwrap();
+        assert_eq!(both.levels.of(crate::logs::SCOPE), Level::Error);
+        assert!(both.exclude_namespaces.is_empty());
+        let placeholder =
+            conf(r#"{"name":"n","kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__"}}"#).unwrap();
+        assert_eq!(placeholder.kubeconfig, PathBuf::from("/var/run/istio-cni/istio-cni-kubeconfig"));
+    }
+
+    #[test]
+    fn nothing_said_means_the_defaults() {
+        let conf =
+            conf(r#"{"name":"n","plugin_log_level":"","exclude_namespaces":null,"add_timeout":30}"#).unwrap();
+        assert_eq!(conf.levels.of(crate::logs::SCOPE), Level::Info);
+        assert_eq!(conf.add_timeout, Duration::from_secs(30));
+        assert_eq!(conf.prev_result.json(conf.version), r#"{"cniVersion":"0.1.0"}"#);
+    }
+
+    #[test]
+    fn all_problems_come_together() {
+        let error = conf(
+            r#"{"cniVersion":"1.0.0","name":"a/b","plugin_log_level":"loud","cni_agent_run_dir":"run","native_nftables":"yes",
+            "exclude_namespaces":["a",1],"pod_namespace":[],"add_timeout":0,"pod_manifest_dir":7,"kubernetes":{"kubeconfig":"x"},
+            "prevResult":5}"#,
+        )
+        .unwrap_err();
+        assert_eq!(error.code, Code::Config);
+        let keys = [
+            "name:",
+            "plugin_log_level:",
+            "cni_agent_run_dir:",
+            "native_nftables:",
+            "exclude_namespaces[1]:",
+            "pod_namespace:",
+            "add_timeout:",
+            "pod_manifest_dir:",
+            "kubernetes.kubeconfig:",
+            "prevResult:",
+        ];
+        for key in keys {
+            assert!(error.message.contains(key), "{key} is missing in {error}");
+        }
+        assert_eq!(error.message.matches("; ").count(), keys.len(), "{error}");
+    }
+}

@@ -1,0 +1,195 @@
+//! What the plugin asks of network namespaces, so that decisions can be tested without any.
+
+use netns_apply::{
+    ApplyOptions, Programs,
+    netns::{Netns, NetnsError},
+};
+use nix::sched::{CloneFlags, unshare};
+use redirect_core::{RulePlan, options::BackendChoice};
+use std::{fs, io::ErrorKind, net::IpAddr, os::unix::fs::MetadataExt, path::Path, thread, time::Duration};
+
+/// The network namespaces of this machine.
+pub trait Kernel {
+    /// Opens the namespace a runtime names.
+    ///
+    /// # Errors
+    /// It is none, or one the plugin must not touch.
+    fn open(&self, path: &Path) -> Result<Box<dyn Namespace>, KernelError>;
+
+    /// Whether plans of this kind can be put in force here at all; looks, and changes nothing.
+    ///
+    /// # Errors
+    /// What is missing.
+    fn preflight(&self, backend: BackendChoice) -> Result<(), KernelError>;
+}
+
+/// An open network namespace.
+pub trait Namespace {
+    /// Its addresses, in the kernel's order.
+    ///
+    /// # Errors
+    /// It cannot be entered, or does not say.
+    fn addresses(&self) -> Result<Vec<IpAddr>, KernelError>;
+
+    /// Puts a plan in force, wholly or not at all, waiting at most so long for somebody else at work there.
+    ///
+    /// # Errors
+    /// Why not; the namespace is then as it was.
+    fn apply(
+        &self,
+        plan: &RulePlan,
+        backend: BackendChoice,
+        patience: Duration,
+    ) -> Result<Applied, KernelError>;
+
+    /// The first thing that is not as planned, in words.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    fn first_difference(
+        &self,
+        plan: &RulePlan,
+        backend: BackendChoice,
+    ) -> Result<Option<String>, KernelError>;
+}
+
+/// What applying did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// What programmed the rules.
+    pub backend: String,
+    /// Why that.
+    pub because: String,
+    /// Whether anything was changed.
+    pub changed: bool,
+    /// What an operator should know although all went well.
+    pub warnings: Vec<String>,
+}
+
+/// Why something could not be done in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// The namespace is none, or one the plugin must not touch.
+    #[error("CNI_NETNS: {0}")]
+    Namespace(String),
+    /// The kernel, or a helper program, does not do it.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The kernel this process runs on.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Linux;
+
+impl Kernel for Linux {
+    fn open(&self, path: &Path) -> Result<Box<dyn Namespace>, KernelError> {
+        let refuse = |why: &str| {
+            KernelError::Namespace(format!("{} is {why}; nothing is changed there", path.display()))
+        };
+        let namespace = Netns::open(path).map_err(|error| KernelError::Namespace(error.to_string()))?;
+        let failed = |error: NetnsError| KernelError::Failed(error.to_string());
+        if namespace.is_own().map_err(failed)? {
+            return Err(refuse("the network namespace this program runs in"));
+        }
+        match namespace.is_inits() {
+            Ok(true) => return Err(refuse("the network namespace of process 1, the host's")),
+            Ok(false) => {}
+            // Where process 1 has more privileges than we, it is that of a container we are in, and we cannot reach
+            // the host's namespace by a path.
+            Err(NetnsError::Open { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(failed(error)),
+        }
+        Ok(Box::new(Pod(namespace)))
+    }
+
+    /// Looks from a new, empty namespace, which is what a pod's is like: the host's may hold ten thousand rules of others,
+    /// and says nothing about pods.
+    fn preflight(&self, backend: BackendChoice) -> Result<(), KernelError> {
+        let options = options(backend);
+        let look = || {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| {
+                format!("cannot make a network namespace: {error}; CAP_SYS_ADMIN is needed")
+            })?;
+            netns_apply::preflight(&options).map(drop).map_err(|error| error.to_string())
+        };
+        // The namespace goes with the thread.
+        let looked = thread::scope(|scope| scope.spawn(look).join());
+        looked.unwrap_or_else(|_| Err("looking at the kernel failed".to_owned())).map_err(KernelError::Failed)
+    }
+}
+
+struct Pod(Netns);
+
+impl Pod {
+    fn run<T: Send>(&self, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, KernelError> {
+        let done = self.0.run(work).map_err(|error| {
+            // A namespace of another kind has a file of the same kind, and is found out only now.
+            let refused = matches!(error, NetnsError::Enter { .. });
+            let kind = if refused { KernelError::Namespace } else { KernelError::Failed };
+            kind(error.to_string())
+        })?;
+        done.map_err(KernelError::Failed)
+    }
+}
+
+impl Namespace for Pod {
+    fn addresses(&self) -> Result<Vec<IpAddr>, KernelError> {
+        self.run(|| netns_apply::facts::addresses().map_err(|error| error.to_string()))
+    }
+
+    fn apply(
+        &self,
+        plan: &RulePlan,
+        backend: BackendChoice,
+        patience: Duration,
+    ) -> Result<Applied, KernelError> {
+        let outside = owner();
+        let (outcome, foreign) = self.run(|| {
+            let foreign = owner() != outside;
+            let options = ApplyOptions { patience, ..options(suitable(backend, foreign)) };
+            let outcome = netns_apply::apply(plan, &options).map_err(|error| error.to_string())?;
+            Ok((outcome, foreign))
+        })?;
+        Ok(Applied {
+            backend: outcome.backend.to_string(),
+            because: if foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },
+            changed: outcome.changed,
+            warnings: outcome.warnings,
+        })
+    }
+
+    fn first_difference(
+        &self,
+        plan: &RulePlan,
+        backend: BackendChoice,
+    ) -> Result<Option<String>, KernelError> {
+        let outside = owner();
+        let mismatch = self.run(|| {
+            let options = options(suitable(backend, owner() != outside));
+            netns_apply::verify(plan, &options).map_err(|error| error.to_string())
+        })?;
+        Ok(mismatch.map(|mismatch| mismatch.to_string()))
+    }
+}
+
+/// Why the backend is what it is in the namespace of a pod with `hostUsers: false`.
+const FOREIGN: &str = "the namespace belongs to another user namespace";
+
+/// Whose the calling thread's network namespace is: the root of the user namespace it belongs to, as an id out here, to
+/// whom the kernel gives its settings. None where /proc does not say.
+fn owner() -> Option<u32> {
+    fs::metadata("/proc/sys/net/core/somaxconn").map(|metadata| metadata.uid()).ok()
+}
+
+/// In a namespace of another user namespace the kernel takes the owner match of iptables from processes of that user
+/// namespace only (net/netfilter/xt_owner.c), where a process with threads cannot go (setns(2)). Native rules
+/// compare owners without it.
+const fn suitable(backend: BackendChoice, foreign: bool) -> BackendChoice {
+    if foreign { BackendChoice::NativeNft } else { backend }
+}
+
+/// Helper programs, where one is needed, are those of the runtime's PATH, then those of the usual folders.
+fn options(backend: BackendChoice) -> ApplyOptions {
+    let programs = Programs::in_path(&std::env::var_os("PATH").unwrap_or_default());
+    ApplyOptions { backend, programs, ..ApplyOptions::default() }
+}

@@ -1,0 +1,170 @@
+//! The chained CNI plugin that bends a pod's traffic through its sidecar proxy.
+//!
+//! A container runtime executes it for every pod: environment and standard input say what is wanted ([`wire`],
+//! [`conf`]), the pod is read ([`pod_source`]), its network namespace programmed ([`commands`], through [`kernel`]), and the result
+//! of the plugins before it handed on. Standard output carries that result or an error object, and nothing else ever.
+
+pub mod commands;
+pub mod conf;
+pub mod fields;
+pub mod kernel;
+pub mod logs;
+pub mod pod_source;
+pub mod wire;
+
+use commands::Job;
+use conf::{Conf, Envelope, MOST_INPUT};
+use kernel::{Kernel, Linux};
+use std::{
+    ffi::OsString,
+    io::{self, Read, Write},
+    panic::{self, AssertUnwindSafe, PanicHookInfo},
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
+use wire::{CniError, Code, Command, Invocation, Version};
+
+/// What the runtime is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// What goes to standard output: a result, an error object, or nothing.
+    pub output: String,
+    /// Whether the command succeeded.
+    pub success: bool,
+}
+
+/// The plugin's `main`.
+#[must_use]
+pub fn main() -> ExitCode {
+    let logs = logs::start();
+    let env = |name: &str| std::env::var_os(name);
+    let configure = |conf: &Conf| {
+        if let Some(logs) = &logs {
+            logs::configure(logs, conf.levels.clone(), &conf.run_dir);
+        }
+    };
+    let answer = guarded(|| answer(&env, &mut io::stdin().lock(), &Linux, &configure));
+    let printed = print(&answer.output);
+    if let Some(logs) = &logs {
+        logs.flush();
+    }
+    if answer.success && printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Answers one invocation. `configure` is called as soon as the configuration is known.
+pub fn answer(
+    env: &dyn Fn(&str) -> Option<OsString>,
+    input: &mut dyn Read,
+    kernel: &dyn Kernel,
+    configure: &dyn Fn(&Conf),
+) -> Answer {
+    let start = Instant::now();
+    let mut version = None;
+    let done = Invocation::read(env).and_then(|invocation| {
+        if invocation.command == Command::Version {
+            return Ok(versions());
+        }
+        let input = read_input(input)?;
+        let envelope = Envelope::read(&input, invocation.command)?;
+        version = Some(envelope.version);
+        let conf = match (envelope.conf(), invocation.command) {
+            (Ok(conf), _) => conf,
+            // What is wrong with the configuration must not keep a pod from being removed.
+            (Err(error), Command::Del) => {
+                log::warn!(target: logs::SCOPE, "{error}");
+                return Ok(String::new());
+            }
+            (Err(error), _) => return Err(error),
+        };
+        configure(&conf);
+        if !conf.unknown_keys.is_empty() {
+            log::warn!(target: logs::SCOPE, keys = format!("{:?}", conf.unknown_keys); "unknown keys in the network configuration");
+        }
+        carry_out(&Job { invocation: &invocation, conf: &conf, env, kernel, start })
+    });
+    match done {
+        Ok(output) => Answer { output, success: true },
+        Err(error) => {
+            log::debug!(target: logs::SCOPE, code = error.code.number(); "{error}");
+            Answer { output: error.json(version), success: false }
+        }
+    }
+}
+
+fn carry_out(job: &Job<'_>) -> Result<String, CniError> {
+    match job.invocation.command {
+        Command::Add => commands::add(job).map(|()| job.conf.prev_result.json(job.conf.version)),
+        Command::Check => commands::check(job).map(|()| String::new()),
+        Command::Status => commands::status(job).map(|()| String::new()),
+        // Nothing is kept outside the pod's network namespace.
+        Command::Del | Command::Gc => Ok(String::new()),
+        Command::Version => Ok(versions()),
+    }
+}
+
+fn versions() -> String {
+    let supported: Vec<&str> = Version::all().map(Version::name).collect();
+    serde_json::json!({"cniVersion": Version::NEWEST.name(), "supportedVersions": supported}).to_string()
+}
+
+fn read_input(input: &mut dyn Read) -> Result<Vec<u8>, CniError> {
+    let mut bytes = Vec::new();
+    let read = input.take(MOST_INPUT + 1).read_to_end(&mut bytes);
+    let problem = match read {
+        Ok(_) if bytes.len() as u64 <= MOST_INPUT => return Ok(bytes),
+        Ok(_) => format!("is longer than {MOST_INPUT} bytes"),
+        Err(error) => format!("cannot be read: {error}"),
+    };
+    Err(CniError::new(Code::Io, format!("standard input: {problem}")))
+}
+
+fn print(output: &str) -> io::Result<()> {
+    if output.is_empty() {
+        return Ok(());
+    }
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(output.as_bytes())?;
+    stdout.write_all(b"\n")?;
+    stdout.flush()
+}
+
+/// The first panic of the process: what and where.
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+/// Turns a panic into an error object: a runtime that gets no answer can only guess.
+fn guarded(work: impl FnOnce() -> Answer) -> Answer {
+    panic::set_hook(Box::new(note_panic));
+    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        let text = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let message = format!("istio-cni failed by a mistake of its own: {}", text.unwrap_or_default());
+        log::error!(target: logs::SCOPE, "{message}");
+        let error = CniError::new(Code::Internal, message).with_details("please report this");
+        Answer { output: error.json(None), success: false }
+    })
+}
+
+fn note_panic(info: &PanicHookInfo<'_>) {
+    let payload = info.payload();
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("?");
+    let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line()));
+    let noted = format!("{text}{}", place.unwrap_or_default());
+    PANIC.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(noted);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_object() {
+        let answer = guarded(|| panic!("a bug: {}", 7));
+        assert!(!answer.success);
+        let object: serde_json::Value = serde_json::from_str(&answer.output).unwrap();
+        assert_eq!(object["code"], 199);
+        let message = object["msg"].as_str().unwrap();
+        assert!(message.contains("a bug: 7 at ") && message.contains("lib.rs:"), "{message}");
+        let _ = panic::take_hook();
+    }
+}

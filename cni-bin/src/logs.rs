@@ -1,0 +1,57 @@
+//! Where the plugin's log lines go: JSON to standard error, to the agent, to a file in the run directory.
+//!
+//! Standard output belongs to the runtime. The kubelet's journal gets standard error, so the lines are found there as well.
+
+use logging::{AgentSocket, Config, Format, Handle, Level, Levels, RollingFile, Target};
+use std::path::Path;
+
+/// The scope of the plugin's lines.
+pub const SCOPE: &str = "cni-plugin";
+/// The log file in the run directory.
+pub const FILE_NAME: &str = "istio-cni.log";
+
+/// Libraries that log; they say in many lines what an error says in one, and none of it is meant for an operator.
+const LIBRARIES: [&str; 9] = [
+    "kube_client",
+    "hyper",
+    "hyper_util",
+    "hyper_rustls",
+    "rustls",
+    "tokio",
+    "tower",
+    "tower_http",
+    "tracing",
+];
+
+/// This level for the plugin's own lines, nothing of libraries.
+#[must_use]
+pub fn levels(level: Level) -> Levels {
+    let mut levels = Levels::default();
+    levels.set(SCOPE, level);
+    levels.set(logging::DEFAULT_SCOPE, level);
+    for library in LIBRARIES {
+        levels.set(library, Level::None);
+    }
+    levels
+}
+
+/// Starts logging to standard error. None where the process logs already, as in tests.
+#[must_use]
+pub fn start() -> Option<Handle> {
+    let config = Config {
+        levels: levels(Level::Info),
+        format: Format::Json,
+        targets: vec![Target::Stderr],
+        caller: false,
+    };
+    logging::init(config).ok()
+}
+
+/// Goes on as the configuration says: its level, the agent's socket, the file. What is not there is done without.
+pub fn configure(handle: &Handle, levels: Levels, run_dir: &Path) {
+    handle.set_levels(levels);
+    if let Some(agent) = AgentSocket::find(run_dir.join(logging::SOCKET_NAME)) {
+        handle.add_sink(Box::new(agent));
+    }
+    handle.add_sink(Box::new(RollingFile::new(run_dir.join(FILE_NAME), Level::Info)));
+}

@@ -1,0 +1,183 @@
+//! Where pods come from: the API server, or a folder of manifests; and what a decision needs of them.
+//!
+//! The node agent reaches the API server with the same [`kubeconfig`] and reads pods with the same [`pod_facts`].
+
+pub mod kubeconfig;
+
+mod api;
+mod facts;
+mod manifests;
+
+use crate::{
+    conf::Conf,
+    wire::{CniError, Code},
+};
+use redirect_core::pod::PodFacts;
+use std::{
+    fmt,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+pub use facts::pod_facts;
+
+/// Which pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Reads a pod from wherever the configuration says.
+///
+/// # Errors
+/// Why it cannot be read, at the latest when the deadline passes.
+pub fn read(conf: &Conf, pod: &PodName, deadline: Instant) -> Result<PodFacts, PodError> {
+    match &conf.manifest_dir {
+        Some(folder) => manifests::read(folder, pod, conf.node_name.as_deref()),
+        None => api::read(&conf.kubeconfig, pod, deadline),
+    }
+}
+
+/// Whether pods could be read at present, as far as this machine can tell.
+///
+/// # Errors
+/// Why not.
+pub fn check(conf: &Conf) -> Result<(), PodError> {
+    match &conf.manifest_dir {
+        Some(folder) => manifests::check(folder),
+        None => kubeconfig::check(&conf.kubeconfig).map_err(PodError::Kubeconfig),
+    }
+}
+
+/// Why a pod cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodError {
+    /// The kubeconfig cannot be used.
+    #[error(transparent)]
+    Kubeconfig(#[from] kubeconfig::KubeconfigError),
+    /// The API server does not take our credentials (401).
+    #[error("the API server does not accept the credentials in {kubeconfig} (401): {message}", kubeconfig = .kubeconfig.display())]
+    Unauthorized {
+        /// Where they are.
+        kubeconfig: PathBuf,
+        /// What the server says.
+        message: String,
+    },
+    /// The API server does not let us read the pod (403).
+    #[error("the API server does not let this plugin read pods (403): {0}")]
+    Forbidden(String),
+    /// There is no such pod (404).
+    #[error("the API server has no pod {0} (404)")]
+    NotFound(PodName),
+    /// The API server's certificate cannot be verified, or it does not speak TLS.
+    #[error("no trustworthy connection to the API server at {server}: {message}")]
+    Untrusted {
+        /// Its address.
+        server: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// The API server is not reached.
+    #[error("the API server at {server} is not reached: {message}")]
+    Unreachable {
+        /// Its address.
+        server: String,
+        /// What happens instead.
+        message: String,
+    },
+    /// The API server does not answer in time.
+    #[error("the API server at {server} does not answer within {patience:?}")]
+    Silent {
+        /// Its address.
+        server: String,
+        /// How long it was given.
+        patience: Duration,
+    },
+    /// The API server answers something else.
+    #[error("the API server cannot serve the pod at present ({code}): {message}")]
+    Busy {
+        /// The HTTP status.
+        code: u16,
+        /// What the server says.
+        message: String,
+    },
+    /// The pod is no pod.
+    #[error("pod {pod}: {}", .problems.join("; "))]
+    Unreadable {
+        /// Which.
+        pod: PodName,
+        /// Everything wrong with it, each with its field.
+        problems: Vec<String>,
+    },
+    /// The manifest folder cannot be read.
+    #[error("pod_manifest_dir: cannot read {path}: {message}", path = .path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What the kernel says.
+        message: String,
+    },
+    /// No manifest is the pod's.
+    #[error("pod_manifest_dir: no manifest in {path} is that of pod {pod}{}", and_unreadable(.unreadable), path = .path.display())]
+    NoManifest {
+        /// The folder.
+        path: PathBuf,
+        /// Which pod.
+        pod: PodName,
+        /// Files that could not be read, with the reason.
+        unreadable: Vec<String>,
+    },
+}
+
+fn and_unreadable(files: &[String]) -> String {
+    if files.is_empty() { String::new() } else { format!("; unreadable: {}", files.join("; ")) }
+}
+
+impl PodError {
+    /// The code of the error object, and what to do.
+    #[must_use]
+    pub const fn advice(&self) -> (Code, &'static str) {
+        match self {
+            Self::Kubeconfig(error) => error.advice(),
+            Self::Unauthorized { .. } => {
+                (Code::TryAgain, "the node agent renews the token; look at its log if this goes on")
+            }
+            Self::Forbidden(_) => (
+                Code::Forbidden,
+                "give the agent's service account the verb get on pods (ClusterRole istio-cni)",
+            ),
+            Self::NotFound(_) => {
+                (Code::TryAgain, "it may have been deleted, or the API server may lag behind the kubelet")
+            }
+            Self::Untrusted { .. } => (
+                Code::Untrusted,
+                "the certificate authority in the kubeconfig is not the API server's; the node agent writes it",
+            ),
+            Self::Unreachable { .. } | Self::Silent { .. } | Self::Busy { .. } => {
+                (Code::TryAgain, "the API server may be starting, or the node may have no route to it")
+            }
+            Self::Unreadable { .. } => (Code::Pod, ""),
+            Self::Folder { .. } => (Code::Config, ""),
+            Self::NoManifest { .. } => (
+                Code::TryAgain,
+                "a manifest counts where namespace and name are the pod's; static pods are named NAME-NODE",
+            ),
+        }
+    }
+}
+
+impl From<PodError> for CniError {
+    fn from(error: PodError) -> Self {
+        let (code, details) = error.advice();
+        Self::new(code, error.to_string()).with_details(details)
+    }
+}

@@ -1,0 +1,143 @@
+//! The error object.
+
+use super::Version;
+use serde::Serialize;
+use std::fmt;
+
+/// What kind of failure it is: the specification's codes below 100, ours from there on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// 1: the configuration's version is not ours, or has no such command.
+    IncompatibleVersion,
+    /// 4: an environment variable is missing or wrong.
+    Environment,
+    /// 5: standard input cannot be read.
+    Io,
+    /// 6: standard input is no JSON object.
+    Decode,
+    /// 7: the configuration is wrong.
+    Config,
+    /// 11: it may work later; the runtime should try again.
+    TryAgain,
+    /// 50: pods cannot be served at present.
+    NotAvailable,
+    /// 51: pods cannot be served, and those that run may lack something.
+    LimitedConnectivity,
+    /// 100: the pod's own settings are wrong; its owner has to change them.
+    Pod,
+    /// 101: the API server refuses us (403); the plugin's role is missing.
+    Forbidden,
+    /// 102: the API server's certificate cannot be verified.
+    Untrusted,
+    /// 103: the kubeconfig cannot be used.
+    Kubeconfig,
+    /// 110: the network namespace could not be programmed, and is as it was.
+    NotProgrammed,
+    /// 111: CHECK found something that is not as planned.
+    NotAsPlanned,
+    /// 199: a bug of this program.
+    Internal,
+}
+
+impl Code {
+    /// The number in the error object.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::IncompatibleVersion => 1,
+            Self::Environment => 4,
+            Self::Io => 5,
+            Self::Decode => 6,
+            Self::Config => 7,
+            Self::TryAgain => 11,
+            Self::NotAvailable => 50,
+            Self::LimitedConnectivity => 51,
+            Self::Pod => 100,
+            Self::Forbidden => 101,
+            Self::Untrusted => 102,
+            Self::Kubeconfig => 103,
+            Self::NotProgrammed => 110,
+            Self::NotAsPlanned => 111,
+            Self::Internal => 199,
+        }
+    }
+}
+
+/// A failure as the runtime is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CniError {
+    /// What kind.
+    pub code: Code,
+    /// What is wrong, where, and with which value.
+    pub message: String,
+    /// What to do about it; may be empty.
+    pub details: String,
+}
+
+impl CniError {
+    /// An error without details.
+    #[must_use]
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), details: String::new() }
+    }
+
+    /// The error with a remedy.
+    #[must_use]
+    pub fn with_details(self, details: impl Into<String>) -> Self {
+        Self { details: details.into(), ..self }
+    }
+
+    /// An error that stands for several problems, all named.
+    #[must_use]
+    pub fn of_problems(code: Code, problems: &[String]) -> Self {
+        Self::new(code, problems.join("; "))
+    }
+
+    /// The error object, in the version of the configuration as far as it is known.
+    #[must_use]
+    pub fn json(&self, version: Option<Version>) -> String {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Object<'a> {
+            cni_version: &'static str,
+            code: u32,
+            msg: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            details: &'a str,
+        }
+        let object = Object {
+            cni_version: version.unwrap_or(Version::NEWEST).name(),
+            code: self.code.number(),
+            msg: &self.message,
+            details: &self.details,
+        };
+        serde_json::to_string(&object).unwrap_or_else(|error| format!(r#"{{"code":199,"msg":"{error}"}}"#))
+    }
+}
+
+impl fmt::Display for CniError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, " ({})", self.details) }
+    }
+}
+
+impl std::error::Error for CniError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_object_has_the_fields_of_the_specification() {
+        let error = CniError::new(Code::TryAgain, "a \"quoted\"\nthing");
+        assert_eq!(
+            error.json(Some(Version::OLDEST)),
+            r#"{"cniVersion":"0.1.0","code":11,"msg":"a \"quoted\"\nthing"}"#
+        );
+        assert_eq!(
+            error.with_details("wait").json(None),
+            r#"{"cniVersion":"1.1.0","code":11,"msg":"a \"quoted\"\nthing","details":"wait"}"#
+        );
+    }
+}

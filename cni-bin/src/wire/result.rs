@@ -1,0 +1,155 @@
+//! The result: what the plugin before us in the chain said, as it said it.
+
+use super::{RawObject, Version};
+use crate::fields::Reader;
+use serde_json::{Value, value::RawValue};
+use std::net::IpAddr;
+
+/// The result of the plugins before us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrevResult(Option<String>);
+
+impl PrevResult {
+    /// Takes `prevResult` from a configuration and notes what is wrong with the parts the specification knows.
+    pub fn read(object: &RawObject<'_>, reader: &mut Reader) -> Self {
+        let Some(value) = object.value("prevResult") else { return Self(None) };
+        if reader.object("prevResult", Some(&value)).is_some() {
+            check(&value, reader);
+        }
+        Self(object.get("prevResult").map(RawValue::get).map(str::to_owned))
+    }
+
+    /// What is printed: the previous result to the last digit and blank, or an empty one. A previous result that does
+    /// not say its version is given the configuration's, because a reader would take it for 0.1.0.
+    #[must_use]
+    pub fn json(&self, version: Version) -> String {
+        let Some(text) = &self.0 else { return format!(r#"{{"cniVersion":"{version}"}}"#) };
+        let Ok(object) = serde_json::from_str::<RawObject<'_>>(text) else { return text.clone() };
+        match (object.value("cniVersion"), text.strip_prefix('{')) {
+            (None, Some(rest)) if object.get("cniVersion").is_none() => {
+                let comma = if object.keys().next().is_some() { "," } else { "" };
+                format!(r#"{{"cniVersion":"{version}"{comma}{rest}"#)
+            }
+            (Some(_), _) | (None, _) => text.clone(),
+        }
+    }
+}
+
+/// Checks the types of all fields of all versions: a later plugin, or the runtime, would stumble over them after we
+/// have programmed the pod.
+fn check(result: &Value, reader: &mut Reader) {
+    if let Some(version) = reader.string("prevResult.cniVersion", result.get("cniVersion"))
+        && Version::parse(version).is_err()
+    {
+        reader.problem(format!("prevResult.cniVersion: {version:?} is no version of the specification"));
+    }
+    for (index, item) in reader.list("prevResult.interfaces", result.get("interfaces")).iter().enumerate() {
+        let path = format!("prevResult.interfaces[{index}]");
+        if reader.object(&path, Some(item)).is_some() {
+            for field in ["name", "mac", "sandbox"] {
+                reader.string(&format!("{path}.{field}"), item.get(field));
+            }
+        }
+    }
+    for (index, item) in reader.list("prevResult.ips", result.get("ips")).iter().enumerate() {
+        let path = format!("prevResult.ips[{index}]");
+        if reader.object(&path, Some(item)).is_some() {
+            prefix(&format!("{path}.address"), item.get("address"), reader);
+            address(&format!("{path}.gateway"), item.get("gateway"), reader);
+            reader.integer(&format!("{path}.interface"), item.get("interface"));
+        }
+    }
+    for family in ["ip4", "ip6"] {
+        let path = format!("prevResult.{family}");
+        if let Some(item) = result.get(family)
+            && reader.object(&path, Some(item)).is_some()
+        {
+            prefix(&format!("{path}.ip"), item.get("ip"), reader);
+            address(&format!("{path}.gateway"), item.get("gateway"), reader);
+            routes(&format!("{path}.routes"), item.get("routes"), reader);
+        }
+    }
+    routes("prevResult.routes", result.get("routes"), reader);
+    reader.object("prevResult.dns", result.get("dns"));
+}
+
+fn routes(path: &str, routes: Option<&Value>, reader: &mut Reader) {
+    for (index, item) in reader.list(path, routes).iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        if reader.object(&path, Some(item)).is_some() {
+            prefix(&format!("{path}.dst"), item.get("dst"), reader);
+            address(&format!("{path}.gw"), item.get("gw"), reader);
+        }
+    }
+}
+
+fn prefix(path: &str, value: Option<&Value>, reader: &mut Reader) {
+    let Some(text) = reader.string(path, value) else { return };
+    let parts = text.split_once('/').map(|(ip, length)| (ip.parse(), length.parse::<u8>()));
+    let good = match parts {
+        Some((Ok(IpAddr::V4(_)), Ok(length))) => length <= 32,
+        Some((Ok(IpAddr::V6(_)), Ok(length))) => length <= 128,
+        Some((Err(_), _) | (_, Err(_))) | None => false,
+    };
+    if !good {
+        reader.problem(format!("{path}: {text:?} is no address with prefix length"));
+    }
+}
+
+fn address(path: &str, value: Option<&Value>, reader: &mut Reader) {
+    let Some(text) = reader.string(path, value) else { return };
+    if !text.is_empty() && text.parse::<IpAddr>().is_err() {
+        reader.problem(format!("{path}: {text:?} is no IP address"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(prev: &str) -> (PrevResult, Vec<String>) {
+        let conf = format!(r#"{{"prevResult":{prev}}}"#);
+        let mut reader = Reader::default();
+        let result = PrevResult::read(&serde_json::from_str(&conf).unwrap(), &mut reader);
+        (result, reader.into_problems())
+    }
+
+    #[test]
+    fn it_comes_back_as_it_came() {
+        let text = "{\"ips\" : [ {\"address\":\"10.0.0.1/24\",\"x\":1.50} ],\n \"cniVersion\":\"1.1.0\", \"n\":1e999}";
+        let (result, problems) = read(text);
+        assert_eq!(problems, [""; 0]);
+        assert_eq!(result.json(Version::NEWEST), text);
+    }
+
+    #[test]
+    fn a_missing_one_is_empty_and_a_missing_version_is_added() {
+        assert_eq!(read("null").0.json(Version::WITH_CHECK), r#"{"cniVersion":"0.4.0"}"#);
+        assert_eq!(read("{}").0.json(Version::OLDEST), r#"{"cniVersion":"0.1.0"}"#);
+        assert_eq!(read(r#"{"x":1}"#).0.json(Version::OLDEST), r#"{"cniVersion":"0.1.0","x":1}"#);
+    }
+
+    #[test]
+    fn every_problem_names_its_field() {
+        let prev = r#"{"cniVersion":"7","interfaces":[{"name":1},2],"ips":[{"address":"10.0.0.1","gateway":"x",
+            "interface":1.5},{"address":"::1/129"}],"routes":{"dst":1},"dns":[],"ip4":{"ip":4,"routes":[{"dst":"x"}]}}"#;
+        let problems = read(prev).1;
+        let fields: Vec<&str> = problems.iter().filter_map(|problem| problem.split(':').next()).collect();
+        assert_eq!(
+            fields,
+            [
+                "prevResult.cniVersion",
+                "prevResult.interfaces[0].name",
+                "prevResult.interfaces[1]",
+                "prevResult.ips[0].address",
+                "prevResult.ips[0].gateway",
+                "prevResult.ips[0].interface",
+                "prevResult.ips[1].address",
+                "prevResult.ip4.ip",
+                "prevResult.ip4.routes[0].dst",
+                "prevResult.routes",
+                "prevResult.dns",
+            ]
+        );
+    }
+}
