@@ -1,0 +1,487 @@
+//! The agent's loop: watch, look, put right, wait.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::cluster::{Cluster, LastSeen};
+use crate::disk::Real;
+use crate::fight::{Fight, suspect};
+use crate::install::{Conflist, Installer, Pass};
+use crate::kubeconfig;
+use crate::leave::{self, Departure, Lookup};
+use crate::log_socket::LogServer;
+use crate::metrics::{KindLabel, Metrics, ResultLabel, WatchLabel};
+use crate::plan::{Directory, Edit, Obstacle};
+use crate::ready::{Phase, State};
+use crate::serve::{self, Served};
+use crate::settings::{Settings, Trust};
+use crate::watch::{Change, Watch, Watched};
+
+/// The scope of the agent's lines.
+const SCOPE: &str = "cni-agent";
+/// How long to wait after somebody wrote a file at the same moment as we did.
+const COLLISION_WAIT: Duration = Duration::from_millis(50);
+/// The least time between two events of a reason.
+const EVENT_PAUSE: Duration = Duration::from_secs(60);
+/// The longest wait after failures.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Runs the agent until it is told to end.
+///
+/// # Errors
+/// When it cannot serve health or the log socket. What fails on the node is shown by readiness and tried again.
+pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::Result<()> {
+    let mut ends = Ends::new()?;
+    let installer = Arc::new(Installer::new(Arc::new(Real), settings.clone()));
+    let (state, metrics) = (Arc::new(State::default()), Arc::new(Metrics::new()));
+    let served = Arc::new(Served {
+        installer: installer.clone(),
+        state: state.clone(),
+        metrics: metrics.clone(),
+        logs,
+    });
+    let logs = listen(&settings, &served).await?;
+    let cluster = Arc::new(Connection::new(settings.clone()));
+    let seen = Arc::new(LastSeen::default());
+    tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
+    let mut agent = Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs);
+    agent.work(&mut ends).await;
+    state.set(Phase::Leaving);
+    tokio::select! {
+        () = depart(installer, &cluster, &seen) => {}
+        () = ends.told() => log::warn!(target: SCOPE, "told to end a second time; leaving things as they are"),
+    }
+    Ok(())
+}
+
+/// Starts the servers.
+async fn listen(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<LogServer> {
+    if let Some(port) = settings.serve.monitoring_port {
+        match serve::listen(None, port).await {
+            Ok(listener) => {
+                let served = served.clone();
+                spawn(listener, move |request| {
+                    let served = served.clone();
+                    async move { served.metrics(request).await }
+                });
+            }
+            Err(error) => log::error!(target: SCOPE, port = port; "no metrics: cannot listen: {error}"),
+        }
+    }
+    if let Some((address, port)) = settings.serve.control {
+        match serve::listen(Some(address), port).await {
+            Ok(listener) => {
+                let served = served.clone();
+                spawn(listener, move |request| {
+                    let served = served.clone();
+                    async move { served.control(request).await }
+                });
+            }
+            Err(error) => {
+                log::warn!(target: SCOPE, port = port; "no run-time control: cannot listen: {error}");
+            }
+        }
+    }
+    let logs = LogServer::start(&settings.paths.run, served.metrics.clone(), served.logs.clone())?;
+    let port = settings.serve.health_port;
+    let listener =
+        serve::listen(None, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
+    let served = served.clone();
+    spawn(listener, move |request| {
+        let served = served.clone();
+        async move { served.health(request).await }
+    });
+    Ok(logs)
+}
+
+fn spawn<L, A, F>(listener: L, answer: A)
+where
+    L: serve::Listener + Send + Sync + 'static,
+    A: Fn(hyper::Request<hyper::body::Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = serve::Answer> + Send + 'static,
+{
+    tokio::spawn(serve::connections(listener, answer));
+}
+
+/// The signals that end the agent.
+struct Ends {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Ends {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn told(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// The connection to the API server, made when it is first needed and possible.
+struct Connection {
+    settings: Settings,
+    made: tokio::sync::OnceCell<Cluster>,
+}
+
+impl Connection {
+    fn new(settings: Settings) -> Self {
+        Self { settings, made: tokio::sync::OnceCell::new() }
+    }
+
+    async fn get(&self) -> anyhow::Result<&Cluster> {
+        self.made.get_or_try_init(|| Cluster::prepare(&self.settings)).await
+    }
+}
+
+async fn follow_daemon_set(connection: Arc<Connection>, seen: Arc<LastSeen>, metrics: Arc<Metrics>) {
+    let restarted = |_: &str| {
+        metrics.watch_restarts.get_or_create(&WatchLabel { watch: "daemonset" }).inc();
+    };
+    loop {
+        match connection.get().await {
+            Ok(cluster) => cluster.watch_daemon_set(&seen, restarted).await,
+            Err(error) => log::warn!(target: SCOPE, "cannot talk to the API server: {error:#}"),
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+}
+
+/// Leaves the plugin or removes it.
+async fn depart(installer: Arc<Installer>, connection: &Connection, seen: &LastSeen) {
+    let lookup = match connection.get().await {
+        Ok(cluster) => cluster.daemon_set().await,
+        Err(error) => Lookup::Unreachable(format!("{error:#}")),
+    };
+    match leave::decide(&lookup, seen.get()) {
+        Departure::Stay(because) => log::info!(target: SCOPE, "ending; the plugin stays: {because}"),
+        Departure::Remove(because) => {
+            log::info!(target: SCOPE, "ending; the plugin is removed: {because}");
+            let removed = tokio::task::spawn_blocking(move || leave::remove(&installer)).await;
+            match removed {
+                Ok(Ok(())) => log::info!(target: SCOPE, "the plugin is removed"),
+                Ok(Err(errors)) => {
+                    for error in errors {
+                        log::error!(target: SCOPE, "removal: {error}");
+                    }
+                }
+                Err(error) => log::error!(target: SCOPE, "removal panicked: {error}"),
+            }
+        }
+    }
+}
+
+/// A file that is left to another writer for a while.
+struct Hold {
+    file: String,
+    until: Instant,
+    /// Who that may be, and what to do about it.
+    who: String,
+}
+
+struct Agent {
+    settings: Settings,
+    installer: Arc<Installer>,
+    state: Arc<State>,
+    metrics: Arc<Metrics>,
+    connection: Arc<Connection>,
+    logs: LogServer,
+    fight: Fight,
+    hold: Option<Hold>,
+    failures: u32,
+    /// The file that had our entry when all was well.
+    settled: Option<String>,
+    obstacle: Option<Obstacle>,
+    invalid: Vec<(String, String)>,
+    /// When an event of each reason was sent last.
+    events: BTreeMap<&'static str, Instant>,
+}
+
+impl Agent {
+    fn new(
+        settings: Settings,
+        installer: Arc<Installer>,
+        state: Arc<State>,
+        metrics: Arc<Metrics>,
+        connection: Arc<Connection>,
+        logs: LogServer,
+    ) -> Self {
+        Self {
+            settings,
+            installer,
+            state,
+            metrics,
+            connection,
+            logs,
+            fight: Fight::default(),
+            hold: None,
+            failures: 0,
+            settled: None,
+            obstacle: None,
+            invalid: Vec::new(),
+            events: BTreeMap::new(),
+        }
+    }
+
+    /// Works until told to end.
+    async fn work(&mut self, ends: &mut Ends) {
+        match self.installer.sweep() {
+            Ok(0) => {}
+            Ok(count) => {
+                log::info!(target: SCOPE, files = count; "removed what an agent before left half-written");
+            }
+            Err(error) => log::warn!(target: SCOPE, "{error}"),
+        }
+        let mut watch = None;
+        loop {
+            // The watch comes before the look, so that nothing falls between them.
+            let blind = match &watch {
+                Some(_) => None,
+                None => match Watch::new(self.watched()) {
+                    Ok(made) => {
+                        watch = Some(made);
+                        None
+                    }
+                    Err(error) => Some(error),
+                },
+            };
+            let wait = self.look(blind).await;
+            let waited = async {
+                match wait {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let changed = async {
+                match &mut watch {
+                    Some(watch) => watch.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = ends.told() => return,
+                change = changed => if !matches!(change, Ok(Change::Files)) {
+                    watch = None;
+                    self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                },
+                () = waited => {}
+            }
+        }
+    }
+
+    /// The directories to be watched, and which names in them matter.
+    fn watched(&self) -> Vec<Watched> {
+        let paths = &self.settings.paths;
+        let binaries = self.installer.source_names().unwrap_or_default();
+        let all = |directory: &Path| Watched { directory: directory.to_owned(), matters: Box::new(|_| true) };
+        let mut watched = vec![
+            Watched { directory: paths.net.clone(), matters: Box::new(Directory::matters) },
+            Watched {
+                directory: paths.bin.clone(),
+                matters: Box::new(move |name| binaries.iter().any(|binary| binary == name)),
+            },
+            Watched {
+                directory: paths.run.clone(),
+                matters: Box::new(|name| {
+                    [kubeconfig::FILE, kubeconfig::TOKEN_FILE, logging::SOCKET_NAME].contains(&name)
+                }),
+            },
+            all(&paths.service_account),
+        ];
+        match &self.settings.kubeconfig.trust {
+            Trust::Authority(file) => {
+                let directory = file.parent().filter(|directory| **directory != *paths.service_account);
+                watched.extend(directory.map(all));
+            }
+            Trust::Anybody => {}
+        }
+        watched
+    }
+
+    /// One pass, and how long to wait for the next if nothing changes.
+    async fn look(&mut self, blind: Option<io::Error>) -> Option<Duration> {
+        self.logs.keep();
+        let now = Instant::now();
+        self.hold = self.hold.take().filter(|hold| hold.until > now);
+        let conflist = match &self.hold {
+            Some(hold) => Conflist::Leave(hold.file.clone()),
+            None => Conflist::Repair,
+        };
+        let installer = self.installer.clone();
+        let done = tokio::task::spawn_blocking(move || installer.pass(&conflist)).await;
+        self.metrics.passes.inc();
+        let wait = match done {
+            Ok(Ok(pass)) => {
+                if blind.is_none() {
+                    self.failures = 0;
+                }
+                self.settle(&pass)
+            }
+            Ok(Err(error)) if error.is_collision() => Some(COLLISION_WAIT),
+            Ok(Err(error)) => Some(self.failed(error.label(), error.to_string())),
+            Err(error) => {
+                Some(self.failed("CREATE_CNI_CONFIG_FAILURE", format!("the pass panicked: {error}")))
+            }
+        };
+        match blind {
+            None => wait,
+            Some(error) => {
+                let again = self.failed(
+                    "CREATE_CNI_CONFIG_FAILURE",
+                    format!("cannot watch the node's directories: {error}"),
+                );
+                Some(wait.map_or(again, |wait| wait.min(again)))
+            }
+        }
+    }
+
+    fn failed(&mut self, label: &'static str, error: String) -> Duration {
+        self.metrics.installs.get_or_create(&ResultLabel { result: label }).inc();
+        let wait = Duration::from_secs(1 << self.failures.min(6)).min(LONGEST_WAIT);
+        self.failures += 1;
+        log::error!(target: SCOPE, next_attempt_in_s = wait.as_secs(); "{error}");
+        self.state.set(Phase::Failed(error));
+        wait
+    }
+
+    /// Says, counts and remembers what a pass did.
+    fn settle(&mut self, pass: &Pass) -> Option<Duration> {
+        let has_changed = !pass.binaries.is_empty() || pass.kubeconfig || !pass.edits.is_empty();
+        if pass.kubeconfig {
+            self.metrics.token_refreshes.inc();
+        }
+        if pass.target.is_some() && (self.settled.is_none() || has_changed) {
+            self.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
+        }
+        self.note_invalid(&pass.invalid);
+        self.note_obstacle(pass.obstacle.as_ref());
+        report(pass);
+        let was = self.settled.take();
+        self.settled = pass.target.clone().or_else(|| was.clone());
+        let is_contested = !pass.edits.is_empty() && was.is_some() && was == pass.target;
+        if let (Some(old), Some(new)) = (&was, &pass.target)
+            && old != new
+        {
+            let text = format!(
+                "the runtime's network configuration is {new} instead of {old}; the entry follows it"
+            );
+            self.metrics.obstacles.get_or_create(&KindLabel { kind: "preempted" }).inc();
+            self.warn("NetworkConfigPreempted", text);
+        }
+        if is_contested {
+            self.contest(pass);
+        }
+        self.hold_phase()
+    }
+
+    /// Another writer undid what we did.
+    fn contest(&mut self, pass: &Pass) {
+        let now = Instant::now();
+        if let (Some(wait), Some(file)) = (self.fight.put_right(now), &pass.target) {
+            let who = suspect(file, &pass.neighbours);
+            self.hold = Some(Hold { file: file.clone(), until: now + wait, who: who.clone() });
+            self.metrics.fights.inc();
+            self.warn("NetworkConfigContested", who);
+        }
+    }
+
+    fn hold_phase(&self) -> Option<Duration> {
+        match &self.hold {
+            Some(Hold { until, who, .. }) => {
+                self.state.set(Phase::Fighting { who: who.clone(), until: *until });
+                Some(until.saturating_duration_since(Instant::now()))
+            }
+            None => {
+                self.state.set(Phase::Installed);
+                None
+            }
+        }
+    }
+
+    fn note_invalid(&mut self, invalid: &[(String, String)]) {
+        if self.invalid != invalid {
+            for (file, reason) in invalid {
+                log::warn!(target: SCOPE, file = file; "this network configuration cannot be loaded, and some runtimes load none after it: {reason}");
+            }
+            self.invalid = invalid.to_vec();
+        }
+    }
+
+    fn note_obstacle(&mut self, obstacle: Option<&Obstacle>) {
+        let is_preempted = matches!(obstacle, Some(Obstacle::Preempted { .. }));
+        self.metrics.preempted.set(i64::from(is_preempted));
+        if self.obstacle.as_ref() == obstacle {
+            return;
+        }
+        self.obstacle = obstacle.cloned();
+        if let Some(obstacle) = obstacle {
+            self.metrics.obstacles.get_or_create(&KindLabel { kind: obstacle.kind() }).inc();
+            if is_preempted {
+                self.warn("NetworkConfigPreempted", obstacle.to_string());
+            } else {
+                log::info!(target: SCOPE, "{obstacle}");
+            }
+        }
+    }
+
+    /// Logs a warning and sends it as an event, without waiting for the API server.
+    fn warn(&mut self, reason: &'static str, text: String) {
+        log::warn!(target: SCOPE, "{text}");
+        let now = Instant::now();
+        if self.events.get(reason).is_some_and(|last| now.duration_since(*last) < EVENT_PAUSE) {
+            return;
+        }
+        self.events.insert(reason, now);
+        let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
+        tokio::spawn(async move {
+            let sent = match connection.get().await {
+                Ok(cluster) => cluster.warn(reason, &text).await,
+                Err(error) => Err(format!("{error:#}")),
+            };
+            let result = if sent.is_ok() { "sent" } else { "failed" };
+            metrics.events.get_or_create(&ResultLabel { result }).inc();
+            if let Err(error) = sent {
+                log::debug!(target: SCOPE, "cannot send an event: {error}");
+            }
+        });
+    }
+}
+
+/// Says what a pass changed.
+fn report(pass: &Pass) {
+    for name in &pass.binaries {
+        log::info!(target: SCOPE, binary = name; "installed the plugin");
+    }
+    if pass.kubeconfig {
+        log::info!(target: SCOPE, "wrote the plugin's kubeconfig");
+    }
+    for edit in &pass.edits {
+        match edit {
+            Edit::Write { name, .. } => {
+                log::info!(target: SCOPE, file = name; "wrote a network configuration");
+            }
+            Edit::Delete { name } => {
+                log::info!(target: SCOPE, file = name; "removed a network configuration");
+            }
+        }
+    }
+}
+
+/// Takes the plugin out of the node.
+///
+/// # Errors
+/// Everything that could not be removed.
+pub fn cleanup(settings: Settings) -> Result<(), Vec<leave::RemovalError>> {
+    leave::remove(&Installer::new(Arc::new(Real), settings))
+}

@@ -1,0 +1,180 @@
+//! Our entry in a network configuration.
+
+use super::format::Manner;
+use super::{OWN_VERSION, PLUGIN_TYPE, kind, object, value_of};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// What the plugin is told by its entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// The plugin's log level.
+    pub log_level: String,
+    /// Where the plugin finds its kubeconfig and the agent's sockets.
+    pub run_dir: String,
+    /// Pods of these namespaces are left alone.
+    pub exclude_namespaces: Vec<String>,
+    /// The agent's namespace.
+    pub pod_namespace: String,
+    /// Whether rules are written as native nftables.
+    pub native_nftables: bool,
+}
+
+/// The entry's keys in the order in which they are written.
+#[derive(Serialize)]
+struct Keys<'a> {
+    name: &'a str,
+    r#type: &'a str,
+    ipam: Map<String, Value>,
+    dns: Map<String, Value>,
+    plugin_log_level: &'a str,
+    cni_agent_run_dir: &'a str,
+    ambient_enabled: bool,
+    enablement_selectors: [(); 0],
+    exclude_namespaces: &'a [String],
+    pod_namespace: &'a str,
+    native_nftables: bool,
+    enable_ambient_detection_retry: bool,
+}
+
+/// A text with placeholders that becomes the entry, as older charts give it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template<'a> {
+    /// The text.
+    pub text: &'a str,
+    /// What stands for each placeholder, by its name without underscores at the ends: `LOG_LEVEL` for `__LOG_LEVEL__`.
+    pub values: &'a [(&'static str, String)],
+}
+
+/// Our entry.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// A JSON object.
+    text: String,
+    /// The same without the keys that the runtime replaces in a list.
+    chained: Map<String, Value>,
+}
+
+/// Why a text is no entry of ours.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// It is not a JSON object.
+    #[error("not a JSON object: {0}")]
+    NoObject(String),
+    /// It has another type.
+    #[error("its type is {0:?}, not \"istio-cni\": the agent would not know it again")]
+    Type(String),
+    /// It has a placeholder that nobody knows.
+    #[error("unknown placeholder {0}; known are {1}")]
+    Placeholder(String, String),
+}
+
+impl Entry {
+    /// The entry that says these facts.
+    #[must_use]
+    pub fn of(facts: &Facts) -> Self {
+        let keys = Keys {
+            name: PLUGIN_TYPE,
+            r#type: PLUGIN_TYPE,
+            ipam: Map::new(),
+            dns: Map::new(),
+            plugin_log_level: &facts.log_level,
+            cni_agent_run_dir: &facts.run_dir,
+            ambient_enabled: false,
+            enablement_selectors: [],
+            exclude_namespaces: &facts.exclude_namespaces,
+            pod_namespace: &facts.pod_namespace,
+            native_nftables: facts.native_nftables,
+            enable_ambient_detection_retry: false,
+        };
+        let text = serde_json::to_string(&keys).unwrap_or_default();
+        let chained = chained(&text);
+        Self { text, chained }
+    }
+
+    /// Reads an entry.
+    ///
+    /// # Errors
+    /// When it is no JSON object or not of our type.
+    pub fn parse(text: &str) -> Result<Self, EntryError> {
+        let parsed = object(text).map_err(|invalid| EntryError::NoObject(invalid.to_string()))?;
+        match kind(&parsed) {
+            Some(PLUGIN_TYPE) => Ok(Self { text: text.trim().to_owned(), chained: chained(text) }),
+            other => Err(EntryError::Type(other.unwrap_or_default().to_owned())),
+        }
+    }
+
+    /// The entry that a template makes.
+    ///
+    /// # Errors
+    /// When it has unknown placeholders, or what comes out is no entry of ours.
+    pub fn from_template(template: &Template<'_>) -> Result<Self, EntryError> {
+        let mut text = template.text.to_owned();
+        for (name, value) in template.values {
+            let quoted = Value::from(value.as_str()).to_string();
+            text = text.replace(&format!("__{name}__"), &quoted[1..quoted.len() - 1]);
+        }
+        match placeholder(&text) {
+            Some(unknown) => {
+                let known: Vec<String> =
+                    template.values.iter().map(|(name, _)| format!("__{name}__")).collect();
+                Err(EntryError::Placeholder(unknown.to_owned(), known.join(", ")))
+            }
+            None => Self::parse(&text),
+        }
+    }
+
+    /// Which keys of an entry differ from ours, beside those that the runtime replaces.
+    pub(super) fn differing_keys(&self, there: &str) -> Vec<String> {
+        let there = chained(there);
+        let keys = self.chained.keys().chain(there.keys().filter(|key| !self.chained.contains_key(*key)));
+        keys.filter(|key| self.chained.get(*key) != there.get(*key)).cloned().collect()
+    }
+
+    /// The entry for a list, which has a version of its own.
+    pub(super) fn formatted(&self, manner: &Manner) -> String {
+        self.write(manner, |key| key != "cniVersion")
+    }
+
+    /// A whole file of its own: one plugin.
+    #[must_use]
+    pub fn standalone(&self) -> String {
+        let body = self.write(&Manner::plain(), |_| true);
+        if self.has("cniVersion") {
+            return format!("{body}\n");
+        }
+        let rest = body.strip_prefix('{').unwrap_or_default();
+        format!("{{\n  \"cniVersion\": \"{OWN_VERSION}\",{rest}\n")
+    }
+
+    fn has(&self, key: &str) -> bool {
+        object(&self.text).is_ok_and(|object| value_of(&object, key).is_some())
+    }
+
+    fn write(&self, manner: &Manner, wanted: impl Fn(&str) -> bool) -> String {
+        match object(&self.text) {
+            Ok(mut object) => {
+                object.properties.retain(|property| wanted(property.name.as_str()));
+                manner.write(&self.text, &object)
+            }
+            Err(_) => self.text.clone(),
+        }
+    }
+}
+
+/// An entry's keys and values, without those that the runtime replaces by the list's.
+fn chained(text: &str) -> Map<String, Value> {
+    let mut keys: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
+    keys.remove("cniVersion");
+    keys
+}
+
+/// The first `__NAME__` in a text.
+fn placeholder(text: &str) -> Option<&str> {
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+    text.match_indices("__").find_map(|(start, _)| {
+        let end = start + 2 + text[start + 2..].find("__")?;
+        is_name(&text[start + 2..end]).then(|| &text[start..end + 2])
+    })
+}

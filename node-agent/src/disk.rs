@@ -1,0 +1,364 @@
+//! Effects on files, behind a seam: production has [`Real`], tests put faults and power failures in.
+//!
+//! [`replace`] is the only way a file of the node changes: a complete temporary file, synced, renamed over the old one, the directory
+//! synced. Whoever reads sees the old file or the new one.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The end of a temporary file's name. No runtime loads such a file or executes it.
+pub const TEMPORARY: &str = ".istio-cni-tmp";
+/// How much is copied at a time.
+const CHUNK: usize = 64 * 1024;
+/// The largest file that is read whole. Configurations have a few KiB; a larger one is a mistake.
+pub const LARGEST: u64 = 4 * 1024 * 1024;
+
+/// What the agent does with files.
+pub trait Disk: Send + Sync {
+    /// The names in a directory.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    fn list(&self, directory: &Path) -> io::Result<Vec<OsString>>;
+    /// What is known of a file without opening it; links are followed.
+    ///
+    /// # Errors
+    /// When there is none.
+    fn stat(&self, path: &Path) -> io::Result<Stat>;
+    /// Opens a file to be read.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>>;
+    /// Makes a file that is not there yet.
+    ///
+    /// # Errors
+    /// When it is there or cannot be made.
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>>;
+    /// Gives a file another name in the same directory, in place of what had that name.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// When it cannot, also when there is none.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Makes the names in a directory outlast a power failure.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn sync_directory(&self, directory: &Path) -> io::Result<()>;
+}
+
+/// A file that is being written.
+pub trait Output: Write {
+    /// Sets how it looks from outside.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn dress(&mut self, dress: Dress) -> io::Result<()>;
+    /// Makes the content outlast a power failure.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// What is known of a file without reading it. Two equal ones mean that the file has not been written in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// Whether it is a regular file.
+    pub is_file: bool,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Length in bytes.
+    pub length: u64,
+    /// Device and inode.
+    pub inode: (u64, u64),
+    /// Last change of the file or of what is known of it: seconds and nanoseconds.
+    pub changed: (i64, i64),
+}
+
+/// The files of this machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Real;
+
+impl Disk for Real {
+    fn list(&self, directory: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name())).collect()
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        fs::metadata(path).map(|known| Stat::from(&known))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>> {
+        // A pipe with a configuration's name must not stop the agent.
+        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+        Ok(Box::new(file))
+    }
+
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+        Ok(Box::new(file))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_directory(&self, directory: &Path) -> io::Result<()> {
+        File::open(directory)?.sync_all()
+    }
+}
+
+impl Output for File {
+    fn dress(&mut self, dress: Dress) -> io::Result<()> {
+        if let Dress::Like(stat) = dress {
+            // Without CAP_CHOWN the owner is us. The mode comes second, because a change of owner clears set-id bits.
+            let _ = std::os::unix::fs::fchown(&*self, Some(stat.uid), Some(stat.gid));
+        }
+        self.set_permissions(fs::Permissions::from_mode(dress.mode()))
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()?;
+        // What was written for others to use need not count as this container's memory.
+        let _ = nix::fcntl::posix_fadvise(&*self, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        Ok(())
+    }
+}
+
+impl From<&fs::Metadata> for Stat {
+    fn from(known: &fs::Metadata) -> Self {
+        Self {
+            is_file: known.is_file(),
+            mode: known.mode() & 0o7777,
+            uid: known.uid(),
+            gid: known.gid(),
+            length: known.len(),
+            inode: (known.dev(), known.ino()),
+            changed: (known.ctime(), known.ctime_nsec()),
+        }
+    }
+}
+
+/// Something that failed, and with which file.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}: {error}{}", .path.display(), hint(error))]
+pub struct DiskError {
+    /// What was being done.
+    pub doing: &'static str,
+    /// With which file.
+    pub path: PathBuf,
+    /// What went wrong.
+    #[source]
+    pub error: io::Error,
+}
+
+/// What an operator can do about an error.
+fn hint(error: &io::Error) -> &'static str {
+    let hints = [
+        (
+            io::ErrorKind::ReadOnlyFilesystem,
+            " (the node keeps this directory read-only; mount the directories its runtime uses instead)",
+        ),
+        (io::ErrorKind::StorageFull, " (free some space on the node)"),
+        (
+            io::ErrorKind::PermissionDenied,
+            " (check the container's user, its DAC_OVERRIDE capability and the node's SELinux labels)",
+        ),
+    ];
+    hints.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, hint)| hint)
+}
+
+/// Adds to an error what was being done with which file.
+pub(crate) fn context<T>(result: io::Result<T>, doing: &'static str, path: &Path) -> Result<T, DiskError> {
+    result.map_err(|error| DiskError { doing, path: path.to_owned(), error })
+}
+
+/// Reads a small file.
+///
+/// # Errors
+/// When it cannot be read or is not small.
+pub fn read(disk: &dyn Disk, path: &Path) -> Result<Vec<u8>, DiskError> {
+    let read = || {
+        let mut content = Vec::new();
+        disk.open(path)?.take(LARGEST + 1).read_to_end(&mut content)?;
+        if content.len() as u64 > LARGEST {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 4 MiB"));
+        }
+        Ok(content)
+    };
+    context(read(), "read", path)
+}
+
+/// Reads a small file as text.
+///
+/// # Errors
+/// When it cannot be read or is no text.
+pub fn read_text(disk: &dyn Disk, path: &Path) -> Result<String, DiskError> {
+    let text = String::from_utf8(read(disk, path)?);
+    let text = text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8"));
+    context(text, "read", path)
+}
+
+/// How a file that is written looks from outside.
+#[derive(Debug, Clone, Copy)]
+pub enum Dress {
+    /// A mode; the owner is us.
+    Mode(u32),
+    /// Like another file.
+    Like(Stat),
+}
+
+impl Dress {
+    const fn mode(self) -> u32 {
+        match self {
+            Self::Mode(mode) => mode,
+            Self::Like(stat) => stat.mode,
+        }
+    }
+}
+
+/// Puts content at a path, at once and whole, so that it outlasts a power failure. On failure the path is as it was, and no temporary
+/// file stays.
+///
+/// # Errors
+/// When a step fails.
+pub fn replace(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> Result<(), DiskError> {
+    replace_if(disk, path, content, dress, &|| true)
+}
+
+/// Like [`replace`], but only if `still` says yes once the content is on disk; otherwise the path stays and the error is
+/// [`io::ErrorKind::Interrupted`].
+///
+/// # Errors
+/// When a step fails, or the path is not to be replaced any more.
+pub fn replace_if(
+    disk: &dyn Disk,
+    path: &Path,
+    content: &mut dyn Read,
+    dress: Dress,
+    still: &dyn Fn() -> bool,
+) -> Result<(), DiskError> {
+    let temporary = temporary(path);
+    let moved = || io::Error::new(io::ErrorKind::Interrupted, "somebody else changed it at the same time");
+    let written = write(disk, &temporary, content, dress)
+        .and_then(|()| context(if still() { Ok(()) } else { Err(moved()) }, "replace", path))
+        .and_then(|()| context(disk.rename(&temporary, path), "replace", path));
+    match written {
+        Ok(()) => context(disk.sync_directory(directory_of(path)), "sync the directory of", path),
+        Err(error) => {
+            // What cannot be removed now is removed at the next start.
+            let _ = disk.remove(&temporary);
+            Err(error)
+        }
+    }
+}
+
+fn write(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> Result<(), DiskError> {
+    let mut file = context(disk.create(path, dress.mode() & 0o700), "create", path)?;
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let count = context(content.read(&mut chunk), "read the source of", path)?;
+        if count == 0 {
+            break;
+        }
+        context(file.write_all(&chunk[..count]), "write", path)?;
+    }
+    context(file.dress(dress), "set the mode of", path)?;
+    context(file.sync(), "sync", path)
+}
+
+/// Removes a file so that it stays away after a power failure. That there is none is fine.
+///
+/// # Errors
+/// When it cannot.
+pub fn remove(disk: &dyn Disk, path: &Path) -> Result<(), DiskError> {
+    match disk.remove(path) {
+        Ok(()) => context(disk.sync_directory(directory_of(path)), "sync the directory of", path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => context(Err(error), "remove", path),
+    }
+}
+
+/// Removes what an agent that was killed left half-written in a directory.
+///
+/// # Errors
+/// When it cannot.
+pub fn sweep(disk: &dyn Disk, directory: &Path) -> Result<usize, DiskError> {
+    let names = context(disk.list(directory), "list", directory)?;
+    let half_written = names.iter().filter(|name| name.to_string_lossy().ends_with(TEMPORARY));
+    let mut count = 0;
+    for name in half_written {
+        remove(disk, &directory.join(name))?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Whether a file has this content.
+///
+/// # Errors
+/// When one of them cannot be read; that the file is not there is no error.
+pub fn has_content(disk: &dyn Disk, path: &Path, content: &mut dyn Read) -> io::Result<bool> {
+    let mut file = match disk.open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let (mut there, mut wanted) = (vec![0; CHUNK], vec![0; CHUNK]);
+    loop {
+        let (a, b) = (fill(&mut *file, &mut there)?, fill(content, &mut wanted)?);
+        if there[..a] != wanted[..b] {
+            return Ok(false);
+        }
+        if a == 0 {
+            return Ok(true);
+        }
+    }
+}
+
+fn fill(reader: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// A name beside a file that nobody else uses.
+fn temporary(path: &Path) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    // Agents in containers all have the same process id; two of them may overlap.
+    let unique = format!(".{:x}.{:x}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(unique);
+    name.push(TEMPORARY);
+    path.with_file_name(name)
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}

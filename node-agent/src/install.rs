@@ -1,0 +1,328 @@
+//! One pass over the node: binaries, then the kubeconfig, then the entry, each only where it differs.
+//!
+//! In this order a runtime never finds an entry whose binary or kubeconfig is missing, whenever the pass is cut short.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::conflist::{EntryError, PLUGIN_TYPE};
+use crate::disk::{self, Disk, DiskError, Dress, Stat, context};
+use crate::kubeconfig::{self, Credentials};
+use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
+use crate::ready::Reason;
+use crate::settings::{Settings, TemplateSource};
+
+/// Puts the plugin on the node.
+pub struct Installer {
+    disk: Arc<dyn Disk>,
+    settings: Settings,
+    /// Binaries whose content was compared, by target: what source and target were then.
+    compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
+}
+
+/// What a pass did and found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pass {
+    /// The binaries that were copied.
+    pub binaries: Vec<String>,
+    /// Whether the kubeconfig was written.
+    pub kubeconfig: bool,
+    /// The changes of the configuration directory that were made.
+    pub edits: Vec<Edit>,
+    /// What was wrong with the configuration directory before.
+    pub obstacle: Option<Obstacle>,
+    /// The file that has our entry.
+    pub target: Option<String>,
+    /// Who else writes that file, as far as its plugins tell.
+    pub neighbours: Vec<String>,
+    /// Files in front of it that the runtime cannot load.
+    pub invalid: Vec<(String, String)>,
+}
+
+/// Whether a pass may change the configuration directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Conflist {
+    /// It may.
+    Repair,
+    /// It may, but not if the entry goes into this file, which another writer fights over.
+    Leave(String),
+}
+
+/// What a pass failed at.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// Copying binaries.
+    #[error("cannot install the plugin: {0}")]
+    Binaries(#[source] DiskError),
+    /// Writing the kubeconfig.
+    #[error("cannot write the plugin's kubeconfig: {0}")]
+    Kubeconfig(#[source] DiskError),
+    /// Editing network configurations.
+    #[error("cannot edit the network configuration: {0}")]
+    Conflist(#[source] DiskError),
+    /// Reading the template.
+    #[error("the template of the istio-cni entry is wrong: {0}")]
+    Template(#[source] EntryError),
+}
+
+impl InstallError {
+    /// The name of the failure in metrics.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Binaries(_) => "COPY_BINARIES_FAILURE",
+            Self::Kubeconfig(_) => "CREATE_KUBECONFIG_FAILURE",
+            Self::Conflist(_) | Self::Template(_) => "CREATE_CNI_CONFIG_FAILURE",
+        }
+    }
+
+    /// Whether nothing is wrong but that somebody wrote at the same moment.
+    #[must_use]
+    pub fn is_collision(&self) -> bool {
+        match self {
+            Self::Conflist(error) => error.error.kind() == io::ErrorKind::Interrupted,
+            Self::Binaries(_) | Self::Kubeconfig(_) | Self::Template(_) => false,
+        }
+    }
+}
+
+impl Installer {
+    /// An installer for a node.
+    #[must_use]
+    pub fn new(disk: Arc<dyn Disk>, settings: Settings) -> Self {
+        Self { disk, settings, compared: Mutex::default() }
+    }
+
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    pub(crate) const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Removes what an agent that was killed left half-written.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn sweep(&self) -> Result<usize, DiskError> {
+        let paths = &self.settings.paths;
+        let mut count = 0;
+        for directory in [&paths.bin, &paths.run, &paths.net] {
+            if self.disk.stat(directory).is_ok() {
+                count += disk::sweep(self.disk(), directory)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Makes everything as it should be.
+    ///
+    /// # Errors
+    /// At the first step that fails; later steps depend on it.
+    pub fn pass(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
+        let mut pass = Pass::default();
+        self.binaries(&mut pass).map_err(InstallError::Binaries)?;
+        self.kubeconfig(&mut pass).map_err(InstallError::Kubeconfig)?;
+        let want = self.want()?;
+        self.conflist(&want, conflist, &mut pass).map_err(InstallError::Conflist)?;
+        Ok(pass)
+    }
+
+    fn binaries(&self, pass: &mut Pass) -> Result<(), DiskError> {
+        for name in self.source_names()? {
+            if self.binary(&name)? {
+                pass.binaries.push(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of the image's binaries.
+    pub(crate) fn source_names(&self) -> Result<Vec<String>, DiskError> {
+        let source = &self.settings.paths.source_bin;
+        let names = context(self.disk.list(source), "list", source)?;
+        let mut names: Vec<String> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
+        names.retain(|name| self.disk.stat(&source.join(name)).is_ok_and(|stat| stat.is_file));
+        names.sort_unstable();
+        if !names.iter().any(|name| name == PLUGIN_TYPE) {
+            let missing = io::Error::new(io::ErrorKind::NotFound, "the image lacks it");
+            return context(Err(missing), "find", &source.join(PLUGIN_TYPE));
+        }
+        Ok(names)
+    }
+
+    /// Copies a binary if its content or mode differs, and says whether it did.
+    fn binary(&self, name: &str) -> Result<bool, DiskError> {
+        let (source, target) =
+            (self.settings.paths.source_bin.join(name), self.settings.paths.bin.join(name));
+        let from = context(self.disk.stat(&source), "find", &source)?;
+        let mode = from.mode | 0o111;
+        let there = self.disk.stat(&target).ok();
+        if there.is_some_and(|there| self.compared().get(&target) == Some(&(from, there))) {
+            return Ok(false);
+        }
+        let mut content = context(self.disk.open(&source), "open", &source)?;
+        let is_same = there
+            .is_some_and(|there| there.is_file && there.length == from.length && there.mode == mode)
+            && context(disk::has_content(self.disk(), &target, &mut *content), "compare", &target)?;
+        if !is_same {
+            let mut content = context(self.disk.open(&source), "open", &source)?;
+            disk::replace(self.disk(), &target, &mut *content, Dress::Mode(mode))?;
+        }
+        let there = context(self.disk.stat(&target), "find", &target)?;
+        self.compared().insert(target, (from, there));
+        Ok(!is_same)
+    }
+
+    /// Never held while the disk works, so that readiness is answered meanwhile.
+    fn compared(&self) -> MutexGuard<'_, BTreeMap<PathBuf, (Stat, Stat)>> {
+        self.compared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kubeconfig(&self, pass: &mut Pass) -> Result<(), DiskError> {
+        let (paths, settings) = (&self.settings.paths, &self.settings.kubeconfig);
+        let credentials = Credentials::read(self.disk(), paths, settings)?;
+        // The kubeconfig names the token's file, so that comes first.
+        if let Some(token) = &credentials.token {
+            pass.kubeconfig |= self.text(&paths.run.join(kubeconfig::TOKEN_FILE), token, settings.mode)?;
+        }
+        pass.kubeconfig |=
+            self.text(&paths.run.join(kubeconfig::FILE), &credentials.kubeconfig, settings.mode)?;
+        Ok(())
+    }
+
+    /// Writes a file of ours if its text or mode differs, and says whether it did.
+    fn text(&self, path: &Path, text: &str, mode: u32) -> Result<bool, DiskError> {
+        let has_mode = self.disk.stat(path).is_ok_and(|stat| stat.mode == mode);
+        if has_mode && context(disk::has_content(self.disk(), path, &mut text.as_bytes()), "compare", path)? {
+            return Ok(false);
+        }
+        disk::replace(self.disk(), path, &mut text.as_bytes(), Dress::Mode(mode))?;
+        Ok(true)
+    }
+
+    /// What the configuration directory should hold.
+    ///
+    /// # Errors
+    /// When there is a template and it cannot be read or is none.
+    pub fn want(&self) -> Result<Want, InstallError> {
+        let Settings { entry, paths, kubeconfig, identity, placement, .. } = &self.settings;
+        let file = match &entry.template {
+            Some(TemplateSource::File(path)) => {
+                Some(disk::read_text(self.disk(), path).map_err(InstallError::Conflist)?)
+            }
+            Some(TemplateSource::Text(_)) | None => None,
+        };
+        let entry = entry.entry(paths, kubeconfig, &identity.node, file.as_deref());
+        Ok(Want { placement: placement.clone(), entry: entry.map_err(InstallError::Template)? })
+    }
+
+    fn conflist(&self, want: &Want, conflist: &Conflist, pass: &mut Pass) -> Result<(), DiskError> {
+        let (directory, stats) = self.directory()?;
+        let Plan { target, obstacle, edits } = plan::plan(&directory, want);
+        pass.neighbours = neighbours(&directory, target.as_deref());
+        pass.invalid = directory.invalid();
+        pass.invalid.retain(|(name, _)| target.as_ref().is_none_or(|target| name < target));
+        (pass.target, pass.obstacle) = (target, obstacle);
+        let is_left = match conflist {
+            Conflist::Repair => false,
+            Conflist::Leave(file) => pass.target.as_ref() == Some(file),
+        };
+        for edit in edits.into_iter().filter(|_| !is_left) {
+            if self.edit(&edit, &directory, &stats)? {
+                pass.edits.push(edit);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the configuration directory: files that matter, and what was known of each before it was read.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub fn directory(&self) -> Result<(Directory, BTreeMap<String, Stat>), DiskError> {
+        let net = &self.settings.paths.net;
+        let names = context(self.disk.list(net), "list", net)?;
+        let names = names.into_iter().filter_map(|name| name.into_string().ok());
+        let (mut files, mut stats) = (Vec::new(), BTreeMap::new());
+        for name in names.filter(|name| Directory::matters(name)) {
+            let path = net.join(&name);
+            let Ok(stat) = self.disk.stat(&path) else { continue };
+            if stat.is_file {
+                let text = disk::read_text(self.disk(), &path).map_err(|error| error.error.to_string());
+                stats.insert(name.clone(), stat);
+                files.push(File { name, text });
+            }
+        }
+        Ok((Directory::new(files), stats))
+    }
+
+    /// Makes a change unless it is made already, and says whether it did. What somebody else changed since the directory was read
+    /// stays as it is.
+    pub(crate) fn edit(
+        &self,
+        edit: &Edit,
+        directory: &Directory,
+        stats: &BTreeMap<String, Stat>,
+    ) -> Result<bool, DiskError> {
+        let net = &self.settings.paths.net;
+        match edit {
+            Edit::Write { name, text, like } => {
+                if directory.text(name) == Some(text.as_str()) {
+                    return Ok(false);
+                }
+                let path = net.join(name);
+                let still = || self.disk.stat(&path).ok() == stats.get(name).copied();
+                let own = Dress::Mode(if self.settings.conf_group_read { 0o640 } else { 0o600 });
+                let dress =
+                    stats.get(name).or_else(|| stats.get(like)).map_or(own, |stat| Dress::Like(*stat));
+                disk::replace_if(self.disk(), &path, &mut text.as_bytes(), dress, &still)?;
+                Ok(true)
+            }
+            Edit::Delete { name } => {
+                let path = net.join(name);
+                let is_there = self.disk.stat(&path).is_ok();
+                disk::remove(self.disk(), &path)?;
+                Ok(is_there)
+            }
+        }
+    }
+
+    /// Whether the runtime calls the plugin and the plugin can work, as the node's files are at this moment.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn check(&self) -> Result<(), Reason> {
+        let binaries = self.compared().clone();
+        if binaries.is_empty() {
+            return Err(Reason::Starting);
+        }
+        for (target, (_, compared)) in binaries {
+            match self.disk.stat(&target) {
+                Ok(now) if now == compared => {}
+                Ok(_) => return Err(Reason::Changed(target)),
+                Err(_) => return Err(Reason::Missing(target)),
+            }
+        }
+        let kubeconfig = self.settings.paths.run.join(kubeconfig::FILE);
+        if !self.disk.stat(&kubeconfig).is_ok_and(|stat| stat.length > 0) {
+            return Err(Reason::Missing(kubeconfig));
+        }
+        let want = self.want().map_err(|error| Reason::Failed(error.to_string()))?;
+        let (directory, _) = self.directory().map_err(|error| Reason::Failed(error.to_string()))?;
+        match plan::plan(&directory, &want).obstacle {
+            Some(obstacle) if obstacle.concerns_pods() => Err(Reason::Directory(obstacle)),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+fn neighbours(directory: &Directory, target: Option<&str>) -> Vec<String> {
+    let text = target.and_then(|target| Some((target, directory.text(target)?)));
+    let conf = text.and_then(|(name, text)| crate::conflist::NetConf::parse(name, text).ok());
+    let types = conf.iter().flat_map(|conf| conf.types()).filter(|kind| *kind != PLUGIN_TYPE);
+    types.map(str::to_owned).collect()
+}

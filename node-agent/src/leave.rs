@@ -1,0 +1,171 @@
+//! The agent's end: an upgrade leaves a working plugin, removal leaves nothing.
+
+use std::path::PathBuf;
+
+use crate::conflist::PLUGIN_TYPE;
+use crate::disk::{self, DiskError};
+use crate::install::Installer;
+use crate::kubeconfig;
+use crate::plan::{self, Edit, Leftover};
+
+/// What the API server says about the agent's own DaemonSet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lookup {
+    /// It is there.
+    Present {
+        /// Whether it is being deleted.
+        deleting: bool,
+        /// Whether it still wants an agent on this node.
+        wants_node: bool,
+    },
+    /// There is none.
+    Absent,
+    /// We may not ask: the roles or the service account are gone, or never were.
+    Denied,
+    /// Nobody answers.
+    Unreachable(String),
+}
+
+/// What was last seen of the DaemonSet while the agent ran.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Seen {
+    /// Nothing.
+    #[default]
+    Never,
+    /// It was there.
+    Present,
+    /// It was deleted.
+    Gone,
+}
+
+/// What the agent does at its end, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Departure {
+    /// Another agent follows; the plugin stays.
+    Stay(&'static str),
+    /// Nobody follows; the plugin goes.
+    Remove(&'static str),
+}
+
+/// Tells an upgrade from removal.
+///
+/// Uninstalling deletes the DaemonSet, the roles and the service account at nearly the same time, so a refusal means removal as well: a plugin
+/// that stays without credentials would fail every pod of the node.
+#[must_use]
+pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
+    match (lookup, seen) {
+        (Lookup::Present { deleting: true, .. }, _) => Departure::Remove("the DaemonSet is being deleted"),
+        (Lookup::Present { wants_node: false, .. }, _) => {
+            Departure::Remove("the DaemonSet no longer wants this node")
+        }
+        (Lookup::Present { .. }, _) => {
+            Departure::Stay("the DaemonSet is there, so an agent follows this one")
+        }
+        (Lookup::Absent, _) => Departure::Remove("there is no DaemonSet"),
+        (Lookup::Denied, _) => Departure::Remove("the agent's credentials or roles are gone"),
+        (Lookup::Unreachable(_), Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
+        (Lookup::Unreachable(_), Seen::Present | Seen::Never) => {
+            Departure::Stay("the API server does not answer, and the DaemonSet was not seen to go")
+        }
+    }
+}
+
+/// What could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemovalError {
+    /// A file resisted.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A configuration could not be edited.
+    #[error(transparent)]
+    Leftover(#[from] Leftover),
+    /// The entry may still be there, so what it needs stays.
+    #[error("kubeconfig and binary stay, because a network configuration may still call the plugin")]
+    Kept,
+}
+
+/// Takes everything of ours out of the node: entries, then the kubeconfig, then the binaries. Every step is tried whatever became of the
+/// others, but what an entry needs stays as long as the entry does.
+///
+/// # Errors
+/// Everything that could not be removed.
+pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
+    let (mut errors, may_call) = remove_entries(installer);
+    if may_call {
+        errors.push(RemovalError::Kept);
+    } else {
+        let run = &installer.settings().paths.run;
+        let mut files: Vec<PathBuf> = [kubeconfig::FILE, kubeconfig::TOKEN_FILE, logging::SOCKET_NAME]
+            .map(|name| run.join(name))
+            .into();
+        files.extend(binaries(installer));
+        errors.extend(
+            files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),
+        );
+    }
+    errors.extend(installer.sweep().err().map(RemovalError::from));
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// Takes our entry out of every configuration, and says whether one may still call the plugin.
+fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
+    let (directory, stats) = match installer.directory() {
+        Ok(read) => read,
+        // A directory that is not there has no entry.
+        Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return (Vec::new(), false),
+        Err(error) => return (vec![error.into()], true),
+    };
+    let removal = plan::removal(&directory, &installer.settings().placement);
+    let mut may_call = removal.leftovers.iter().any(Leftover::may_call);
+    let mut errors: Vec<RemovalError> = removal.leftovers.into_iter().map(Into::into).collect();
+    let edit = |edit: &Edit| installer.edit(edit, &directory, &stats).err();
+    for group in &removal.edits {
+        let failed = group.iter().find_map(edit);
+        may_call |= failed.is_some();
+        errors.extend(failed.map(RemovalError::from));
+    }
+    if !may_call {
+        errors.extend(removal.originals.iter().filter_map(edit).map(RemovalError::from));
+    }
+    (errors, may_call)
+}
+
+/// The binaries that are ours: the plugin, and others of the image that are the same on the node.
+fn binaries(installer: &Installer) -> Vec<PathBuf> {
+    let paths = &installer.settings().paths;
+    let names = installer.source_names().unwrap_or_else(|_| vec![PLUGIN_TYPE.to_owned()]);
+    let is_ours = |name: &String| {
+        let content = || {
+            let mut source = installer.disk().open(&paths.source_bin.join(name))?;
+            disk::has_content(installer.disk(), &paths.bin.join(name), &mut *source)
+        };
+        name == PLUGIN_TYPE || content().unwrap_or(false)
+    };
+    let mut ours: Vec<PathBuf> =
+        names.iter().filter(|name| is_ours(name)).map(|name| paths.bin.join(name)).collect();
+    // The plugin is the last to go.
+    ours.sort_by_key(|path| path.ends_with(PLUGIN_TYPE));
+    ours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_is_told_from_removal() {
+        let present = |deleting, wants_node| Lookup::Present { deleting, wants_node };
+        let unreachable = || Lookup::Unreachable("timeout".into());
+        let stays = |lookup: Lookup, seen| matches!(decide(&lookup, seen), Departure::Stay(_));
+        for seen in [Seen::Never, Seen::Present, Seen::Gone] {
+            assert!(stays(present(false, true), seen));
+            assert!(!stays(present(true, true), seen));
+            assert!(!stays(present(false, false), seen));
+            assert!(!stays(Lookup::Absent, seen));
+            assert!(!stays(Lookup::Denied, seen));
+        }
+        assert!(stays(unreachable(), Seen::Never));
+        assert!(stays(unreachable(), Seen::Present));
+        assert!(!stays(unreachable(), Seen::Gone));
+    }
+}

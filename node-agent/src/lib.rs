@@ -1,0 +1,25 @@
+//! The node agent: puts the istio-cni plugin on the node and keeps it there.
+//!
+//! ```text
+//! flags, environment ──► settings ──┐
+//! conf directory ──► Directory ─────┼─► plan ──► edits ──► install ──► disk
+//! image, service account ───────────┘     └──► obstacle ──► ready
+//! ```
+//!
+//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`agent`] is the loop.
+
+pub mod agent;
+pub mod cluster;
+pub mod conflist;
+pub mod disk;
+pub mod fight;
+pub mod install;
+pub mod kubeconfig;
+pub mod leave;
+pub mod log_socket;
+pub mod metrics;
+pub mod plan;
+pub mod ready;
+pub mod serve;
+pub mod settings;
+pub mod watch;

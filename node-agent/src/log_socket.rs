@@ -1,0 +1,255 @@
+//! The plugins' log lines: received over a unix socket, counted, and logged again.
+//!
+//! A plugin sends `POST /log` with a JSON array of strings, each of which is one JSON log line. Size, rate and number of connections are
+//! bounded, and the answer is 200 whatever the body was: a plugin has nothing better to do with its lines.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use logging::Entry;
+use serde_json::Value;
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+
+use crate::metrics::{Metrics, ResultLabel};
+use crate::serve::{self, Answer};
+
+/// The largest body.
+const LARGEST: usize = 1024 * 1024;
+/// Entries per second in the long run.
+const RATE: f64 = 1000.0;
+/// Entries at once after a quiet time.
+const BURST: f64 = 5000.0;
+/// The scope under which plugins' lines are logged.
+const SCOPE: &str = "cni-plugin";
+
+/// What is done with the lines.
+pub struct Receiver {
+    metrics: Arc<Metrics>,
+    emit: Box<dyn Fn(&Entry) + Send + Sync>,
+    bucket: Mutex<Bucket>,
+}
+
+/// How many more entries are taken.
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn take(&mut self, now: Instant) -> bool {
+        self.left = (self.left + now.duration_since(self.filled).as_secs_f64() * RATE).min(BURST);
+        self.filled = now;
+        let has_one = self.left >= 1.0;
+        if has_one {
+            self.left -= 1.0;
+        }
+        has_one
+    }
+}
+
+impl std::fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receiver").finish_non_exhaustive()
+    }
+}
+
+impl Receiver {
+    /// A receiver that logs with `emit`.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>, emit: Box<dyn Fn(&Entry) + Send + Sync>) -> Self {
+        Self { metrics, emit, bucket: Mutex::new(Bucket { left: BURST, filled: Instant::now() }) }
+    }
+
+    /// Takes one body. Its lines are logged one after the other, without those of another plugin in between.
+    pub fn take(&self, body: &[u8], now: Instant) {
+        let Ok(lines) = serde_json::from_slice::<Vec<String>>(body) else {
+            self.count("malformed");
+            return;
+        };
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        for line in lines {
+            match Entry::from_json(&line) {
+                None => self.count("malformed"),
+                Some(_) if !bucket.take(now) => self.count("over_rate"),
+                Some(entry) => {
+                    self.count("accepted");
+                    self.measure(&entry);
+                    (self.emit)(&Entry { scope: Some(SCOPE.to_owned()), ..entry });
+                }
+            }
+        }
+    }
+
+    fn count(&self, result: &'static str) {
+        self.metrics.log_entries.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Counts the line that a plugin logs at the end of each ADD.
+    fn measure(&self, entry: &Entry) {
+        let label = |key: &str| entry.labels.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+        let text = |key: &str| label(key).and_then(Value::as_str).unwrap_or_default();
+        let seconds = text("ms").split(' ').find_map(|part| part.strip_prefix("total:")?.parse::<f64>().ok());
+        let seconds = seconds.filter(|ms| (0.0..1e7).contains(ms)).map(|ms| ms / 1000.0);
+        match text("decision") {
+            "redirect" => self.metrics.add("redirect", "", seconds),
+            "skip" => self.metrics.add("skip", text("reason"), seconds),
+            "fail" => {
+                let code = label("code").and_then(Value::as_u64).map(|code| code.to_string());
+                self.metrics.add("fail", &code.unwrap_or_default(), seconds);
+            }
+            _ => {}
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        if request.uri().path() != "/log" {
+            return serve::text(StatusCode::NOT_FOUND, "only /log is here\n");
+        }
+        if request.method() != Method::POST {
+            return serve::text(StatusCode::METHOD_NOT_ALLOWED, "only POST\n");
+        }
+        match Limited::new(request.into_body(), LARGEST).collect().await {
+            Ok(body) => self.take(&body.to_bytes(), Instant::now()),
+            Err(_) => self.count("over_size"),
+        }
+        serve::text(StatusCode::OK, "")
+    }
+}
+
+/// The server of the socket, which can be started anew.
+#[derive(Debug)]
+pub struct LogServer {
+    path: PathBuf,
+    receiver: Arc<Receiver>,
+    running: JoinHandle<()>,
+}
+
+impl LogServer {
+    /// Serves the socket in the run directory, which is made if it is missing. Needs a tokio run-time.
+    ///
+    /// # Errors
+    /// When directory or socket cannot be made.
+    pub fn start(run: &Path, metrics: Arc<Metrics>, logs: Option<logging::Handle>) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(run)
+            .with_context(|| format!("cannot make the run directory {}", run.display()))?;
+        let path = run.join(logging::SOCKET_NAME);
+        let emit = move |entry: &Entry| {
+            if let Some(logs) = &logs {
+                logs.emit(entry);
+            }
+        };
+        let receiver = Arc::new(Receiver::new(metrics, Box::new(emit)));
+        let listener =
+            bind(&path).with_context(|| format!("cannot make the log socket {}", path.display()))?;
+        let running = tokio::spawn(run_server(listener, receiver.clone()));
+        Ok(Self { path, receiver, running })
+    }
+
+    /// Makes the socket anew if its file was removed: nobody could connect to it any more.
+    pub fn keep(&mut self) {
+        if self.path.exists() {
+            return;
+        }
+        match bind(&self.path) {
+            Ok(listener) => {
+                log::info!(target: "cni-agent", "the log socket was removed; made it anew");
+                self.running.abort();
+                self.running = tokio::spawn(run_server(listener, self.receiver.clone()));
+            }
+            Err(error) => {
+                log::warn!(target: "cni-agent", "the log socket was removed and cannot be made anew: {error}");
+            }
+        }
+    }
+}
+
+/// Makes the socket; a file of that name from an earlier agent goes. Everybody may write to it, because plugins run as whoever the
+/// runtime is.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+async fn run_server(listener: UnixListener, receiver: Arc<Receiver>) {
+    serve::connections(listener, move |request| {
+        let receiver = receiver.clone();
+        async move { receiver.answer(request).await }
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn receiver() -> (Receiver, Arc<Metrics>, Arc<Mutex<Vec<String>>>) {
+        let (metrics, lines) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(Vec::new())));
+        let kept = lines.clone();
+        let emit = move |entry: &Entry| kept.lock().expect("lines").push(entry.console());
+        (Receiver::new(metrics.clone(), Box::new(emit)), metrics, lines)
+    }
+
+    fn body(lines: &[&str]) -> Vec<u8> {
+        serde_json::to_vec(lines).expect("JSON")
+    }
+
+    const ADD: &str = r#"{"level":"info","time":"2026-11-21T07:26:50.000001Z","scope":"x","msg":"redirected","pod":"a/b","decision":"redirect","ms":"pod:4.2 total:10.6"}"#;
+
+    #[test]
+    fn lines_keep_their_time_and_labels_and_get_the_plugins_scope() {
+        let (receiver, metrics, lines) = receiver();
+        receiver.take(&body(&[ADD, "{}", "no JSON"]), Instant::now());
+        let lines = lines.lock().expect("lines");
+        assert_eq!(
+            *lines,
+            [
+                "2026-11-21T07:26:50.000001Z\tinfo\tcni-plugin\tredirected\tdecision=redirect ms=\"pod:4.2 total:10.6\" pod=a/b"
+            ]
+        );
+        let text = metrics.text(true);
+        assert!(text.contains("istio_cni_log_entries_total{result=\"malformed\"} 2\n"), "{text}");
+        assert!(text.contains("istio_cni_plugin_add_total{outcome=\"redirect\",reason=\"\"} 1\n"), "{text}");
+        assert!(
+            text.contains("istio_cni_plugin_add_duration_seconds_sum{outcome=\"redirect\"} 0.0106\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn skips_and_failures_are_counted_by_reason_and_code() {
+        let (receiver, metrics, _) = receiver();
+        let skip = ADD.replace("\"redirect\"", "\"skip\",\"reason\":\"no_proxy\"");
+        let fail = ADD.replace("\"redirect\"", "\"fail\",\"code\":110").replace("total:10.6", "total:nan");
+        receiver.take(&body(&[&skip, &fail]), Instant::now());
+        let text = metrics.text(true);
+        assert!(text.contains("{outcome=\"skip\",reason=\"no_proxy\"} 1\n"), "{text}");
+        assert!(text.contains("{outcome=\"fail\",reason=\"110\"} 1\n"), "{text}");
+        assert!(!text.contains("duration_seconds_count{outcome=\"fail\"}"), "{text}");
+    }
+
+    #[test]
+    fn a_flood_is_cut_and_counted() {
+        let (receiver, metrics, lines) = receiver();
+        let now = Instant::now();
+        receiver.take(&body(&[ADD; 6000]), now);
+        assert_eq!(lines.lock().expect("lines").len(), 5000);
+        assert!(metrics.text(true).contains("{result=\"over_rate\"} 1000\n"));
+        receiver.take(&body(&[ADD; 1500]), now + Duration::from_secs(1));
+        assert_eq!(lines.lock().expect("lines").len(), 6000);
+    }
+}

@@ -1,0 +1,83 @@
+//! `install-cni`: reads its settings, starts logging, runs what was asked for.
+
+use std::process::ExitCode;
+
+use install_cni::agent;
+use install_cni::settings::{Action, Problem, Settings, command};
+
+fn main() -> ExitCode {
+    let given = command().get_matches();
+    let env: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    let action = Action::of(&given);
+    if action == Action::Version {
+        say(env!("CARGO_PKG_VERSION"));
+        return ExitCode::SUCCESS;
+    }
+    let (settings, notices) = match Settings::read(&given, &env) {
+        Ok(read) => read,
+        Err(problems) => return refuse(&problems),
+    };
+    let logs = match logging::init(settings.logging.clone()) {
+        Ok(logs) => logs,
+        Err(error) => return complain(&error.to_string()),
+    };
+    for notice in notices {
+        log::warn!(target: "cni-agent", "{notice}");
+    }
+    let done = match action {
+        Action::Run => run(settings, &logs),
+        Action::Cleanup => cleanup(settings),
+        Action::Version => ExitCode::SUCCESS,
+    };
+    logs.flush();
+    done
+}
+
+/// One thread does the work; two more, which end when idle, wait for the disk.
+fn run(settings: Settings, logs: &logging::Handle) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build();
+    let done = match runtime {
+        Ok(runtime) => runtime.block_on(agent::run(settings, Some(logs.clone()))),
+        Err(error) => Err(error.into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!(target: "cni-agent", "{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn cleanup(settings: Settings) -> ExitCode {
+    match agent::cleanup(settings) {
+        Ok(()) => {
+            log::info!(target: "cni-agent", "the plugin is removed");
+            ExitCode::SUCCESS
+        }
+        Err(errors) => {
+            for error in errors {
+                log::error!(target: "cni-agent", "removal: {error}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn refuse(problems: &[Problem]) -> ExitCode {
+    let lines: Vec<String> = problems.iter().map(|problem| format!("install-cni: {problem}")).collect();
+    complain(&lines.join("\n"))
+}
+
+#[expect(clippy::print_stderr, reason = "there is no log yet")]
+fn complain(text: &str) -> ExitCode {
+    eprintln!("{text}");
+    ExitCode::FAILURE
+}
+
+#[expect(clippy::print_stdout, reason = "the answer to a question")]
+fn say(text: &str) {
+    println!("{text}");
+}

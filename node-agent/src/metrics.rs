@@ -1,0 +1,276 @@
+//! What the agent counts. One table says each metric's name and meaning; the documentation is compared with it.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// A metric as the documentation shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Described {
+    /// Its name as it is scraped.
+    pub name: &'static str,
+    /// Counter, gauge or histogram.
+    pub kind: &'static str,
+    /// Its labels.
+    pub labels: &'static str,
+    /// What it says.
+    pub help: &'static str,
+}
+
+const fn described(
+    name: &'static str,
+    kind: &'static str,
+    labels: &'static str,
+    help: &'static str,
+) -> Described {
+    Described { name, kind, labels, help }
+}
+
+/// Every metric.
+#[rustfmt::skip]
+pub const METRICS: &[Described] = &[
+    described("istio_cni_install_ready", "gauge", "", "1 while the runtime calls the plugin and the plugin can work, else 0; looked up when scraped"),
+    described("istio_cni_installs_total", "counter", "result", "Passes that changed something or failed: SUCCESS, COPY_BINARIES_FAILURE, CREATE_KUBECONFIG_FAILURE, CREATE_CNI_CONFIG_FAILURE"),
+    described("istio_cni_passes_total", "counter", "", "Times the node's files were compared with what they should be"),
+    described("istio_cni_conflist_obstacles_total", "counter", "kind", "Times the network configuration was found other than it should be: no_network, no_pinned, preempted, missing, edited, repeated, followed, stale"),
+    described("istio_cni_preempted", "gauge", "", "1 while the runtime uses another file than the one with the entry"),
+    described("istio_cni_fights_total", "counter", "", "Times the agent stopped answering another writer of the network configuration for a while"),
+    described("istio_cni_token_refreshes_total", "counter", "", "Times the plugin's kubeconfig was written anew"),
+    described("istio_cni_watch_restarts_total", "counter", "watch", "Times a watch had to be made anew: files, daemonset"),
+    described("istio_cni_plugin_add_total", "counter", "outcome,reason", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure"),
+    described("istio_cni_plugin_add_duration_seconds", "histogram", "outcome", "How long the plugin took for ADD"),
+    described("istio_cni_log_entries_total", "counter", "result", "Log entries received from plugins: accepted, malformed, over_rate, over_size"),
+    described("istio_cni_events_total", "counter", "result", "Events sent to the API server: sent, failed"),
+    described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
+];
+
+/// The most combinations of outcome and reason that are kept apart. Anybody on the node may write to the log socket.
+const MOST_REASONS: usize = 64;
+/// Upper bounds of the ADD histogram, in seconds.
+const ADD_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// One label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ResultLabel {
+    /// How it went.
+    pub result: &'static str,
+}
+
+/// One label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabel {
+    /// Of which kind.
+    pub kind: &'static str,
+}
+
+/// One label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct WatchLabel {
+    /// Which watch.
+    pub watch: &'static str,
+}
+
+/// One label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AddLabels {
+    outcome: &'static str,
+    reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
+}
+
+/// The metrics. Fields are in the order of [`METRICS`].
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    ready: Gauge,
+    /// See [`METRICS`].
+    pub installs: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub passes: Counter,
+    /// See [`METRICS`].
+    pub obstacles: Family<KindLabel, Counter>,
+    /// See [`METRICS`].
+    pub preempted: Gauge,
+    /// See [`METRICS`].
+    pub fights: Counter,
+    /// See [`METRICS`].
+    pub token_refreshes: Counter,
+    /// See [`METRICS`].
+    pub watch_restarts: Family<WatchLabel, Counter>,
+    adds: Family<AddLabels, Counter>,
+    add_durations: Family<OutcomeLabel, Histogram, fn() -> Histogram>,
+    /// See [`METRICS`].
+    pub log_entries: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub events: Family<ResultLabel, Counter>,
+    reasons: Mutex<BTreeSet<(&'static str, String)>>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Metrics that count from 0.
+    #[must_use]
+    pub fn new() -> Self {
+        let build: Family<VersionLabel, Gauge<i64, std::sync::atomic::AtomicI64>> = Family::default();
+        build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
+        let mut metrics = Self {
+            registry: Registry::default(),
+            ready: Gauge::default(),
+            installs: Family::default(),
+            passes: Counter::<u64, AtomicU64>::default(),
+            obstacles: Family::default(),
+            preempted: Gauge::default(),
+            fights: Counter::default(),
+            token_refreshes: Counter::default(),
+            watch_restarts: Family::default(),
+            adds: Family::default(),
+            add_durations: Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS)),
+            log_entries: Family::default(),
+            events: Family::default(),
+            reasons: Mutex::default(),
+        };
+        metrics.register(build);
+        metrics.start_at_nought();
+        metrics
+    }
+
+    /// A counter that is there from the start shows its first rise.
+    fn start_at_nought(&self) {
+        for result in
+            ["SUCCESS", "COPY_BINARIES_FAILURE", "CREATE_KUBECONFIG_FAILURE", "CREATE_CNI_CONFIG_FAILURE"]
+        {
+            drop(self.installs.get_or_create(&ResultLabel { result }));
+        }
+        for kind in
+            ["no_network", "no_pinned", "preempted", "missing", "edited", "repeated", "followed", "stale"]
+        {
+            drop(self.obstacles.get_or_create(&KindLabel { kind }));
+        }
+        for watch in ["files", "daemonset"] {
+            drop(self.watch_restarts.get_or_create(&WatchLabel { watch }));
+        }
+        for result in ["accepted", "malformed", "over_rate", "over_size"] {
+            drop(self.log_entries.get_or_create(&ResultLabel { result }));
+        }
+        for result in ["sent", "failed"] {
+            drop(self.events.get_or_create(&ResultLabel { result }));
+        }
+        drop(self.adds.get_or_create(&AddLabels { outcome: "redirect", reason: String::new() }));
+        drop(self.add_durations.get_or_create(&OutcomeLabel { outcome: "redirect" }));
+    }
+
+    fn register(&mut self, build: Family<VersionLabel, Gauge<i64, std::sync::atomic::AtomicI64>>) {
+        let registry = &mut self.registry;
+        let mut table = METRICS.iter();
+        // The library appends `_total` to the names of counters.
+        let mut next =
+            || table.next().map_or(("", ""), |row| (row.name.trim_end_matches("_total"), row.help));
+        macro_rules! in_order {
+            ($($metric:expr),* $(,)?) => {$({ let (name, help) = next(); registry.register(name, help, $metric); })*};
+        }
+        in_order!(
+            self.ready.clone(),
+            self.installs.clone(),
+            self.passes.clone(),
+            self.obstacles.clone(),
+            self.preempted.clone(),
+            self.fights.clone(),
+            self.token_refreshes.clone(),
+            self.watch_restarts.clone(),
+            self.adds.clone(),
+            self.add_durations.clone(),
+            self.log_entries.clone(),
+            self.events.clone(),
+            build,
+        );
+    }
+
+    /// Counts one ADD that a plugin reported.
+    pub fn add(&self, outcome: &'static str, reason: &str, seconds: Option<f64>) {
+        let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (outcome, reason.to_owned());
+        let is_kept = reasons.contains(&key) || (reasons.len() < MOST_REASONS && is_word(reason));
+        let reason = if is_kept { reason } else { "other" };
+        if is_kept {
+            reasons.insert(key);
+        }
+        drop(reasons);
+        self.adds.get_or_create(&AddLabels { outcome, reason: reason.to_owned() }).inc();
+        if let Some(seconds) = seconds {
+            self.add_durations.get_or_create(&OutcomeLabel { outcome }).observe(seconds);
+        }
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    #[must_use]
+    pub fn text(&self, ready: bool) -> String {
+        self.ready.set(i64::from(ready));
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}
+
+fn is_word(reason: &str) -> bool {
+    reason.len() <= 40
+        && reason.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_scraped_with_its_help_and_kind() {
+        let text = Metrics::new().text(true);
+        for row in METRICS {
+            let name = row.name.trim_end_matches("_total");
+            assert!(text.contains(&format!("# HELP {name} {}.\n", row.help)), "{name}\n{text}");
+            assert!(text.contains(&format!("# TYPE {name} {}\n", row.kind)), "{name}\n{text}");
+        }
+        assert_eq!(text.matches("# HELP").count(), METRICS.len());
+        assert!(text.contains("istio_cni_install_ready 1\n"), "{text}");
+    }
+
+    #[test]
+    fn adds_are_counted_by_reason_and_strangers_cannot_make_labels_without_end() {
+        let metrics = Metrics::new();
+        metrics.add("skip", "no_proxy", Some(0.003));
+        metrics.add("skip", "no_proxy", Some(0.004));
+        metrics.add("fail", "a\nb{}", None);
+        for count in 0..1000 {
+            metrics.add("fail", &format!("x{count}"), None);
+        }
+        let text = metrics.text(false);
+        assert!(
+            text.contains("istio_cni_plugin_add_total{outcome=\"skip\",reason=\"no_proxy\"} 2\n"),
+            "{text}"
+        );
+        assert!(text.contains("istio_cni_plugin_add_duration_seconds_count{outcome=\"skip\"} 2\n"), "{text}");
+        assert!(text.contains("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"other\"}"), "{text}");
+        assert!(text.matches("istio_cni_plugin_add_total{").count() <= MOST_REASONS + 2, "{text}");
+    }
+}

@@ -1,0 +1,399 @@
+//! What has to change in the configuration directory, and whether the runtime calls the plugin as the directory stands.
+//!
+//! Pure: a [`Directory`] that was read and a [`Want`] give a [`Plan`]. Edits are in an order in which power may fail between any two.
+//!
+//! The runtime loads the first file, in byte order of the names, that it can load. Originals of files we edit are kept beside them under
+//! a name that no runtime loads.
+
+use crate::conflist::{Entry, Invalid, NetConf, Shape, Standing, Without};
+use crate::settings::{OWNED_FILE, Placement, STANDALONE_FILE};
+
+mod removal;
+pub use removal::{Leftover, Removal, removal};
+
+/// What is appended to a file's name for its original.
+pub const ORIGINAL: &str = ".istio-cni-original";
+/// The ends of names that a runtime loads.
+const LOADED: [&str; 3] = [".conf", ".conflist", ".json"];
+
+/// The files of the directory that matter, in byte order of their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Directory {
+    files: Vec<File>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// Its text, or why there is none.
+    pub text: Result<String, String>,
+}
+
+impl Directory {
+    /// A directory of these files.
+    #[must_use]
+    pub fn new(mut files: Vec<File>) -> Self {
+        files.sort_by(|one, other| one.name.as_bytes().cmp(other.name.as_bytes()));
+        Self { files }
+    }
+
+    /// Whether a name is one of those that matter.
+    #[must_use]
+    pub fn matters(name: &str) -> bool {
+        is_loaded(name) || name.ends_with(ORIGINAL)
+    }
+
+    /// The text of a file.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.files.iter().find(|file| file.name == name).and_then(|file| file.text.as_deref().ok())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.files.iter().any(|file| file.name == name)
+    }
+
+    /// The files that a runtime reads, in its order.
+    fn read(&self) -> impl Iterator<Item = (&str, Result<NetConf<'_>, String>)> {
+        self.files.iter().filter(|file| is_loaded(&file.name)).map(|file| {
+            let conf = file.text.as_deref().map_err(Clone::clone);
+            let conf = conf.and_then(|text| {
+                NetConf::parse(&file.name, text).map_err(|invalid: Invalid| invalid.to_string())
+            });
+            (file.name.as_str(), conf)
+        })
+    }
+
+    fn valid(&self) -> impl Iterator<Item = (&str, NetConf<'_>)> {
+        self.read().filter_map(|(name, conf)| Some((name, conf.ok()?)))
+    }
+
+    /// The file the runtime uses.
+    #[must_use]
+    pub fn active(&self) -> Option<(&str, NetConf<'_>)> {
+        self.valid().next()
+    }
+
+    /// Files that the runtime cannot load, with the reason.
+    #[must_use]
+    pub fn invalid(&self) -> Vec<(String, String)> {
+        self.read().filter_map(|(name, conf)| Some((name.to_owned(), conf.err()?))).collect()
+    }
+}
+
+fn is_loaded(name: &str) -> bool {
+    LOADED.iter().any(|end| name.ends_with(end))
+}
+
+/// What the directory should hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Want {
+    /// Where the entry goes.
+    pub placement: Placement,
+    /// The entry.
+    pub entry: Entry,
+}
+
+/// A change of one file, at once and whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Edit {
+    /// The file gets this text.
+    Write {
+        /// Its name.
+        name: String,
+        /// Its text.
+        text: String,
+        /// The file whose mode and owner it gets; its own by default, ours if there is none.
+        like: String,
+    },
+    /// The file goes.
+    Delete {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Why the runtime does not call the plugin as the entry wants it, or will not for long.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// There is no file to chain into.
+    #[error(
+        "no network configuration that the runtime can load in the directory; waiting for the network plugin to write one"
+    )]
+    NoNetwork,
+    /// The file that the user named is missing or cannot be loaded.
+    #[error("{0}, named by CNI_CONF_NAME, is missing or cannot be loaded; waiting for it")]
+    NoPinned(String),
+    /// The runtime uses another file than the one with our entry.
+    #[error("the runtime uses {active}, which comes before {ours}")]
+    Preempted {
+        /// The file it uses.
+        active: String,
+        /// The file with our entry.
+        ours: String,
+    },
+    /// Our entry is missing.
+    #[error("{0} has no istio-cni entry")]
+    Missing(String),
+    /// Our entry says something else.
+    #[error("the istio-cni entry of {file} was edited: {}", .keys.join(", "))]
+    Edited {
+        /// Where.
+        file: String,
+        /// What.
+        keys: Vec<String>,
+    },
+    /// Our entry is there more than once.
+    #[error("{0} has several istio-cni entries")]
+    Repeated(String),
+    /// A plugin comes after ours. The runtime calls ours all the same.
+    #[error("in {file} the plugin {next} comes after istio-cni")]
+    Followed {
+        /// Where.
+        file: String,
+        /// Which.
+        next: String,
+    },
+    /// The copy in front is not what it should be.
+    #[error("{0} is not the copy of the runtime's list that it should be")]
+    Stale(String),
+}
+
+impl Obstacle {
+    /// Whether pods miss the plugin, or get it with other orders, until this is put right.
+    #[must_use]
+    pub const fn concerns_pods(&self) -> bool {
+        match self {
+            Self::NoNetwork
+            | Self::NoPinned(_)
+            | Self::Preempted { .. }
+            | Self::Missing(_)
+            | Self::Edited { .. }
+            | Self::Repeated(_)
+            | Self::Stale(_) => true,
+            Self::Followed { .. } => false,
+        }
+    }
+
+    /// The same for every obstacle of a kind, for metrics and events.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::NoNetwork => "no_network",
+            Self::NoPinned(_) => "no_pinned",
+            Self::Preempted { .. } => "preempted",
+            Self::Missing(_) => "missing",
+            Self::Edited { .. } => "edited",
+            Self::Repeated(_) => "repeated",
+            Self::Followed { .. } => "followed",
+            Self::Stale(_) => "stale",
+        }
+    }
+}
+
+/// What has to change, and what is wrong as long as it has not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The file that has or gets our entry.
+    pub target: Option<String>,
+    /// What is wrong now.
+    pub obstacle: Option<Obstacle>,
+    /// The changes, in order.
+    pub edits: Vec<Edit>,
+}
+
+impl Plan {
+    fn wait(obstacle: Obstacle) -> Self {
+        Self { target: None, obstacle: Some(obstacle), edits: Vec::new() }
+    }
+}
+
+/// The plan that makes a directory hold what it should.
+#[must_use]
+pub fn plan(directory: &Directory, want: &Want) -> Plan {
+    match &want.placement {
+        Placement::Chained { pinned } => chained(directory, pinned.as_deref(), &want.entry),
+        Placement::Owned { file, pinned } => owned(directory, file, pinned.as_deref(), &want.entry),
+        Placement::Standalone { file } => standalone(directory, file, &want.entry),
+    }
+}
+
+/// The entry in the list of another plugin.
+fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
+    // Files of ours from before the user changed the placement.
+    let retired = |name: &str| name == STANDALONE_FILE || name == OWNED_FILE;
+    let found = network(directory, pinned, retired);
+    let (name, conf) = match found {
+        Ok(found) => found,
+        Err(obstacle) => return Plan::wait(obstacle),
+    };
+    let target = list_name(name);
+    let standing = conf.standing(entry);
+    let mut edits = Vec::new();
+    if standing != Standing::Right {
+        edits.extend(keep_original(directory, name, &conf));
+        edits.extend(keep_replaced(directory, name, &target));
+        edits.push(Edit::Write { name: target.clone(), text: conf.with(entry), like: name.to_owned() });
+        if target != name {
+            // The list is there before the single plugin goes, so there is a network at every moment.
+            edits.push(Edit::Delete { name: name.to_owned() });
+        }
+    }
+    edits.extend(finish(directory, name, &conf));
+    let retired =
+        directory.valid().filter(|(name, _)| retired(name) && Some(*name) != pinned && **name != *target);
+    edits.extend(retired.map(|(name, _)| Edit::Delete { name: name.to_owned() }));
+    let obstacle = obstacle(standing, name).or_else(|| match directory.active() {
+        // Multus calls the lists of others itself.
+        Some((active, conf)) if active != name && !is_multus(&conf) => {
+            Some(Obstacle::Preempted { active: active.to_owned(), ours: name.to_owned() })
+        }
+        Some(_) | None => None,
+    });
+    Plan { target: Some(target), obstacle, edits }
+}
+
+/// The entry in a copy of the runtime's list, in front of it.
+fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry) -> Plan {
+    let ours = |name: &str| name == file || name == STANDALONE_FILE;
+    let found = network(directory, pinned, ours);
+    let (name, conf) = match found {
+        Ok(found) => found,
+        Err(obstacle) => {
+            // A copy without its original would make the runtime call a network plugin that may be gone.
+            let orphan = directory.has(file).then(|| Edit::Delete { name: file.to_owned() });
+            return Plan { target: None, obstacle: Some(obstacle), edits: orphan.into_iter().collect() };
+        }
+    };
+    let text = conf.with(entry);
+    let mut edits = Vec::new();
+    let mut obstacle = None;
+    if directory.text(file) != Some(text.as_str()) {
+        let missing = !directory.has(file);
+        obstacle =
+            Some(if missing { Obstacle::Missing(file.to_owned()) } else { Obstacle::Stale(file.to_owned()) });
+        edits.push(Edit::Write { name: file.to_owned(), text, like: name.to_owned() });
+    }
+    edits.extend(strays(directory, file));
+    let first = directory.valid().map(|(name, _)| name).find(|active| *active < file);
+    if let Some(active) = first {
+        let preempted = Obstacle::Preempted { active: active.to_owned(), ours: file.to_owned() };
+        obstacle = obstacle.or(Some(preempted));
+    }
+    Plan { target: Some(file.to_owned()), obstacle, edits }
+}
+
+/// The entry in a file of its own.
+fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
+    let there = directory.text(file).and_then(|text| NetConf::parse(file, text).ok());
+    let standing = there.map_or(Standing::Absent, |conf| conf.standing(entry));
+    let mut edits = Vec::new();
+    if standing != Standing::Right {
+        edits.push(Edit::Write { name: file.to_owned(), text: entry.standalone(), like: file.to_owned() });
+    }
+    edits.extend(strays(directory, file));
+    Plan { target: Some(file.to_owned()), obstacle: obstacle(standing, file), edits }
+}
+
+/// The file to chain into: the one the user named, or the one the runtime uses without those that are `ours` alone.
+fn network<'d>(
+    directory: &'d Directory,
+    pinned: Option<&str>,
+    ours: impl Fn(&str) -> bool,
+) -> Result<(&'d str, NetConf<'d>), Obstacle> {
+    let Some(pinned) = pinned else {
+        let mut foreign = directory.valid().filter(|(name, conf)| !ours(name) && !conf.is_only_ours());
+        return foreign.next().ok_or(Obstacle::NoNetwork);
+    };
+    let names = siblings(pinned);
+    let mut named = directory.valid().filter(|(name, _)| names.iter().any(|sibling| sibling == name));
+    named.next().ok_or_else(|| Obstacle::NoPinned(pinned.to_owned()))
+}
+
+/// A name with each extension that a runtime loads, in the runtime's order.
+fn siblings(name: &str) -> Vec<String> {
+    let stem = LOADED.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+    LOADED.iter().map(|end| format!("{stem}{end}")).collect()
+}
+
+/// The name that a file has as a list.
+fn list_name(name: &str) -> String {
+    match Shape::of(name) {
+        Shape::List => name.to_owned(),
+        Shape::Single => {
+            let stem = LOADED.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            format!("{stem}.conflist")
+        }
+    }
+}
+
+/// The edit that keeps a file as it is without us, if it is not kept already.
+fn keep_original(directory: &Directory, name: &str, conf: &NetConf<'_>) -> Option<Edit> {
+    let original = match (conf.shape(), conf.without()) {
+        (Shape::Single, _) => directory.text(name)?.to_owned(),
+        (Shape::List, Without::Rest(rest)) => rest,
+        (Shape::List, Without::Nothing) => return None,
+    };
+    let kept = format!("{name}{ORIGINAL}");
+    // Of a list that was made of a single plugin the single plugin is the original.
+    let is_made = single_names(name).any(|single| directory.has(&format!("{single}{ORIGINAL}")));
+    let is_kept = directory.text(&kept) == Some(original.as_str());
+    (!is_made && !is_kept).then(|| Edit::Write { name: kept, text: original, like: name.to_owned() })
+}
+
+/// The edit that keeps a list of somebody else's that a single plugin has to replace.
+fn keep_replaced(directory: &Directory, name: &str, target: &str) -> Option<Edit> {
+    let text = directory.text(target).filter(|_| name != target)?;
+    let without = NetConf::parse(target, text).map(|conf| conf.without());
+    let text = match without {
+        Ok(Without::Rest(rest)) if removal::is_made_by_us(directory, target, &rest) => return None,
+        Ok(Without::Rest(rest)) => rest,
+        Ok(Without::Nothing) | Err(_) => text.to_owned(),
+    };
+    let kept = format!("{target}{ORIGINAL}");
+    let is_kept = directory.text(&kept) == Some(text.as_str());
+    (!is_kept).then(|| Edit::Write { name: kept, text, like: target.to_owned() })
+}
+
+/// The edit that ends a change from a single plugin to a list which was cut short: the plugin was to go and is still there.
+fn finish(directory: &Directory, list: &str, conf: &NetConf<'_>) -> Option<Edit> {
+    let Without::Rest(rest) = conf.without() else { return None };
+    let left = single_names(list).find(|single| {
+        let text = directory.text(single);
+        text.is_some() && text == directory.text(&format!("{single}{ORIGINAL}"))
+    })?;
+    removal::is_made_by_us(directory, list, &rest).then_some(Edit::Delete { name: left })
+}
+
+/// The names that the single plugin may have had of which a list was made.
+fn single_names(list: &str) -> impl Iterator<Item = String> {
+    let stem = list.strip_suffix(".conflist").map(str::to_owned);
+    stem.into_iter().flat_map(|stem| [format!("{stem}.conf"), format!("{stem}.json")])
+}
+
+/// The edits that take our entry out of every file but one.
+fn strays(directory: &Directory, but: &str) -> Vec<Edit> {
+    let others = directory.valid().filter(|(name, conf)| *name != but && conf.has_ours());
+    others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, OWNED_FILE)).collect()
+}
+
+fn obstacle(standing: Standing, file: &str) -> Option<Obstacle> {
+    let file = file.to_owned();
+    match standing {
+        Standing::Right => None,
+        Standing::Absent => Some(Obstacle::Missing(file)),
+        Standing::Edited(keys) => Some(Obstacle::Edited { file, keys }),
+        Standing::Followed(next) => Some(Obstacle::Followed { file, next }),
+        Standing::Repeated => Some(Obstacle::Repeated(file)),
+    }
+}
+
+/// Whether it is Multus's own configuration.
+fn is_multus(conf: &NetConf<'_>) -> bool {
+    conf.types().first().is_some_and(|kind| kind.starts_with("multus"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! What has to change so that nothing of ours is left.
+
+use super::{Directory, Edit, ORIGINAL, single_names};
+use crate::conflist::{NetConf, PLUGIN_TYPE, Shape, Without};
+use crate::settings::{OWNED_FILE, Placement};
+
+/// The changes that take us out of a directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Removal {
+    /// The changes of each file, in order: when one fails, those after it in its group depend on it.
+    pub edits: Vec<Vec<Edit>>,
+    /// Originals, to be deleted when all changes are made.
+    pub originals: Vec<Edit>,
+    /// What stays and why.
+    pub leftovers: Vec<Leftover>,
+}
+
+/// A file that may hold our entry and was not changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Leftover {
+    /// The runtime cannot load it either.
+    #[error("{file} names istio-cni and cannot be edited ({reason}); the runtime cannot load it either. Repair it without istio-cni{}", .original.as_ref().map(|name| format!(", its last good text is in {name}")).unwrap_or_default())]
+    Corrupt {
+        /// The file.
+        file: String,
+        /// Why not.
+        reason: String,
+        /// Where its last good text is.
+        original: Option<String>,
+    },
+    /// It could not be read, so the entry may be in it and the plugin has to stay.
+    #[error("{file} cannot be read ({reason}); it may hold the istio-cni entry")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl Leftover {
+    /// Whether the runtime may still call the plugin because of it.
+    #[must_use]
+    pub const fn may_call(&self) -> bool {
+        match self {
+            Self::Corrupt { .. } => false,
+            Self::Unreadable { .. } => true,
+        }
+    }
+}
+
+/// The changes that take us out of a directory: out of every file, whichever of them we are in now.
+#[must_use]
+pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
+    let owned = match placement {
+        Placement::Owned { file, .. } => file,
+        Placement::Chained { .. } | Placement::Standalone { .. } => OWNED_FILE,
+    };
+    let mut removal = Removal::default();
+    for (name, conf) in directory.read() {
+        match conf {
+            Ok(conf) if conf.has_ours() => removal.edits.push(take_out(directory, name, &conf, owned)),
+            Ok(_) => {}
+            Err(reason) => removal.leftovers.extend(leftover(directory, name, reason)),
+        }
+    }
+    let corrupt = |name: &str| {
+        removal.leftovers.iter().any(|leftover| match leftover {
+            Leftover::Corrupt { original, .. } => original.as_deref() == Some(name),
+            Leftover::Unreadable { .. } => false,
+        })
+    };
+    let originals = directory.files.iter().map(|file| &file.name).filter(|name| name.ends_with(ORIGINAL));
+    removal.originals =
+        originals.filter(|name| !corrupt(name)).map(|name| Edit::Delete { name: name.clone() }).collect();
+    removal
+}
+
+/// The edits that take our entry out of a file that has it; `owned` is the copy in front.
+pub(super) fn take_out(directory: &Directory, name: &str, conf: &NetConf<'_>, owned: &str) -> Vec<Edit> {
+    let delete = || Edit::Delete { name: name.to_owned() };
+    let write = |text: String| Edit::Write { name: name.to_owned(), text, like: name.to_owned() };
+    let rest = match conf.without() {
+        Without::Nothing => return vec![delete()],
+        Without::Rest(_) if name == owned => return vec![delete()],
+        Without::Rest(rest) => rest,
+    };
+    let Some((single, text)) = made_of(directory, name, &rest) else { return vec![write(rest)] };
+    // Somebody who wrote the single plugin anew has decided what it says.
+    let text = directory.text(&single).unwrap_or(&text).to_owned();
+    let replaced = directory.text(&format!("{name}{ORIGINAL}"));
+    vec![
+        // The single plugin is back before the list goes.
+        Edit::Write { name: single, text, like: name.to_owned() },
+        replaced.map_or_else(delete, |text| write(text.to_owned())),
+    ]
+}
+
+/// Whether a list without our entry is what we made of a single plugin, and nobody has changed it since.
+pub(super) fn is_made_by_us(directory: &Directory, list: &str, rest: &str) -> bool {
+    made_of(directory, list, rest).is_some()
+}
+
+/// The single plugin, its name and text, that a list was made of if nobody has changed the list since.
+fn made_of(directory: &Directory, list: &str, rest: &str) -> Option<(String, String)> {
+    single_names(list).find_map(|single| {
+        let original = directory.text(&format!("{single}{ORIGINAL}"))?;
+        let conf = NetConf::parse(&single, original).ok()?;
+        let is_unchanged = conf.shape() == Shape::Single && conf.without() == Without::Rest(rest.to_owned());
+        is_unchanged.then(|| (single, original.to_owned()))
+    })
+}
+
+fn leftover(directory: &Directory, name: &str, reason: String) -> Option<Leftover> {
+    let file = name.to_owned();
+    match directory.text(name) {
+        None => Some(Leftover::Unreadable { file, reason }),
+        Some(text) if text.contains(&format!("\"{PLUGIN_TYPE}\"")) => {
+            let original = Some(format!("{name}{ORIGINAL}")).filter(|name| directory.has(name));
+            Some(Leftover::Corrupt { file, reason, original })
+        }
+        Some(_) => None,
+    }
+}

@@ -1,0 +1,368 @@
+use super::*;
+use crate::conflist::Facts;
+
+const CALICO: &str = "{\n  \"name\": \"net\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
+const OTHER: &str = r#"{"name":"other","plugins":[{"type":"bridge"}]}"#;
+const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"single\",\n  \"type\": \"ptp\"\n}";
+
+fn entry() -> Entry {
+    Entry::of(&Facts {
+        log_level: "info".into(),
+        run_dir: "/var/run/istio-cni".into(),
+        exclude_namespaces: Vec::new(),
+        pod_namespace: "istio-system".into(),
+        native_nftables: false,
+    })
+}
+
+fn chained() -> Want {
+    Want { placement: Placement::Chained { pinned: None }, entry: entry() }
+}
+
+fn pinned(name: &str) -> Want {
+    Want { placement: Placement::Chained { pinned: Some(name.into()) }, entry: entry() }
+}
+
+fn owned() -> Want {
+    Want { placement: Placement::Owned { file: OWNED_FILE.into(), pinned: None }, entry: entry() }
+}
+
+fn standalone() -> Want {
+    Want { placement: Placement::Standalone { file: STANDALONE_FILE.into() }, entry: entry() }
+}
+
+fn directory(files: &[(&str, &str)]) -> Directory {
+    let file = |(name, text): &(&str, &str)| File { name: (*name).into(), text: Ok((*text).into()) };
+    Directory::new(files.iter().map(file).collect())
+}
+
+/// The directory after edits, and again as long as there are any.
+fn settled(mut at: Directory, want: &Want) -> (Directory, Plan) {
+    for _ in 0..5 {
+        let plan = plan(&at, want);
+        if plan.edits.is_empty() {
+            return (at, plan);
+        }
+        at = edited(at, &plan.edits);
+    }
+    panic!("never settles: {at:?}");
+}
+
+fn edited(mut at: Directory, edits: &[Edit]) -> Directory {
+    for edit in edits {
+        match edit {
+            Edit::Write { name, text, .. } => {
+                at.files.retain(|file| file.name != *name);
+                at.files.push(File { name: name.clone(), text: Ok(text.clone()) });
+            }
+            Edit::Delete { name } => at.files.retain(|file| file.name != *name),
+        }
+        at = Directory::new(at.files);
+        // At every moment the runtime finds a network, if it ever did.
+        assert!(at.active().is_some(), "{edit:?} leaves no network: {at:?}");
+    }
+    at
+}
+
+fn removed(at: Directory, placement: &Placement) -> Directory {
+    let removal = removal(&at, placement);
+    assert_eq!(removal.leftovers, []);
+    let mut files = at.files;
+    for edit in removal.edits.iter().flatten().chain(&removal.originals) {
+        match edit {
+            Edit::Write { name, text, .. } => {
+                files.retain(|file| file.name != *name);
+                files.push(File { name: name.clone(), text: Ok(text.clone()) });
+            }
+            Edit::Delete { name } => files.retain(|file| file.name != *name),
+        }
+    }
+    Directory::new(files)
+}
+
+fn calls_us(at: &Directory) -> bool {
+    at.active().is_some_and(|(_, conf)| conf.has_ours())
+}
+
+#[test]
+fn the_entry_goes_into_the_first_file_that_can_be_loaded() {
+    let start = directory(&[
+        ("00-broken.conf", "{"),
+        ("10-calico.conflist", CALICO),
+        ("20-other.conflist", OTHER),
+        ("05-empty.conflist", ""),
+    ]);
+    let first = plan(&start, &chained());
+    assert_eq!(first.target.as_deref(), Some("10-calico.conflist"));
+    assert_eq!(first.obstacle, Some(Obstacle::Missing("10-calico.conflist".into())));
+    let (end, last) = settled(start.clone(), &chained());
+    assert_eq!(last.obstacle, None);
+    assert!(calls_us(&end));
+    assert_eq!(end.text("10-calico.conflist.istio-cni-original"), Some(CALICO));
+    assert_eq!(end.text("20-other.conflist"), Some(OTHER));
+    assert_eq!(removed(end, &chained().placement), start);
+}
+
+#[test]
+fn the_original_is_kept_before_the_file_is_changed() {
+    let plan = plan(&directory(&[("10-calico.conflist", CALICO)]), &chained());
+    let names: Vec<&str> = plan
+        .edits
+        .iter()
+        .map(|edit| match edit {
+            Edit::Write { name, .. } | Edit::Delete { name } => name.as_str(),
+        })
+        .collect();
+    assert_eq!(names, ["10-calico.conflist.istio-cni-original", "10-calico.conflist"]);
+}
+
+#[test]
+fn the_order_is_that_of_bytes_and_covers_every_extension() {
+    let start = directory(&[("b.conflist", OTHER), ("B.conflist", CALICO), ("a.json", SINGLE)]);
+    let (end, _) = settled(start.clone(), &chained());
+    assert_eq!(end.active().expect("a network").0, "B.conflist");
+    assert!(calls_us(&end));
+    let start = directory(&[("10-a.json", SINGLE), ("20-b.conflist", OTHER)]);
+    let (end, plan) = settled(start.clone(), &chained());
+    assert_eq!(plan.target.as_deref(), Some("10-a.conflist"));
+    assert_eq!(removed(end, &chained().placement), start);
+}
+
+#[test]
+fn nothing_to_chain_into_means_waiting() {
+    for files in
+        [&[] as &[(&str, &str)], &[("00-x.conf", "{")], &[("YYY-istio-cni.conf", r#"{"type":"istio-cni"}"#)]]
+    {
+        let plan = plan(&directory(files), &chained());
+        assert_eq!(plan, Plan { target: None, obstacle: Some(Obstacle::NoNetwork), edits: Vec::new() });
+    }
+}
+
+#[test]
+fn a_file_that_comes_to_be_first_is_followed() {
+    let (mut at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
+    at.files.push(File { name: "05-cilium.conflist".into(), text: Ok(OTHER.into()) });
+    let at = Directory::new(at.files);
+    let follow = plan(&at, &chained());
+    assert_eq!(follow.target.as_deref(), Some("05-cilium.conflist"));
+    assert_eq!(follow.obstacle, Some(Obstacle::Missing("05-cilium.conflist".into())));
+    let (at, _) = settled(at, &chained());
+    assert!(calls_us(&at));
+    // The entry stays in the other file, for when the new one goes again.
+    assert!(at.text("10-calico.conflist").expect("is there").contains("istio-cni"));
+    let start = directory(&[("05-cilium.conflist", OTHER), ("10-calico.conflist", CALICO)]);
+    assert_eq!(removed(at, &chained().placement), start);
+}
+
+#[test]
+fn a_pinned_file_is_waited_for_and_taken_with_either_extension() {
+    let at = directory(&[("10-calico.conflist", CALICO)]);
+    let wait = plan(&at, &pinned("20-mine.conf"));
+    assert_eq!(wait.obstacle, Some(Obstacle::NoPinned("20-mine.conf".into())));
+    assert_eq!(wait.edits, []);
+    let found = plan(&at, &pinned("10-calico.conf"));
+    assert_eq!(found.target.as_deref(), Some("10-calico.conflist"));
+}
+
+#[test]
+fn a_pinned_file_that_the_runtime_does_not_use_is_preempted() {
+    let at = directory(&[("05-x.conflist", OTHER), ("10-calico.conflist", CALICO)]);
+    let (at, last) = settled(at, &pinned("10-calico.conflist"));
+    let preempted = Obstacle::Preempted { active: "05-x.conflist".into(), ours: "10-calico.conflist".into() };
+    assert!(preempted.concerns_pods());
+    assert_eq!(last.obstacle, Some(preempted));
+    assert!(at.text("10-calico.conflist").expect("is there").contains("istio-cni"));
+    assert_eq!(at.text("05-x.conflist"), Some(OTHER));
+}
+
+#[test]
+fn a_pinned_file_behind_multus_is_used_by_multus() {
+    let multus = r#"{"name":"m","type":"multus-shim"}"#;
+    let at = directory(&[("00-multus.conf", multus), ("10-calico.conflist", CALICO)]);
+    let (_, last) = settled(at, &pinned("10-calico.conflist"));
+    assert_eq!(last.obstacle, None);
+}
+
+#[test]
+fn a_single_plugin_becomes_a_list_and_comes_back() {
+    let start = directory(&[("10-a.conf", SINGLE), ("99-loopback.conf", r#"{"type":"loopback"}"#)]);
+    let (end, last) = settled(start.clone(), &chained());
+    assert_eq!((last.target.as_deref(), last.obstacle), (Some("10-a.conflist"), None));
+    assert_eq!(end.text("10-a.conf"), None);
+    assert!(calls_us(&end));
+    assert_eq!(removed(end, &chained().placement), start);
+}
+
+#[test]
+fn a_list_made_of_a_single_plugin_stays_when_others_changed_it() {
+    let (mut at, _) = settled(directory(&[("10-a.conf", SINGLE)]), &chained());
+    let text =
+        at.text("10-a.conflist").expect("is there").replace("\"type\": \"ptp\"", "\"type\": \"bridge\"");
+    at = edited(at, &[Edit::Write { name: "10-a.conflist".into(), text, like: String::new() }]);
+    let end = removed(at, &chained().placement);
+    assert_eq!(end.text("10-a.conf"), None);
+    let rest = end.text("10-a.conflist").expect("is there");
+    assert!(rest.contains("bridge") && !rest.contains("istio-cni"), "{rest}");
+}
+
+#[test]
+fn a_single_plugin_that_its_owner_writes_again_is_taken_in_again() {
+    let (at, _) = settled(directory(&[("10-a.conf", SINGLE)]), &chained());
+    let newer = SINGLE.replace("ptp", "macvlan");
+    let at =
+        edited(at, &[Edit::Write { name: "10-a.conf".into(), text: newer.clone(), like: String::new() }]);
+    assert_eq!(plan(&at, &chained()).obstacle, Some(Obstacle::Missing("10-a.conf".into())));
+    let (at, _) = settled(at, &chained());
+    assert!(calls_us(&at) && at.text("10-a.conflist").expect("is there").contains("macvlan"));
+    assert_eq!(removed(at, &chained().placement), directory(&[("10-a.conf", &newer)]));
+}
+
+#[test]
+fn a_list_of_somebody_else_in_the_way_of_a_single_plugin_comes_back() {
+    let start = directory(&[("10-a.conf", SINGLE), ("10-a.conflist", OTHER)]);
+    let (end, _) = settled(start.clone(), &chained());
+    assert!(calls_us(&end) && end.text("10-a.conflist").expect("is there").contains("ptp"));
+    assert_eq!(removed(end, &chained().placement), start);
+}
+
+#[test]
+fn entries_that_others_touched_are_put_right() {
+    let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
+    let right = at.text("10-calico.conflist").expect("is there").to_owned();
+    let cases = [
+        (CALICO.to_owned(), "missing", true),
+        (right.replace("\"native_nftables\": false", "\"native_nftables\": true"), "edited", true),
+        (right.replace("\n  ]", ",\n    {\"type\": \"portmap\"}\n  ]"), "followed", false),
+    ];
+    for (text, kind, concerns_pods) in cases {
+        let at = edited(
+            at.clone(),
+            &[Edit::Write { name: "10-calico.conflist".into(), text, like: String::new() }],
+        );
+        let obstacle = plan(&at, &chained()).obstacle.expect("an obstacle");
+        assert_eq!((obstacle.kind(), obstacle.concerns_pods()), (kind, concerns_pods));
+        let (at, last) = settled(at, &chained());
+        assert_eq!(last.obstacle, None);
+        assert!(calls_us(&at));
+    }
+}
+
+#[test]
+fn a_file_that_its_owner_wrote_anew_has_a_new_original() {
+    let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
+    let newer = CALICO.replace("calico", "calico2");
+    let at = edited(
+        at,
+        &[Edit::Write { name: "10-calico.conflist".into(), text: newer.clone(), like: String::new() }],
+    );
+    let (at, _) = settled(at, &chained());
+    assert_eq!(at.text("10-calico.conflist.istio-cni-original"), Some(newer.as_str()));
+    assert_eq!(removed(at, &chained().placement), directory(&[("10-calico.conflist", &newer)]));
+}
+
+#[test]
+fn a_copy_in_front_leaves_the_original_untouched() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    let (end, last) = settled(start.clone(), &owned());
+    assert_eq!(last.obstacle, None);
+    assert_eq!(end.text("10-calico.conflist"), Some(CALICO));
+    assert_eq!(end.active().expect("a network").0, OWNED_FILE);
+    assert!(calls_us(&end));
+    assert_eq!(removed(end, &owned().placement), start);
+}
+
+#[test]
+fn a_copy_in_front_follows_its_original_and_goes_with_it() {
+    let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &owned());
+    let newer = CALICO.replace("calico", "calico2");
+    let at =
+        edited(at, &[Edit::Write { name: "10-calico.conflist".into(), text: newer, like: String::new() }]);
+    assert_eq!(plan(&at, &owned()).obstacle, Some(Obstacle::Stale(OWNED_FILE.into())));
+    let (at, _) = settled(at, &owned());
+    assert!(at.text(OWNED_FILE).expect("is there").contains("calico2"));
+    let mut files = at.files;
+    files.retain(|file| file.name == OWNED_FILE);
+    let orphan = plan(&Directory::new(files), &owned());
+    assert_eq!(orphan.obstacle, Some(Obstacle::NoNetwork));
+    assert_eq!(orphan.edits, [Edit::Delete { name: OWNED_FILE.into() }]);
+}
+
+#[test]
+fn a_copy_of_a_single_plugin_is_a_list() {
+    let (end, _) = settled(directory(&[("10-a.conf", SINGLE)]), &owned());
+    assert_eq!(end.text("10-a.conf"), Some(SINGLE));
+    assert_eq!(end.active().expect("a network").1.types(), ["ptp", "istio-cni"]);
+}
+
+#[test]
+fn a_copy_that_is_not_in_front_is_preempted() {
+    let at = directory(&[("00-first.conflist", OTHER), ("10-calico.conflist", CALICO)]);
+    let (_, last) = settled(at, &owned());
+    let preempted = Obstacle::Preempted { active: "00-first.conflist".into(), ours: OWNED_FILE.into() };
+    assert_eq!(last.obstacle, Some(preempted));
+}
+
+#[test]
+fn standing_alone_touches_nobody() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    let (end, last) = settled(start.clone(), &standalone());
+    assert_eq!(last.obstacle, None);
+    assert_eq!(end.text("10-calico.conflist"), Some(CALICO));
+    let own = end.text(STANDALONE_FILE).expect("is there").replace("info", "debug");
+    let at =
+        edited(end.clone(), &[Edit::Write { name: STANDALONE_FILE.into(), text: own, like: String::new() }]);
+    assert_eq!(plan(&at, &standalone()).obstacle.expect("an obstacle").kind(), "edited");
+    assert_eq!(removed(end, &standalone().placement), start);
+}
+
+#[test]
+fn changing_the_placement_moves_the_entry() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    for (from, to) in [
+        (chained(), owned()),
+        (chained(), standalone()),
+        (owned(), chained()),
+        (owned(), standalone()),
+        (standalone(), chained()),
+        (standalone(), owned()),
+    ] {
+        let (at, _) = settled(start.clone(), &from);
+        let (at, last) = settled(at, &to);
+        assert_eq!(last.obstacle, None, "{from:?} {to:?}");
+        let holders = at.valid().filter(|(_, conf)| conf.has_ours()).count();
+        assert_eq!(holders, 1, "{from:?} {to:?} {at:?}");
+        assert_eq!(removed(at, &to.placement), start);
+    }
+}
+
+#[test]
+fn a_power_failure_between_any_two_edits_is_made_good() {
+    let start = directory(&[("10-a.conf", SINGLE), ("10-a.conflist", OTHER), ("20-b.conflist", CALICO)]);
+    let (goal, _) = settled(start.clone(), &chained());
+    let edits = plan(&start, &chained()).edits;
+    assert!(edits.len() >= 4, "{edits:?}");
+    for done in 0..=edits.len() {
+        let cut_short = edited(start.clone(), &edits[..done]);
+        assert_eq!(settled(cut_short.clone(), &chained()).0, goal, "after {done}");
+        assert_eq!(removed(cut_short, &chained().placement), start, "after {done}");
+    }
+}
+
+#[test]
+fn removal_says_what_it_cannot_edit() {
+    let (mut at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
+    let cut = at.text("10-calico.conflist").expect("is there").trim_end().trim_end_matches('}').to_owned();
+    at.files.retain(|file| file.name != "10-calico.conflist");
+    at.files.push(File { name: "10-calico.conflist".into(), text: Ok(cut) });
+    at.files.push(File { name: "20-secret.conflist".into(), text: Err("permission denied".into()) });
+    at.files.push(File { name: "30-corrupt.conf".into(), text: Ok("{".into()) });
+    let removal = removal(&Directory::new(at.files), &chained().placement);
+    assert_eq!(removal.edits, [[]; 0]);
+    assert_eq!(removal.originals, [], "the last good text stays");
+    let [corrupt, unreadable] = &removal.leftovers[..] else { panic!("{removal:?}") };
+    assert!(
+        !corrupt.may_call() && corrupt.to_string().contains("10-calico.conflist.istio-cni-original"),
+        "{corrupt}"
+    );
+    assert!(unreadable.may_call() && unreadable.to_string().contains("permission denied"), "{unreadable}");
+}

@@ -1,0 +1,93 @@
+//! Whether the agent is ready, and why not.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::plan::Obstacle;
+
+/// Why the agent is not ready.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// The first pass is not done.
+    #[error("starting: the first pass over the node is not done")]
+    Starting,
+    /// The agent ends.
+    #[error("the agent is ending")]
+    Leaving,
+    /// The last pass failed.
+    #[error("{0}")]
+    Failed(String),
+    /// A file is missing.
+    #[error("{} is missing", .0.display())]
+    Missing(PathBuf),
+    /// A binary is not the one that was installed.
+    #[error("{} is not the one that was installed", .0.display())]
+    Changed(PathBuf),
+    /// The runtime would not call the plugin, or with other orders.
+    #[error("{0}")]
+    Directory(Obstacle),
+}
+
+/// What the agent's loop knows, beside what the node's files say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Phase {
+    /// The first pass is not done.
+    Starting,
+    /// The last pass went well.
+    Installed,
+    /// The last pass failed.
+    Failed(String),
+    /// Another writer undoes what we do; we wait.
+    Fighting {
+        /// Who that may be, and what to do about it.
+        who: String,
+        /// When we try again.
+        until: Instant,
+    },
+    /// The agent ends.
+    Leaving,
+}
+
+/// The phase, shared by the loop and the servers.
+#[derive(Debug)]
+pub struct State(Mutex<Phase>);
+
+impl Default for State {
+    fn default() -> Self {
+        Self(Mutex::new(Phase::Starting))
+    }
+}
+
+impl State {
+    /// Changes it.
+    pub fn set(&self, phase: Phase) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The verdict from it and from what the node's files say at this moment.
+    ///
+    /// # Errors
+    /// The reasons why not, for people.
+    pub fn verdict(&self, files: Result<(), Reason>) -> Result<(), String> {
+        match (self.phase(), files) {
+            (Phase::Starting, _) => Err(Reason::Starting.to_string()),
+            (Phase::Leaving, _) => Err(Reason::Leaving.to_string()),
+            (Phase::Failed(error), Ok(())) => Err(error),
+            // The error says more than what it leads to.
+            (Phase::Failed(error), Err(reason)) => Err(format!("{error}; {reason}")),
+            (Phase::Installed | Phase::Fighting { .. }, Ok(())) => Ok(()),
+            (Phase::Installed, Err(reason)) => Err(reason.to_string()),
+            (Phase::Fighting { who, until }, Err(reason)) => {
+                let wait = until.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
+                Err(format!("{reason}; {who}; next attempt in {} s", wait.as_secs()))
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The agent's HTTP servers: health, metrics, run-time control.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+use crate::install::Installer;
+use crate::metrics::Metrics;
+use crate::ready::{Reason, State};
+
+/// Connections of one server at a time. Others wait in the kernel.
+const MOST_CONNECTIONS: usize = 32;
+/// How long a request's head may take.
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a connection may last.
+const CONNECTION_PATIENCE: Duration = Duration::from_secs(30);
+/// The largest body of run-time control.
+const LARGEST_CONTROL: usize = 4096;
+
+/// An answer.
+pub type Answer = Response<Full<Bytes>>;
+
+/// What the servers show.
+pub struct Served {
+    /// The node's files.
+    pub installer: Arc<Installer>,
+    /// The loop's phase.
+    pub state: Arc<State>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Logging, to be changed at run time; none in tests.
+    pub logs: Option<logging::Handle>,
+}
+
+impl Served {
+    /// Whether the agent is ready at this moment, looked up in the node's files.
+    async fn verdict(&self) -> Result<(), String> {
+        let installer = self.installer.clone();
+        let files = tokio::task::spawn_blocking(move || installer.check()).await;
+        let files = files.unwrap_or_else(|error| Err(Reason::Failed(format!("the check panicked: {error}"))));
+        self.state.verdict(files)
+    }
+
+    /// Port 8000.
+    pub async fn health(&self, request: Request<Incoming>) -> Answer {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
+            (&Method::GET | &Method::HEAD, "/readyz") => match self.verdict().await {
+                Ok(()) => text(StatusCode::OK, "ready\n"),
+                Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
+            },
+            (_, "/healthz" | "/readyz") => only("GET"),
+            _ => text(StatusCode::NOT_FOUND, "there are /healthz and /readyz\n"),
+        }
+    }
+
+    /// Port 15014.
+    pub async fn metrics(&self, request: Request<Incoming>) -> Answer {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/metrics") => {
+                let is_ready = self.verdict().await.is_ok();
+                let mut answer = text(StatusCode::OK, self.metrics.text(is_ready));
+                let kind =
+                    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+                answer.headers_mut().insert(CONTENT_TYPE, kind);
+                answer
+            }
+            (_, "/metrics") => only("GET"),
+            _ => text(StatusCode::NOT_FOUND, "there is /metrics\n"),
+        }
+    }
+
+    /// Port 9876.
+    pub async fn control(&self, request: Request<Incoming>) -> Answer {
+        let Some(logs) = &self.logs else { return text(StatusCode::NOT_FOUND, "there are no logs\n") };
+        match (request.method(), request.uri().path()) {
+            (&Method::GET, "/logging") => text(StatusCode::OK, format!("{}\n", levels(logs))),
+            (&Method::PUT, "/logging") => {
+                let body = Limited::new(request.into_body(), LARGEST_CONTROL).collect().await;
+                let Ok(body) = body else { return text(StatusCode::PAYLOAD_TOO_LARGE, "too long\n") };
+                let wanted = String::from_utf8_lossy(&body.to_bytes()).trim().parse();
+                match wanted {
+                    Ok(wanted) => {
+                        logs.set_levels(wanted);
+                        log::info!(target: "cni-agent", levels = levels(logs); "log levels changed");
+                        text(StatusCode::OK, format!("{}\n", levels(logs)))
+                    }
+                    Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+                }
+            }
+            (_, "/logging") => only("GET, PUT"),
+            _ => text(StatusCode::NOT_FOUND, "there is /logging\n"),
+        }
+    }
+}
+
+/// The levels of the agent's scopes.
+fn levels(logs: &logging::Handle) -> String {
+    let levels = logs.levels();
+    let scopes = [logging::DEFAULT_SCOPE, "cni-agent", "cni-plugin"];
+    scopes.map(|scope| format!("{scope}:{}", levels.of(scope).name())).join(",")
+}
+
+/// A plain answer.
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer
+}
+
+fn only(methods: &'static str) -> Answer {
+    let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, format!("only {methods}\n"));
+    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    answer
+}
+
+/// How long a port may be taken: an agent that is being replaced holds it for a moment longer.
+const HANDOVER: Duration = Duration::from_secs(3);
+
+/// Listens on a port of every address, of both families where the node has both.
+///
+/// # Errors
+/// When the port is taken, and stays so.
+pub async fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    let deadline = Instant::now() + HANDOVER;
+    loop {
+        match try_listen(address, port).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn try_listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    match address {
+        Some(address) => TcpListener::bind(SocketAddr::new(address, port)).await,
+        None => match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+            Ok(listener) => Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
+            Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+        },
+    }
+}
+
+/// Something that accepts connections.
+pub trait Listener {
+    /// A connection.
+    type Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static;
+    /// The next connection.
+    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+    async fn next(&self) -> io::Result<TcpStream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+    async fn next(&self) -> io::Result<UnixStream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+}
+
+/// Answers requests until the run-time ends. Neither many nor slow clients can hold it up for long.
+pub async fn connections<L, A, F>(listener: L, answer: A)
+where
+    L: Listener,
+    A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let stream = match listener.next().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                // Out of file descriptors, most likely; asking again at once would only burn the processor.
+                log::warn!(target: "cni-agent", "cannot accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let answer = answer.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request| {
+                let answer = answer(request);
+                async move { Ok::<_, Infallible>(answer.await) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_PATIENCE)
+                .max_buf_size(16 * 1024)
+                .serve_connection(TokioIo::new(stream), service);
+            // What a client does wrong is its own affair.
+            let _ = tokio::time::timeout(CONNECTION_PATIENCE, connection).await;
+            drop(place);
+        });
+    }
+}

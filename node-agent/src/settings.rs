@@ -1,0 +1,379 @@
+//! What the agent is told: flags before environment before defaults.
+//!
+//! The environment is a parameter, every error is found before any is reported, and what is unknown, unused or has no effect is a
+//! [`Notice`], not silence.
+
+mod notice;
+mod raw;
+pub mod table;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use crate::conflist::{Entry, EntryError, Facts, Template};
+
+pub use notice::Notice;
+use raw::Raw;
+pub use raw::{Action, Problem, command};
+
+/// Everything the agent is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where files are.
+    pub paths: Paths,
+    /// Where the entry goes.
+    pub placement: Placement,
+    /// What the plugin is told.
+    pub entry: EntrySettings,
+    /// How the plugin reaches the API server.
+    pub kubeconfig: KubeconfigSettings,
+    /// Whether files of ours in the configuration directory may be read by their group.
+    pub conf_group_read: bool,
+    /// Where the agent serves.
+    pub serve: ServeSettings,
+    /// Who the agent is in the cluster.
+    pub identity: Identity,
+    /// What the repair controller is told.
+    pub repair: RepairSettings,
+    /// How the agent logs.
+    pub logging: logging::Config,
+}
+
+/// Where files are, as the agent sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    /// The image's plugin binaries.
+    pub source_bin: PathBuf,
+    /// The node's plugin binaries.
+    pub bin: PathBuf,
+    /// The node's network configurations.
+    pub net: PathBuf,
+    /// Sockets and the plugin's kubeconfig.
+    pub run: PathBuf,
+    /// The service account's files.
+    pub service_account: PathBuf,
+}
+
+/// Where the entry goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Placement {
+    /// Into the list of another plugin: the one of this name, or the one the runtime uses.
+    Chained {
+        /// The file the user named.
+        pinned: Option<String>,
+    },
+    /// Into a copy of that list, in front of it.
+    Owned {
+        /// The copy's name.
+        file: String,
+        /// The file the user named as the original.
+        pinned: Option<String>,
+    },
+    /// Into a file of its own.
+    Standalone {
+        /// Its name.
+        file: String,
+    },
+}
+
+/// What the plugin is told by its entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntrySettings {
+    /// The built-in entry.
+    pub facts: Facts,
+    /// A template instead of it.
+    pub template: Option<TemplateSource>,
+    /// What `__LOG_LEVEL__` stands for.
+    pub template_log_level: String,
+}
+
+/// Where a template comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TemplateSource {
+    /// The setting itself.
+    Text(String),
+    /// A file.
+    File(PathBuf),
+}
+
+/// How the plugin and the agent reach the API server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubeconfigSettings {
+    /// `https://host:port`.
+    pub server: String,
+    /// The host alone.
+    pub host: String,
+    /// The port alone.
+    pub port: String,
+    /// How the server is trusted.
+    pub trust: Trust,
+    /// Whether the token has a file of its own.
+    pub token_file: bool,
+    /// The file's mode.
+    pub mode: u32,
+}
+
+/// How a server is trusted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trust {
+    /// By the authority in this file.
+    Authority(PathBuf),
+    /// Blindly.
+    Anybody,
+}
+
+/// Where the agent serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServeSettings {
+    /// Health.
+    pub health_port: u16,
+    /// Metrics, if at all.
+    pub monitoring_port: Option<u16>,
+    /// Run-time control, if at all.
+    pub control: Option<(IpAddr, u16)>,
+}
+
+/// Who the agent is in the cluster. Empty texts are unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its pod.
+    pub pod: String,
+    /// Its node.
+    pub node: String,
+    /// Its DaemonSet.
+    pub daemon_set: String,
+}
+
+/// What the repair controller is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepairSettings {
+    /// Whether it runs.
+    pub enabled: bool,
+    /// Repair in place.
+    pub repair_pods: bool,
+    /// Delete.
+    pub delete_pods: bool,
+    /// Label.
+    pub label_pods: bool,
+    /// The label.
+    pub label: (String, String),
+    /// The node whose pods it watches.
+    pub node: String,
+    /// The annotation that pods must have; empty for any.
+    pub sidecar_annotation: String,
+    /// The container whose end shows a broken pod.
+    pub init_container: String,
+    /// Its message; empty for any.
+    pub termination_message: String,
+    /// Its exit code; 0 for any.
+    pub exit_code: i64,
+    /// More label selectors.
+    pub label_selectors: String,
+    /// More field selectors.
+    pub field_selectors: String,
+    /// The forced rule variant; empty for none.
+    pub force_iptables_binary: String,
+    /// Whether it works from the node's own network namespace.
+    pub from_host_namespace: bool,
+}
+
+impl Settings {
+    /// Reads the settings of a command line and an environment.
+    ///
+    /// # Errors
+    /// Everything wrong with them, together.
+    pub fn read(
+        given: &clap::ArgMatches,
+        env: &[(String, String)],
+    ) -> Result<(Self, Vec<Notice>), Vec<Problem>> {
+        let mut raw = Raw::new(given, env);
+        let logging = raw.logging();
+        let settings = Self {
+            paths: paths(&raw),
+            placement: placement(&mut raw),
+            entry: entry(&mut raw, &logging),
+            kubeconfig: kubeconfig(&mut raw),
+            conf_group_read: raw.switch("CNI_CONF_GROUP_READ"),
+            serve: serve(&mut raw),
+            identity: Identity {
+                namespace: raw.text("POD_NAMESPACE"),
+                pod: raw.text("POD_NAME"),
+                node: ["NODE_NAME", "KUBERNETES_NODE_NAME"]
+                    .into_iter()
+                    .map(|name| raw.text(name))
+                    .find(|name| !name.is_empty())
+                    .unwrap_or_default(),
+                daemon_set: raw.text("DAEMONSET_NAME"),
+            },
+            repair: repair(&mut raw),
+            logging,
+        };
+        let notices = notice::all(&raw, env);
+        raw.finish().map(|()| (settings, notices))
+    }
+}
+
+impl EntrySettings {
+    /// The entry; `read` gives the text of a template file.
+    ///
+    /// # Errors
+    /// When the template is none, with where it is from.
+    pub fn entry(
+        &self,
+        paths: &Paths,
+        kube: &KubeconfigSettings,
+        node: &str,
+        file: Option<&str>,
+    ) -> Result<Entry, EntryError> {
+        let text = match (&self.template, file) {
+            (None, _) => return Ok(Entry::of(&self.facts)),
+            (Some(TemplateSource::Text(text)), _) => text.as_str(),
+            (Some(TemplateSource::File(_)), file) => file.unwrap_or_default(),
+        };
+        let kubeconfig = PathBuf::from(&self.facts.run_dir).join(crate::kubeconfig::FILE);
+        let values = [
+            ("KUBECONFIG_FILEPATH", kubeconfig.display().to_string()),
+            ("KUBECONFIG_FILENAME", crate::kubeconfig::FILE.to_owned()),
+            ("CNI_BIN_DIR", on_node(&paths.bin)),
+            ("CNI_NET_DIR", on_node(&paths.net)),
+            ("CNI_AGENT_RUN_DIR", self.facts.run_dir.clone()),
+            ("LOG_LEVEL", self.template_log_level.clone()),
+            ("LOG_UDS_ADDRESS", paths.run.join(logging::SOCKET_NAME).display().to_string()),
+            ("KUBERNETES_SERVICE_HOST", kube.host.clone()),
+            ("KUBERNETES_SERVICE_PORT", kube.port.clone()),
+            ("KUBERNETES_NODE_NAME", node.to_owned()),
+            ("POD_NAMESPACE", self.facts.pod_namespace.clone()),
+        ];
+        Entry::from_template(&Template { text, values: &values })
+    }
+}
+
+/// A mounted directory by its path on the node, which is the same without the mount point `/host`.
+fn on_node(mounted: &std::path::Path) -> String {
+    let path = mounted.display().to_string();
+    path.strip_prefix("/host").filter(|rest| rest.starts_with('/')).unwrap_or(&path).to_owned()
+}
+
+fn paths(raw: &Raw<'_>) -> Paths {
+    Paths {
+        source_bin: raw.text("SOURCE_CNI_BIN_DIR").into(),
+        bin: raw.text("MOUNTED_CNI_BIN_DIR").into(),
+        net: raw.text("MOUNTED_CNI_NET_DIR").into(),
+        run: raw.text("CNI_AGENT_RUN_DIR").into(),
+        service_account: raw.text("SERVICE_ACCOUNT_DIR").into(),
+    }
+}
+
+fn placement(raw: &mut Raw<'_>) -> Placement {
+    let named = raw.file_name("CNI_CONF_NAME");
+    let owned = raw.switch("ISTIO_OWNED_CNI_CONFIG");
+    // Charts pass the variable also where the user left the value empty.
+    let owned_file =
+        raw.file_name("ISTIO_OWNED_CNI_CONFIG_FILENAME").unwrap_or_else(|| OWNED_FILE.to_owned());
+    if owned && !owned_file.ends_with(".conflist") {
+        raw.reject(
+            "ISTIO_OWNED_CNI_CONFIG_FILENAME",
+            "the name must end in .conflist, because the file is a list",
+        );
+    }
+    if owned && named.as_ref() == Some(&owned_file) {
+        raw.reject("CNI_CONF_NAME", "this is the copy in front, which cannot be a copy of itself");
+    }
+    match (raw.switch("CHAINED_CNI_PLUGIN"), owned) {
+        (true, false) => Placement::Chained { pinned: named },
+        (true, true) => Placement::Owned { file: owned_file, pinned: named },
+        (false, _) => {
+            let file = named.unwrap_or_else(|| STANDALONE_FILE.to_owned());
+            if file.ends_with(".conflist") {
+                raw.reject(
+                    "CNI_CONF_NAME",
+                    "without chaining the file holds one plugin, so its name must end in .conf",
+                );
+            }
+            Placement::Standalone { file }
+        }
+    }
+}
+
+/// The name of the file of our own without chaining.
+pub const STANDALONE_FILE: &str = "YYY-istio-cni.conf";
+/// The name of the copy in front.
+pub const OWNED_FILE: &str = "02-istio-cni.conflist";
+
+fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
+    let file = raw.text("CNI_NETWORK_CONFIG_FILE");
+    let text = raw.text("CNI_NETWORK_CONFIG");
+    let template = match (file.is_empty(), text.is_empty()) {
+        (false, _) => Some(TemplateSource::File(file.into())),
+        (true, false) => Some(TemplateSource::Text(text)),
+        (true, true) => None,
+    };
+    EntrySettings {
+        facts: Facts {
+            log_level: logging.levels.of("cni-plugin").name().to_owned(),
+            run_dir: raw.text("CNI_AGENT_RUN_DIR"),
+            exclude_namespaces: raw.list("EXCLUDE_NAMESPACES"),
+            pod_namespace: raw.text("POD_NAMESPACE"),
+            native_nftables: raw.switch("NATIVE_NFTABLES"),
+        },
+        template,
+        template_log_level: raw.text("LOG_LEVEL"),
+    }
+}
+
+fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
+    let host = raw.required("KUBERNETES_SERVICE_HOST");
+    let port = raw.required("KUBERNETES_SERVICE_PORT");
+    let protocol = raw.text("KUBERNETES_SERVICE_PROTOCOL");
+    let bracketed = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+    let authority = match raw.text("KUBE_CA_FILE") {
+        file if file.is_empty() => PathBuf::from(raw.text("SERVICE_ACCOUNT_DIR")).join("ca.crt"),
+        file => file.into(),
+    };
+    let trust = if raw.switch("SKIP_TLS_VERIFY") { Trust::Anybody } else { Trust::Authority(authority) };
+    KubeconfigSettings {
+        server: format!("{protocol}://{bracketed}:{port}"),
+        host,
+        port,
+        trust,
+        token_file: raw.switch("KUBECONFIG_TOKEN_FILE"),
+        mode: raw.file_mode("KUBECONFIG_MODE"),
+    }
+}
+
+fn serve(raw: &mut Raw<'_>) -> ServeSettings {
+    let address = match raw.text("ctrlz_address").as_str() {
+        "localhost" | "" => Some(IpAddr::from([127, 0, 0, 1])),
+        other => other.parse().ok(),
+    };
+    if address.is_none() {
+        raw.reject("ctrlz_address", "neither an IP address nor localhost");
+    }
+    let control = raw.port("ctrlz_port").zip(address).map(|(port, address)| (address, port));
+    let health_port = raw.port("HEALTH_PORT").unwrap_or(0);
+    ServeSettings { health_port, monitoring_port: raw.port("MONITORING_PORT"), control }
+}
+
+fn repair(raw: &mut Raw<'_>) -> RepairSettings {
+    RepairSettings {
+        enabled: raw.switch("REPAIR_ENABLED"),
+        repair_pods: raw.switch("REPAIR_REPAIR_PODS"),
+        delete_pods: raw.switch("REPAIR_DELETE_PODS"),
+        label_pods: raw.switch("REPAIR_LABEL_PODS"),
+        label: (raw.text("REPAIR_BROKEN_POD_LABEL_KEY"), raw.text("REPAIR_BROKEN_POD_LABEL_VALUE")),
+        node: raw.text("REPAIR_NODE_NAME"),
+        sidecar_annotation: raw.text("REPAIR_SIDECAR_ANNOTATION"),
+        init_container: raw.text("REPAIR_INIT_CONTAINER_NAME"),
+        termination_message: raw.text("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
+        exit_code: raw.number("REPAIR_INIT_CONTAINER_EXIT_CODE"),
+        label_selectors: raw.text("REPAIR_LABEL_SELECTORS"),
+        field_selectors: raw.text("REPAIR_FIELD_SELECTORS"),
+        force_iptables_binary: raw.text("FORCE_IPTABLES_BINARY"),
+        from_host_namespace: raw.switch("ALLOW_SWITCH_TO_HOST_NS"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

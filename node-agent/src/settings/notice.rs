@@ -1,0 +1,146 @@
+//! What is worth saying about settings that are not wrong.
+
+use super::raw::{Origin, Raw};
+use super::table::{Kind, SETTINGS, Status};
+
+/// How many letters a misspelt name may be off.
+const NEAR: usize = 2;
+/// Names this short are near to too many others.
+const LEAST_LENGTH: usize = 6;
+/// Beginnings of names that are nobody's but ours.
+const OURS: [&str; 4] = ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_"];
+
+/// Something about a setting that has less effect than its author hoped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// It belongs to ambient mode.
+    Ambient(String),
+    /// Nothing depends on it.
+    Unused(String),
+    /// It was given empty, which means false or 0 and not the default.
+    Empty {
+        /// The flag or variable.
+        origin: String,
+        /// What would hold if it were not given.
+        default: &'static str,
+    },
+    /// It was given by another name than its own.
+    OtherName {
+        /// That name.
+        given: String,
+        /// Its own.
+        name: &'static str,
+    },
+    /// It has no effect because of another setting.
+    NoEffect {
+        /// The flag or variable.
+        origin: String,
+        /// Why.
+        because: &'static str,
+    },
+    /// The environment has a name that looks like a setting and is none.
+    Unknown {
+        /// The name.
+        given: String,
+        /// The setting it looks like.
+        meant: Option<&'static str>,
+    },
+}
+
+impl std::fmt::Display for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ambient(origin) => {
+                write!(
+                    f,
+                    "{origin} has no effect: it belongs to ambient mode, which this agent does not have"
+                )
+            }
+            Self::Unused(origin) => write!(f, "{origin} is set and nothing depends on it"),
+            Self::Empty { origin, default } => {
+                write!(
+                    f,
+                    "{origin} is set but empty, which means false or 0; leave it out for the default, {default}"
+                )
+            }
+            Self::OtherName { given, name } => write!(f, "{given} is understood as {name}"),
+            Self::NoEffect { origin, because } => write!(f, "{origin} has no effect, because {because}"),
+            Self::Unknown { given, meant: Some(meant) } => {
+                write!(f, "{given} is no setting and is ignored; is {meant} meant?")
+            }
+            Self::Unknown { given, meant: None } => write!(f, "{given} is no setting and is ignored"),
+        }
+    }
+}
+
+/// Everything worth saying, in the order of the table and then of the environment.
+pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    for (setting, origin, value) in raw.given() {
+        match setting.status {
+            Status::Used | Status::Repair => {}
+            // Charts pass `false`.
+            Status::Ambient if matches!(value, "" | "false" | "0") => {}
+            Status::Ambient => notices.push(Notice::Ambient(origin.to_string())),
+            Status::Unused => notices.push(Notice::Unused(origin.to_string())),
+        }
+        let has_value_when_empty = matches!(setting.kind, Kind::Switch | Kind::Number)
+            && matches!(setting.status, Status::Used | Status::Repair);
+        if value.is_empty() && has_value_when_empty && !matches!(setting.default, "" | "false" | "0") {
+            notices.push(Notice::Empty { origin: origin.to_string(), default: setting.default });
+        }
+        match origin {
+            Origin::Env(name) if *name != setting.name() => {
+                notices.push(Notice::OtherName { given: (*name).to_owned(), name: setting.name() });
+            }
+            Origin::Env(_) | Origin::Flag(_) | Origin::Default(_) => {}
+        }
+    }
+    notices.extend(without_effect(raw));
+    notices.extend(env.iter().filter_map(|(name, _)| unknown(name)));
+    notices
+}
+
+fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
+    let given =
+        |name: &str| raw.given().find(|(setting, _, value)| setting.name() == name && !value.is_empty());
+    let on = |name: &str| matches!(raw.text(name).as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True");
+    let template = given("CNI_NETWORK_CONFIG").or(given("CNI_NETWORK_CONFIG_FILE")).is_some();
+    let (chained, owned) = (on("CHAINED_CNI_PLUGIN"), on("ISTIO_OWNED_CNI_CONFIG"));
+    let cases = [
+        ("ISTIO_OWNED_CNI_CONFIG", owned && !chained, "CHAINED_CNI_PLUGIN is false"),
+        ("ISTIO_OWNED_CNI_CONFIG_FILENAME", !owned, "ISTIO_OWNED_CNI_CONFIG is false"),
+        (
+            "LOG_LEVEL",
+            !template,
+            "only a template in CNI_NETWORK_CONFIG uses it; flag --log_output_level sets levels",
+        ),
+        ("EXCLUDE_NAMESPACES", template, "the template in CNI_NETWORK_CONFIG says what the plugin is told"),
+        ("NATIVE_NFTABLES", template, "the template in CNI_NETWORK_CONFIG says what the plugin is told"),
+        ("CNI_NETWORK_CONFIG", given("CNI_NETWORK_CONFIG_FILE").is_some(), "CNI_NETWORK_CONFIG_FILE wins"),
+        ("KUBE_CA_FILE", on("SKIP_TLS_VERIFY"), "SKIP_TLS_VERIFY is true"),
+    ];
+    let silent = cases.into_iter().filter(|(_, ineffective, _)| *ineffective);
+    silent
+        .filter_map(|(name, _, because)| {
+            given(name).map(|(_, origin, _)| Notice::NoEffect { origin: origin.to_string(), because })
+        })
+        .collect()
+}
+
+/// Whether a variable looks like a setting of ours without being one. The kubelet puts the names of services into the environment, so
+/// most names mean nothing.
+fn unknown(given: &str) -> Option<Notice> {
+    let names = || SETTINGS.iter().flat_map(|setting| setting.env.iter().copied());
+    if names().any(|name| name == given) {
+        return None;
+    }
+    let upper = given.to_ascii_uppercase().replace(['-', '.'], "_");
+    let near = names()
+        .map(|name| (strsim::osa_distance(&upper, name), name))
+        .filter(|(distance, name)| *distance <= NEAR && name.len() >= LEAST_LENGTH)
+        .min();
+    let meant = near.map(|(_, name)| name);
+    let is_ours = OURS.iter().any(|beginning| upper.starts_with(beginning));
+    (meant.is_some() || is_ours).then(|| Notice::Unknown { given: given.to_owned(), meant })
+}

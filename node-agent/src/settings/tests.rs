@@ -1,0 +1,257 @@
+use super::table::{SETTINGS, Status};
+use super::*;
+
+const REQUIRED: [(&str, &str); 2] =
+    [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+
+fn read(args: &[&str], env: &[(&str, &str)]) -> Result<(Settings, Vec<Notice>), Vec<String>> {
+    let given = command().try_get_matches_from([&["install-cni"], args].concat()).expect("parses");
+    let env: Vec<(String, String)> =
+        REQUIRED.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Settings::read(&given, &env).map_err(|problems| problems.iter().map(ToString::to_string).collect())
+}
+
+fn settings(args: &[&str], env: &[(&str, &str)]) -> Settings {
+    read(args, env).expect("settings").0
+}
+
+fn notices(args: &[&str], env: &[(&str, &str)]) -> Vec<String> {
+    read(args, env).expect("settings").1.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn the_table_has_no_name_twice_and_says_something_of_each() {
+    let mut names: Vec<&str> =
+        SETTINGS.iter().map(|setting| setting.flag).filter(|flag| !flag.is_empty()).collect();
+    names.extend(SETTINGS.iter().flat_map(|setting| setting.env));
+    names.extend(logging::FLAGS.iter().map(|flag| flag.name));
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), all);
+    assert!(SETTINGS.iter().all(|setting| setting.meaning.ends_with('.') && !setting.name().is_empty()));
+}
+
+#[test]
+fn a_flag_is_the_lower_case_of_its_variable() {
+    let own_spelling = |flag: &str| flag.starts_with("ctrlz_");
+    for setting in SETTINGS.iter().filter(|setting| !setting.flag.is_empty() && !own_spelling(setting.flag)) {
+        assert_eq!(setting.flag.to_uppercase().replace('-', "_"), setting.env[0]);
+    }
+}
+
+#[test]
+fn defaults_are_those_of_the_interface() {
+    let settings = settings(&[], &[]);
+    let Paths { source_bin, bin, net, run, service_account } = &settings.paths;
+    let paths = [source_bin, bin, net, run, service_account].map(|path| path.to_str().unwrap_or_default());
+    assert_eq!(
+        paths,
+        [
+            "/opt/cni/bin",
+            "/host/opt/cni/bin",
+            "/host/etc/cni/net.d",
+            "/var/run/istio-cni",
+            "/var/run/secrets/kubernetes.io/serviceaccount"
+        ]
+    );
+    assert_eq!(settings.placement, Placement::Chained { pinned: None });
+    assert_eq!(settings.kubeconfig.server, "https://10.0.0.1:443");
+    assert_eq!(settings.kubeconfig.mode, 0o600);
+    let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+    assert_eq!(settings.kubeconfig.trust, Trust::Authority(ca.into()));
+    assert_eq!((settings.serve.health_port, settings.serve.monitoring_port), (8000, Some(15014)));
+    assert_eq!(settings.serve.control, Some(([127, 0, 0, 1].into(), 9876)));
+    assert_eq!(settings.entry.facts.log_level, "info");
+    let RepairSettings { enabled, repair_pods, exit_code, label, .. } = settings.repair;
+    assert_eq!((enabled, repair_pods, exit_code), (true, false, 126));
+    assert_eq!(label, ("cni.istio.io/uninitialized".into(), "true".into()));
+}
+
+#[test]
+fn flags_win_over_the_environment() {
+    let env = [("MONITORING_PORT", "1"), ("CHAINED_CNI_PLUGIN", "true"), ("CNI_CONF_NAME", "a.conf")];
+    let settings = settings(&["--monitoring-port=2", "--chained-cni-plugin=false"], &env);
+    assert_eq!(settings.serve.monitoring_port, Some(2));
+    assert_eq!(settings.placement, Placement::Standalone { file: "a.conf".into() });
+}
+
+#[test]
+fn a_switch_may_stand_alone() {
+    assert!(settings(&["--cni-conf-group-read"], &[]).conf_group_read);
+    assert!(!settings(&["--cni-conf-group-read=f"], &[]).conf_group_read);
+    assert!(settings(&["--skip-tls-verify"], &[]).kubeconfig.trust == Trust::Anybody);
+}
+
+#[test]
+fn placements_come_from_three_settings() {
+    let owned = |file: &str, pinned: Option<&str>| Placement::Owned {
+        file: file.into(),
+        pinned: pinned.map(Into::into),
+    };
+    let placement = |env: &[(&str, &str)]| settings(&[], env).placement;
+    assert_eq!(
+        placement(&[("CNI_CONF_NAME", "x.conflist")]),
+        Placement::Chained { pinned: Some("x.conflist".into()) }
+    );
+    assert_eq!(placement(&[("ISTIO_OWNED_CNI_CONFIG", "true")]), owned("02-istio-cni.conflist", None));
+    let env = [
+        ("ISTIO_OWNED_CNI_CONFIG", "1"),
+        ("ISTIO_OWNED_CNI_CONF_FILENAME", "00-a.conflist"),
+        ("CNI_CONF_NAME", "b.conf"),
+    ];
+    assert_eq!(placement(&env), owned("00-a.conflist", Some("b.conf")));
+    assert_eq!(
+        placement(&[("CHAINED_CNI_PLUGIN", "false")]),
+        Placement::Standalone { file: "YYY-istio-cni.conf".into() }
+    );
+}
+
+#[test]
+fn a_copy_of_itself_is_refused() {
+    let env = [("ISTIO_OWNED_CNI_CONFIG", "true"), ("CNI_CONF_NAME", OWNED_FILE)];
+    let problems = read(&[], &env).expect_err("problems");
+    assert!(problems[0].contains("cannot be a copy of itself"), "{problems:?}");
+}
+
+#[test]
+fn empty_values_mean_false_and_nought_and_are_reported() {
+    let env = [("CHAINED_CNI_PLUGIN", ""), ("MONITORING_PORT", ""), ("NATIVE_NFTABLES", "")];
+    let (settings, notices) = read(&[], &env).expect("settings");
+    assert_eq!(settings.placement, Placement::Standalone { file: "YYY-istio-cni.conf".into() });
+    assert_eq!(settings.serve.monitoring_port, None);
+    let texts: Vec<String> = notices.iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert!(texts[0].starts_with("CHAINED_CNI_PLUGIN is set but empty, which means false or 0"), "{texts:?}");
+}
+
+#[test]
+fn every_mistake_is_reported_at_once_with_its_name_and_value() {
+    let env = [
+        ("CHAINED_CNI_PLUGIN", "yes"),
+        ("KUBECONFIG_MODE", "600"),
+        ("MONITORING_PORT", "70000"),
+        ("CNI_CONF_NAME", "../etc/passwd"),
+        ("ISTIO_OWNED_CNI_CONFIG_FILENAME", "a.txt"),
+    ];
+    let problems = read(&["--log_output_level=loud", "--health-port=x"], &env).expect_err("problems");
+    assert_eq!(problems.len(), 7, "{problems:#?}");
+    let has =
+        |text: &str| assert!(problems.iter().any(|problem| problem.contains(text)), "{text}: {problems:#?}");
+    has("CHAINED_CNI_PLUGIN: \"yes\": neither true nor false");
+    has("KUBECONFIG_MODE: \"600\": this is mode 1130");
+    has("Octal needs a leading 0: 0600");
+    has("MONITORING_PORT: \"70000\": not a port");
+    has("CNI_CONF_NAME: \"../etc/passwd\": a file name");
+    has("flag --health-port: \"x\": not a whole number");
+    has("flag --log_output_level");
+}
+
+#[test]
+fn without_an_api_server_there_is_no_start() {
+    let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+    let problems = Settings::read(&given, &[]).expect_err("problems");
+    let origins: Vec<&str> = problems.iter().map(|problem| problem.origin.as_str()).collect();
+    assert_eq!(origins, ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"]);
+}
+
+#[test]
+fn misspelt_names_are_reported_and_others_are_not() {
+    let env = [
+        ("EXCLUDE_NAMESPACE", "a"),
+        ("Chained-Cni-Plugin", "false"),
+        ("REPAIR_EVERYTHING", "true"),
+        ("PATH", "/bin"),
+        ("HOSTNAME", "n"),
+        ("KUBERNETES_PORT_443_TCP", "x"),
+        ("SHOP_SERVICE_HOST", "x"),
+    ];
+    assert_eq!(
+        notices(&[], &env),
+        [
+            "EXCLUDE_NAMESPACE is no setting and is ignored; is EXCLUDE_NAMESPACES meant?",
+            "Chained-Cni-Plugin is no setting and is ignored; is CHAINED_CNI_PLUGIN meant?",
+            "REPAIR_EVERYTHING is no setting and is ignored",
+        ]
+    );
+}
+
+#[test]
+fn settings_without_effect_are_reported() {
+    let env = [
+        ("AMBIENT_ENABLED", "true"),
+        ("AMBIENT_DNS_CAPTURE", "false"),
+        ("GOMEMLIMIT", "1"),
+        ("LOG_LEVEL", "debug"),
+        ("ISTIO_OWNED_CNI_CONF_FILENAME", "00-a.conflist"),
+    ];
+    let texts = notices(&[], &env);
+    assert_eq!(texts.len(), 5, "{texts:#?}");
+    let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
+    has("AMBIENT_ENABLED has no effect: it belongs to ambient mode");
+    has("GOMEMLIMIT is set and nothing depends on it");
+    has("LOG_LEVEL has no effect, because only a template");
+    has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");
+    has("ISTIO_OWNED_CNI_CONF_FILENAME has no effect, because ISTIO_OWNED_CNI_CONFIG is false");
+}
+
+#[test]
+fn a_charts_environment_is_silent() {
+    let env = [
+        ("REPAIR_ENABLED", "true"),
+        ("REPAIR_REPAIR_PODS", "true"),
+        ("REPAIR_NODE_NAME", "n"),
+        ("NODE_NAME", "n"),
+        ("POD_NAME", "p"),
+        ("POD_NAMESPACE", "istio-system"),
+        ("ALLOW_SWITCH_TO_HOST_NS", "true"),
+        ("EXCLUDE_NAMESPACES", "kube-system"),
+        ("AMBIENT_ENABLED", "false"),
+        ("CHAINED_CNI_PLUGIN", "true"),
+        ("NATIVE_NFTABLES", "false"),
+    ];
+    assert_eq!(notices(&["--log_output_level=info,cni-plugin:debug"], &env), [""; 0]);
+}
+
+#[test]
+fn the_entry_says_what_the_settings_say() {
+    let env =
+        [("EXCLUDE_NAMESPACES", " a, ,b "), ("POD_NAMESPACE", "istio-system"), ("NATIVE_NFTABLES", "1")];
+    let facts = settings(&["--log_output_level=cni-plugin:debug"], &env).entry.facts;
+    assert_eq!(facts.exclude_namespaces, ["a", "b"]);
+    assert_eq!((facts.log_level.as_str(), facts.native_nftables), ("debug", true));
+}
+
+#[test]
+fn a_template_is_filled_from_the_settings() {
+    let template = r#"{"type":"istio-cni","kc":"__KUBECONFIG_FILEPATH__","bin":"__CNI_BIN_DIR__","host":"__KUBERNETES_SERVICE_HOST__","level":"__LOG_LEVEL__"}"#;
+    let Settings { entry, paths, kubeconfig, .. } = settings(&[], &[("CNI_NETWORK_CONFIG", template)]);
+    let made = entry.entry(&paths, &kubeconfig, "n", None).expect("an entry").standalone();
+    let made: serde_json::Value = serde_json::from_str(&made).expect("JSON");
+    assert_eq!(made["kc"], "/var/run/istio-cni/istio-cni-kubeconfig");
+    assert_eq!(
+        (&made["bin"], &made["host"], &made["level"]),
+        (&"/opt/cni/bin".into(), &"10.0.0.1".into(), &"warn".into())
+    );
+    let file = settings(&[], &[("CNI_NETWORK_CONFIG", template), ("CNI_NETWORK_CONFIG_FILE", "/t")]).entry;
+    assert_eq!(file.template, Some(TemplateSource::File("/t".into())));
+}
+
+#[test]
+fn an_ipv6_server_is_bracketed() {
+    let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+    let env = [
+        ("KUBERNETES_SERVICE_HOST", "fd00::1"),
+        ("KUBERNETES_SERVICE_PORT", "6443"),
+        ("KUBERNETES_SERVICE_PROTOCOL", "http"),
+    ];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let (settings, _) = Settings::read(&given, &env).expect("settings");
+    assert_eq!(settings.kubeconfig.server, "http://[fd00::1]:6443");
+}
+
+#[test]
+fn unused_settings_are_no_flags() {
+    let unused = SETTINGS.iter().filter(|setting| setting.status == Status::Unused);
+    assert!(unused.into_iter().all(|setting| setting.flag.is_empty()));
+}

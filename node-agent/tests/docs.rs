@@ -1,0 +1,88 @@
+//! docs/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use install_cni::metrics::METRICS;
+use install_cni::settings::table::{SETTINGS, Status};
+
+fn metrics() -> String {
+    let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n".to_owned();
+    for row in METRICS {
+        let labels: Vec<String> = row
+            .labels
+            .split(',')
+            .filter(|label| !label.is_empty())
+            .map(|label| format!("`{label}`"))
+            .collect();
+        let _ = writeln!(table, "| `{}` | {} | {} | {} |", row.name, row.kind, labels.join(", "), row.help);
+    }
+    table
+}
+
+fn settings() -> String {
+    let mut table = "| flag | environment | takes | default | meaning |\n|---|---|---|---|---|\n".to_owned();
+    let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
+    for setting in SETTINGS {
+        let flag = if setting.flag.is_empty() { String::new() } else { format!("`--{}`", setting.flag) };
+        let env: Vec<String> = setting.env.iter().map(|name| code(name)).collect();
+        let status = match setting.status {
+            Status::Used => "",
+            Status::Repair => " Checked; for the repair of pods.",
+            Status::Ambient | Status::Unused => " No effect.",
+        };
+        let (takes, default) = (setting.kind.name(), code(setting.default));
+        let _ = writeln!(
+            table,
+            "| {flag} | {} | {takes} | {default} | {}{status} |",
+            env.join(", "),
+            setting.meaning
+        );
+    }
+    table
+}
+
+fn logging() -> String {
+    let mut table = "| flag | default | meaning |\n|---|---|---|\n".to_owned();
+    for flag in logging::FLAGS {
+        let default = if flag.default.is_empty() { String::new() } else { format!("`{}`", flag.default) };
+        let _ = writeln!(table, "| `--{}` | {default} | {} |", flag.name, flag.meaning);
+    }
+    table
+}
+
+#[test]
+fn the_reference_says_what_the_code_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md");
+    let mut text = fs::read_to_string(&path).expect("docs/agent.md");
+    for (name, table) in [("metrics", metrics()), ("settings", settings()), ("logging", logging())] {
+        let begin = format!("<!-- {name} -->\n");
+        let start = text.find(&begin).expect("a place for the table") + begin.len();
+        let end = start + text[start..].find("<!-- end -->").expect("an end of the table");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            text.replace_range(start..end, &table);
+        } else {
+            assert_eq!(&text[start..end], table, "run UPDATE_DOCS=1 cargo test -p install-cni --test docs");
+        }
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(path, text).expect("writes");
+    }
+}
+
+#[test]
+fn the_reference_shows_every_placeholder() {
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md")).expect("docs");
+    let template = install_cni::conflist::Template { text: "__X__", values: &[] };
+    assert!(install_cni::conflist::Entry::from_template(&template).is_err(), "unknown ones are refused");
+    let source = include_str!("../src/settings.rs");
+    let names = source.lines().filter_map(|line| {
+        let name = line.trim().strip_prefix("(\"")?.split('"').next()?;
+        name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_').then_some(name)
+    });
+    let names: Vec<&str> = names.collect();
+    assert!(names.len() >= 10, "{names:?}");
+    assert!(names.iter().all(|name| text.contains(&format!("`__{name}__`"))), "{names:?}");
+}

@@ -1,0 +1,339 @@
+//! The real program on a node's directories, and an API server that says what a test wants.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long anything may take.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const CALICO: &str = include_str!("../conf/10-calico.conflist");
+
+/// A node's directories, the image's, and the agent's settings.
+pub struct Node {
+    folder: tempfile::TempDir,
+    pub env: BTreeMap<String, String>,
+    pub health: u16,
+    pub monitoring: u16,
+    pub control: u16,
+}
+
+impl Node {
+    /// With these network configurations. The API server does not answer.
+    pub fn new(confs: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [health, monitoring, control] = free_ports();
+        let mut node = Self { folder, env: BTreeMap::new(), health, monitoring, control };
+        for part in ["net.d", "bin", "image", "run", "account"] {
+            fs::create_dir(node.path(part)).expect("makes");
+        }
+        fs::write(node.path("image/istio-cni"), b"#!/bin/sh\n# plugin 1\n").expect("writes");
+        set_mode(&node.path("image/istio-cni"), 0o755);
+        fs::write(node.path("account/ca.crt"), "authority\n").expect("writes");
+        fs::write(node.path("account/token"), "token-1").expect("writes");
+        for (name, text) in confs {
+            fs::write(node.path("net.d").join(name), text).expect("writes");
+        }
+        for (name, part) in [
+            ("MOUNTED_CNI_NET_DIR", "net.d"),
+            ("MOUNTED_CNI_BIN_DIR", "bin"),
+            ("SOURCE_CNI_BIN_DIR", "image"),
+            ("CNI_AGENT_RUN_DIR", "run"),
+            ("SERVICE_ACCOUNT_DIR", "account"),
+        ] {
+            let path = node.path(part).display().to_string();
+            node.set(name, &path);
+        }
+        node.set("HEALTH_PORT", &health.to_string());
+        node.set("MONITORING_PORT", &monitoring.to_string());
+        node.set("KUBERNETES_SERVICE_HOST", "127.0.0.1");
+        node.set("KUBERNETES_SERVICE_PORT", "1");
+        node.set("KUBERNETES_SERVICE_PROTOCOL", "http");
+        node.set("SKIP_TLS_VERIFY", "true");
+        node.set("POD_NAMESPACE", "istio-system");
+        node.set("POD_NAME", "istio-cni-node-x");
+        node.set("NODE_NAME", "node-1");
+        node
+    }
+
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.env.insert(name.to_owned(), value.to_owned());
+    }
+
+    pub fn path(&self, part: &str) -> PathBuf {
+        self.folder.path().join(part)
+    }
+
+    pub fn conf(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.path("net.d").join(name)).ok()
+    }
+
+    pub fn write_conf(&self, name: &str, text: &str) {
+        // As network plugins do it: beside, then renamed.
+        let temporary = self.path("net.d").join(format!("{name}.tmp"));
+        fs::write(&temporary, text).expect("writes");
+        fs::rename(temporary, self.path("net.d").join(name)).expect("renames");
+    }
+
+    pub fn confs(&self) -> BTreeMap<String, String> {
+        let entries = fs::read_dir(self.path("net.d")).expect("lists").map(|entry| entry.expect("an entry"));
+        let text = |entry: &fs::DirEntry| fs::read_to_string(entry.path()).unwrap_or_default();
+        entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), text(&entry))).collect()
+    }
+
+    /// Whether the first configuration that can be loaded has the entry last.
+    pub fn calls_us(&self) -> bool {
+        let confs = self.confs();
+        let mut valid = confs
+            .iter()
+            .filter(|(name, _)| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)));
+        valid.find_map(|(name, text)| {
+            let conf = install_cni::conflist::NetConf::parse(name, text).ok()?;
+            Some(conf.types().last() == Some(&"istio-cni"))
+        }) == Some(true)
+    }
+
+    pub fn has_plugin(&self) -> bool {
+        fs::read(self.path("bin/istio-cni")).ok() == fs::read(self.path("image/istio-cni")).ok()
+    }
+
+    pub fn kubeconfig(&self) -> Option<String> {
+        fs::read_to_string(self.path("run/istio-cni-kubeconfig")).ok()
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        // Another build of the program can be tried, such as the static one of the image.
+        let program =
+            std::env::var_os("INSTALL_CNI").unwrap_or_else(|| env!("CARGO_BIN_EXE_install-cni").into());
+        let mut command = Command::new(program);
+        command.args(args).env_clear().envs(&self.env).stdin(Stdio::null());
+        command
+    }
+
+    pub fn start(&self) -> Agent<'_> {
+        self.start_with(&[])
+    }
+
+    pub fn start_with(&self, args: &[&str]) -> Agent<'_> {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let control = format!("--ctrlz_port={}", self.control);
+        let args: Vec<&str> = args.iter().copied().chain([control.as_str()]).collect();
+        let child = self.command(&args).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
+        Agent { node: self, child }
+    }
+
+    pub fn start_ready(&self) -> Agent<'_> {
+        let agent = self.start();
+        agent.wait_ready();
+        agent
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+/// The program while it runs. It is killed when dropped.
+pub struct Agent<'n> {
+    pub node: &'n Node,
+    child: Child,
+}
+
+impl Agent<'_> {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn readyz(&self) -> Option<(u16, String)> {
+        get(self.node.health, "/readyz")
+    }
+
+    pub fn wait_ready(&self) {
+        self.wait("readiness", || self.readyz().is_some_and(|(status, _)| status == 200));
+    }
+
+    /// Waits for a reason why it is not ready.
+    pub fn wait_not_ready(&self, part: &str) -> String {
+        self.wait(part, || self.readyz().is_some_and(|(status, body)| status == 503 && body.contains(part)));
+        self.readyz().map(|(_, body)| body).unwrap_or_default()
+    }
+
+    pub fn wait(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            let last = self.readyz();
+            assert!(start.elapsed() < DEADLINE, "never came: {what}\n{last:?}\n{}", self.node.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The value of a metric, by its name with labels.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = get(self.node.monitoring, "/metrics").expect("metrics").1;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().expect("a number")
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().expect("kill").success());
+    }
+
+    /// Tells it to end, and waits for it; returns its exit code.
+    pub fn end(mut self) -> Option<i32> {
+        self.signal("-TERM");
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("waits") {
+                return status.code();
+            }
+            assert!(start.elapsed() < DEADLINE, "does not end\n{}", self.node.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().expect("kills");
+        self.child.wait().expect("waits");
+    }
+}
+
+impl Drop for Agent<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Three ports that nobody uses.
+pub fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
+    let listeners: [TcpListener; COUNT] =
+        std::array::from_fn(|_| TcpListener::bind("[::]:0").expect("a port"));
+    listeners.map(|listener| listener.local_addr().expect("an address").port())
+}
+
+pub fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    request(port, "GET", path, "")
+}
+
+/// One request over HTTP/1.0: status and body.
+pub fn request(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+    exchange(TcpStream::connect(("127.0.0.1", port)).ok()?, method, path, body.as_bytes())
+}
+
+pub fn exchange(
+    mut stream: impl Read + Write,
+    method: &str,
+    path: &str,
+    body: &[u8],
+) -> Option<(u16, String)> {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    // A server that has seen enough closes before it has read everything.
+    let _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+pub fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("sets the mode");
+}
+
+/// An API server that answers every request about DaemonSets in one way, and remembers what was posted.
+pub struct FakeApi {
+    pub port: u16,
+    pub posted: Arc<Mutex<Vec<String>>>,
+}
+
+impl FakeApi {
+    /// `daemon_set` is the status and the object.
+    pub fn start(status: u16, daemon_set: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let posted = Arc::new(Mutex::new(Vec::new()));
+        let (kept, object) = (posted.clone(), daemon_set.to_owned());
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (kept, object) = (kept.clone(), object.clone());
+                thread::spawn(move || answer(stream, status, &object, &kept));
+            }
+        });
+        Self { port, posted }
+    }
+
+    pub fn serve(&self, node: &mut Node) {
+        node.set("KUBERNETES_SERVICE_PORT", &self.port.to_string());
+    }
+}
+
+fn answer(mut stream: TcpStream, status: u16, object: &str, posted: &Mutex<Vec<String>>) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read_exact(&mut byte).is_err() {
+            return;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    let length =
+        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    let _ = stream.read_exact(&mut body);
+    if head.starts_with("POST") {
+        posted.lock().expect("posted").push(String::from_utf8_lossy(&body).into_owned());
+    }
+    if head.contains("watch=true") {
+        // A watch on which nothing happens.
+        let _ = stream.write_all(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+        );
+        let _ = stream.read(&mut byte);
+        return;
+    }
+    let (status, object) = match () {
+        () if head.contains("/daemonsets") => (status, object.to_owned()),
+        () if head.contains("/events") => (201, String::from_utf8_lossy(&body).into_owned()),
+        () => (404, r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"NotFound","code":404}"#.to_owned()),
+    };
+    let answer = format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
+        object.len()
+    );
+    let _ = stream.write_all(answer.as_bytes());
+}
+
+/// A DaemonSet as the API server has it.
+pub fn daemon_set(deleting: bool) -> String {
+    let deletion = if deleting { r#","deletionTimestamp":"2026-11-21T00:00:00Z""# } else { "" };
+    format!(
+        r#"{{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{{"name":"istio-cni-node","namespace":"istio-system","resourceVersion":"7"{deletion}}},"spec":{{"selector":{{}},"template":{{"spec":{{"containers":[]}}}}}}}}"#
+    )
+}
+
+/// The API server's answer that something failed.
+pub fn failure(code: u16) -> String {
+    let reason = match code {
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        _ => "InternalError",
+    };
+    format!(
+        r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Failure","message":"no","reason":"{reason}","code":{code}}}"#
+    )
+}
