@@ -1,0 +1,38 @@
+//! What the end-to-end harness has to do in a process of its own.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match run(&words) {
+        Ok(answer) => {
+            say(&answer);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str]) -> Result<String> {
+    match words {
+        ["connect", attempt] => e2e::traffic::connect_in_helper(attempt),
+        ["node-init", folder] => e2e::node::init_in_helper(folder.as_ref()).map(|()| String::new()),
+        other => bail!("unknown request {other:?}"),
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "standard output carries the answer to the harness")]
+fn say(answer: &str) {
+    println!("{answer}");
+}
+
+#[allow(clippy::print_stderr, reason = "the harness shows standard error when the helper fails")]
+fn complain(error: &anyhow::Error) {
+    eprintln!("e2e-helper: {error:#}");
+}

@@ -1,0 +1,320 @@
+//! A Kubernetes API server with etcd on loopback, and nothing else of a control plane: no controllers, no scheduler.
+//!
+//! What the missing controllers would do for tests is done here: namespaces get their `default` service account and the
+//! `kube-root-ca.crt` config map. Pods need a `nodeName`; what a deleted object owned stays; the roles `view`, `edit` and `admin`,
+//! which a controller fills, are empty (`system:aggregate-to-view` and its like are not).
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::leftovers::temp_dir;
+use crate::process::{self, Background, Output, SHORT, until};
+use crate::tools;
+
+mod pki;
+
+use pki::Authority;
+
+pub use pki::Identity;
+
+/// How long a start may take on a busy machine.
+const START: Duration = Duration::from_secs(120);
+/// The service network; its first address is the API server's name inside a cluster.
+const SERVICE_NETWORK: &str = "10.96.0.0/16";
+/// Names and addresses the server's certificate is good for: loopback, the first service address, and the gateway of a node's pods.
+const SERVER_NAMES: &str = "DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,\
+                            IP:127.0.0.1,IP:::1,IP:10.96.0.1,IP:10.88.0.1,IP:fd88::1";
+
+/// etcd and kube-apiserver on free loopback ports, TLS with an authority of its own, RBAC on. All of it goes when the value is dropped.
+#[derive(Debug)]
+pub struct ApiServer {
+    // Dropped in this order: the server, its store, the files.
+    server: Mutex<Option<Background>>,
+    etcd: Background,
+    port: u16,
+    etcd_url: String,
+    authority: Authority,
+    folder: TempDir,
+}
+
+impl ApiServer {
+    /// Starts both and waits until the server is ready and the namespace `default` has its service account.
+    pub fn start() -> Result<Self> {
+        let folder = temp_dir()?;
+        let authority = Authority::new(folder.path())?;
+        authority.issue("apiserver", "/CN=kube-apiserver", SERVER_NAMES)?;
+        let admin = authority.issue("admin", "/O=system:masters/CN=admin", "DNS:admin")?;
+        let (etcd, etcd_url) = start_etcd(folder.path())?;
+        let api = Self { server: Mutex::new(None), etcd, port: free_port()?, etcd_url, authority, folder };
+        let user = json!({"client-certificate-data": pki::base64(&admin.certificate)?, "client-key-data": pki::base64(&admin.key)?});
+        fs::write(api.admin_kubeconfig(), api.kubeconfig(&user)?.to_string())?;
+        api.start_again()?;
+        api.provision_namespace("default")?;
+        Ok(api)
+    }
+
+    /// Starts the server after [`ApiServer::stop`], on the same port with the same data, and waits until it is ready.
+    pub fn start_again(&self) -> Result<()> {
+        let mut running = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.is_some() {
+            return Ok(());
+        }
+        let server =
+            Background::start("kube-apiserver", &self.server_command()?, &self.log_path())?.killed_on_drop();
+        let mut probe = self.curl("/readyz")?;
+        until("the API server to be ready", START, &[&server, &self.etcd], || {
+            let answer = process::run(&mut probe, SHORT)?;
+            Ok((answer.stdout == "ok").then_some(()))
+        })?;
+        *running = Some(server);
+        Ok(())
+    }
+
+    /// Kills the server: connections break, new ones are refused. Data stay.
+    pub fn stop(&self) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The server's port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `https://127.0.0.1:PORT`.
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// The certificate of its authority (PEM).
+    pub fn ca_path(&self) -> PathBuf {
+        self.authority.certificate()
+    }
+
+    /// All the server has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// The kubeconfig file of a user who may do everything.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("admin.kubeconfig")
+    }
+
+    /// A kubeconfig, everything embedded, for a user given as its kubeconfig object, such as `{"token": "..."}`.
+    pub fn kubeconfig(&self, user: &Value) -> Result<Value> {
+        Ok(json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "e2e",
+            "clusters": [{"name": "e2e", "cluster": {
+                "server": self.url(), "certificate-authority-data": pki::base64(&self.ca_path())?}}],
+            "users": [{"name": "e2e", "user": user}],
+            "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e"}}],
+        }))
+    }
+
+    /// Writes the kubeconfig file `NAME.kubeconfig` of a bearer token.
+    pub fn token_kubeconfig(&self, name: &str, token: &str) -> Result<PathBuf> {
+        let file = self.folder.path().join(format!("{name}.kubeconfig"));
+        fs::write(&file, self.kubeconfig(&json!({"token": token}))?.to_string())?;
+        Ok(file)
+    }
+
+    /// Certificate and key of a node's kubelet, good as client and as server.
+    pub fn node_identity(&self, node: &str) -> Result<Identity> {
+        self.authority.issue(
+            node,
+            &format!("/O=system:nodes/CN=system:node:{node}"),
+            &format!("DNS:{node},IP:127.0.0.1"),
+        )
+    }
+
+    /// Runs kubectl as the admin; an exit code other than 0 is an error.
+    pub fn kubectl(&self, args: &[&str]) -> Result<Output> {
+        self.kubectl_as(&self.admin_kubeconfig(), args)?.ok()
+    }
+
+    /// Runs kubectl with a kubeconfig file, however it ends.
+    pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
+        process::run(self.kubectl_command(kubeconfig)?.args(args), SHORT)
+    }
+
+    /// Creates or changes objects given as YAML or JSON, as the admin.
+    pub fn apply(&self, objects: &str) -> Result<()> {
+        let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
+        kubectl.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]);
+        process::run_with_input(&mut kubectl, objects, SHORT)?.ok()?;
+        Ok(())
+    }
+
+    /// Creates an object and returns it as the server has it.
+    pub fn create(&self, object: &Value) -> Result<Value> {
+        let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
+        kubectl.args(["create", "-o", "json", "-f", "-"]);
+        let output = process::run_with_input(&mut kubectl, &object.to_string(), SHORT)?.ok()?;
+        serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
+    }
+
+    /// Reads one object: `kind` may be qualified as in kubectl. Namespace "" for what has none.
+    pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Result<Value> {
+        let output = self.kubectl(&["get", kind, name, "-n", namespace, "-o", "json"])?;
+        serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
+    }
+
+    /// Lists objects of a kind in a namespace, or in all if the namespace is "".
+    pub fn list(&self, kind: &str, namespace: &str) -> Result<Vec<Value>> {
+        let scope = if namespace.is_empty() {
+            "--all-namespaces".to_owned()
+        } else {
+            format!("--namespace={namespace}")
+        };
+        let output = self.kubectl(&["get", kind, &scope, "-o", "json"])?;
+        let mut list: Value = serde_json::from_str(&output.stdout).context("kubectl printed no JSON")?;
+        serde_json::from_value(list["items"].take()).context("kubectl printed no list")
+    }
+
+    /// Creates a namespace with its default service account, ready for pods.
+    pub fn create_namespace(&self, name: &str) -> Result<()> {
+        self.apply(
+            &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).to_string(),
+        )?;
+        self.provision_namespace(name)
+    }
+
+    /// Creates a service account without any role.
+    pub fn create_service_account(&self, namespace: &str, name: &str) -> Result<()> {
+        let metadata = json!({"namespace": namespace, "name": name});
+        self.apply(&json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}).to_string())
+    }
+
+    /// A token of a service account from the TokenRequest API, good for an hour.
+    pub fn token(&self, namespace: &str, service_account: &str) -> Result<String> {
+        let output = self.kubectl(&["create", "token", service_account, "-n", namespace, "--duration=1h"])?;
+        Ok(output.stdout.trim().to_owned())
+    }
+
+    /// A token of a service account that is valid between two moments, signed with the server's own key. The TokenRequest API
+    /// gives none that lasts less than ten minutes, and none that has expired.
+    pub fn signed_token(
+        &self,
+        namespace: &str,
+        service_account: &str,
+        from: SystemTime,
+        until: SystemTime,
+    ) -> Result<String> {
+        let account = self.get("serviceaccount", namespace, service_account)?;
+        self.authority.sign_token(&json!({
+            "iss": pki::ISSUER, "aud": [pki::ISSUER],
+            "sub": format!("system:serviceaccount:{namespace}:{service_account}"),
+            "iat": pki::seconds(from)?, "nbf": pki::seconds(from)?, "exp": pki::seconds(until)?,
+            "kubernetes.io": {
+                "namespace": namespace,
+                "serviceaccount": {"name": service_account, "uid": account["metadata"]["uid"]},
+            },
+        }))
+    }
+
+    /// A token that expired a minute ago and was good for an hour.
+    pub fn expired_token(&self, namespace: &str, service_account: &str) -> Result<String> {
+        let expired = SystemTime::now() - Duration::from_secs(60);
+        self.signed_token(namespace, service_account, expired - Duration::from_secs(3600), expired)
+    }
+
+    /// What the controllers of a real control plane put into every namespace.
+    fn provision_namespace(&self, name: &str) -> Result<()> {
+        let authority = fs::read_to_string(self.ca_path())?;
+        let metadata = |object: &str| json!({"namespace": name, "name": object});
+        self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata("default")},
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("kube-root-ca.crt"), "data": {"ca.crt": authority}},
+        ]}).to_string())
+    }
+
+    fn server_command(&self) -> Result<Command> {
+        let path = |name: &str| self.folder.path().join(name).display().to_string();
+        let flags = [
+            format!("--etcd-servers={}", self.etcd_url),
+            format!("--secure-port={}", self.port),
+            "--bind-address=127.0.0.1".to_owned(),
+            // Nobody is told the address, but it must not be loopback. This one is for documentation.
+            "--advertise-address=192.0.2.1".to_owned(),
+            "--endpoint-reconciler-type=none".to_owned(),
+            format!("--tls-cert-file={}", path("apiserver.crt")),
+            format!("--tls-private-key-file={}", path("apiserver.key")),
+            format!("--client-ca-file={}", self.ca_path().display()),
+            format!("--service-account-key-file={}", self.authority.token_key().display()),
+            format!("--service-account-signing-key-file={}", self.authority.token_key().display()),
+            format!("--service-account-issuer={}", pki::ISSUER),
+            format!("--service-cluster-ip-range={SERVICE_NETWORK}"),
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--allow-privileged".to_owned(),
+            // Its taint would stay for ever without the controller that takes it away.
+            "--disable-admission-plugins=TaintNodesByCondition".to_owned(),
+            "--enable-priority-and-fairness=false".to_owned(),
+        ];
+        Ok(process::command(tools::built("kube-apiserver")?, flags))
+    }
+
+    fn kubectl_command(&self, kubeconfig: &Path) -> Result<Command> {
+        let mut kubectl = Command::new(tools::built("kubectl")?);
+        kubectl
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--cache-dir")
+            .arg(self.folder.path().join("kubectl-cache"));
+        Ok(kubectl)
+    }
+
+    fn curl(&self, path: &str) -> Result<Command> {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--max-time", "5", "--cacert"]).arg(self.ca_path());
+        curl.arg("--cert")
+            .arg(self.folder.path().join("admin.crt"))
+            .arg("--key")
+            .arg(self.folder.path().join("admin.key"));
+        curl.arg(format!("{}{path}", self.url()));
+        Ok(curl)
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("kube-apiserver.log")
+    }
+}
+
+fn start_etcd(folder: &Path) -> Result<(Background, String)> {
+    let (client, peer) =
+        (format!("http://127.0.0.1:{}", free_port()?), format!("http://127.0.0.1:{}", free_port()?));
+    let etcd = tools::built("etcd").unwrap_or_else(|_| PathBuf::from("etcd"));
+    let mut command = Command::new(etcd);
+    command.arg("--data-dir").arg(folder.join("etcd"));
+    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.args(["--initial-cluster", &format!("default={peer}")]);
+    // Data that need not survive the test need not be safe on disk either.
+    command.arg("--unsafe-no-fsync");
+    Ok((Background::start("etcd", &command, &folder.join("etcd.log"))?.killed_on_drop(), client))
+}
+
+/// A port nobody listens on, below those the kernel gives to clients, so that it stays free while a server is stopped.
+fn free_port() -> Result<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 10_000;
+
+    let own = u16::try_from(std::process::id() % u32::from(COUNT))?;
+    for _ in 0..COUNT {
+        let offset = (own + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT) % COUNT;
+        if TcpListener::bind(("127.0.0.1", FIRST + offset)).is_ok() {
+            return Ok(FIRST + offset);
+        }
+    }
+    ensure!(false, "no free port from {FIRST} to {}", FIRST + COUNT);
+    Ok(0)
+}

@@ -1,0 +1,32 @@
+//! Harness of the end-to-end tests: real namespaces, real packets, real CNI clients, a real API server and a real node.
+//!
+//! From the least to the most powerful:
+//!
+//! | module | gives a test |
+//! |---|---|
+//! | [`netns`] | throw-away network namespaces and what the kernel holds in them |
+//! | [`traffic`] | servers and clients that say where a connection went |
+//! | [`cnitool`] | a CNI client that passes exactly what it is told |
+//! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
+//! | [`program`] | the programs under test, built where they are not |
+//! | [`image`] | container images from files, for nodes |
+//! | [`node`] | containerd and kubelet, alone or joined to an API server |
+//!
+//! Whatever a value of these modules started or made is gone when the value is dropped, also when the test
+//! panics. A test process that is killed takes its processes with it (parent-death signal); the namespaces, folders
+//! and cgroups it leaves carry its process id and are removed by the next test process.
+//!
+//! Everything needs root. Nothing here skips: what cannot run is an error, and errors are [`anyhow::Error`], because the only
+//! thing a test does with one is fail and show it.
+
+pub mod cnitool;
+pub mod image;
+pub mod kube;
+pub mod netns;
+pub mod node;
+pub mod process;
+pub mod program;
+pub mod traffic;
+
+mod leftovers;
+mod tools;

@@ -1,0 +1,280 @@
+//! Throw-away network namespaces, and what the kernel holds in them.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns};
+
+use crate::leftovers::{ETC_NETNS, NAMESPACES, fresh_name, remove_namespace};
+use crate::process::{self, Output, SHORT};
+
+mod state;
+
+pub use state::{Chains, State, Tables};
+
+/// The IPv4 address of a pod's `eth0`.
+pub const POD_V4: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
+/// The IPv6 address of a pod's `eth0`.
+pub const POD_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 2);
+/// The IPv4 address of the client's `eth0` in a [`Topology`], the pod's default gateway.
+pub const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
+/// The IPv6 address of the client's `eth0` in a [`Topology`], the pod's default gateway.
+pub const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 1);
+/// An IPv4 address on the client's `lo` in a [`Topology`]: to the pod, some service far away.
+pub const REMOTE_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+/// An IPv6 address on the client's `lo` in a [`Topology`]: to the pod, some service far away.
+pub const REMOTE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+
+/// Which addresses a namespace's interfaces get. Without IPv6 the kernel's IPv6 is off in the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Families {
+    /// IPv4 only.
+    V4,
+    /// IPv6 only.
+    V6,
+    /// Both.
+    Dual,
+}
+
+impl Families {
+    /// Whether interfaces get IPv4 addresses.
+    pub fn has_v4(self) -> bool {
+        self != Self::V6
+    }
+
+    /// Whether interfaces get IPv6 addresses.
+    pub fn has_v6(self) -> bool {
+        self != Self::V4
+    }
+
+    /// From the letters of the conformance recordings: `4`, `6` or `46`.
+    pub fn from_digits(digits: &str) -> Result<Self> {
+        match digits {
+            "4" => Ok(Self::V4),
+            "6" => Ok(Self::V6),
+            "46" => Ok(Self::Dual),
+            other => Err(anyhow!("families {other:?}: want 4, 6 or 46")),
+        }
+    }
+}
+
+/// A named network namespace with `lo` up. It is deleted when the value is dropped.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// A namespace that looks like a pod's: `eth0` up with [`POD_V4`]`/24` and [`POD_V6`]`/64`, its peer `pe0` in the
+    /// same namespace, so that no packet leaves it. No default route.
+    pub fn pod(families: Families) -> Result<Self> {
+        let namespace = Self::empty(families)?;
+        let mut script = String::from(
+            "link add eth0 type veth peer name pe0\n\
+             link set pe0 up\n\
+             link set eth0 up\n",
+        );
+        script.push_str(&addresses("eth0", families, POD_V4, POD_V6));
+        namespace.ip_batch(&script)?;
+        Ok(namespace)
+    }
+
+    /// A namespace with nothing but `lo`, up.
+    pub fn empty(families: Families) -> Result<Self> {
+        let namespace = Self { name: fresh_name() };
+        process::run(&mut process::command("ip", ["netns", "add", &namespace.name]), SHORT)?.ok()?;
+        if !families.has_v6() {
+            namespace.enter(|| fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"))??;
+        }
+        namespace.ip_batch("link set lo up\n")?;
+        Ok(namespace)
+    }
+
+    /// Gives an existing network namespace, such as `/proc/PID/ns/net`, a name of its own. Dropping the value takes the name
+    /// away; the namespace lives on for others who hold it.
+    pub fn attach(existing: &Path) -> Result<Self> {
+        let name = fresh_name();
+        fs::create_dir_all(NAMESPACES)?;
+        // From here on dropping the value cleans up.
+        let namespace = Self { name };
+        File::create(namespace.path())?;
+        mount(Some(existing), &namespace.path(), None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            .with_context(|| format!("cannot attach to {}", existing.display()))?;
+        Ok(namespace)
+    }
+
+    /// Gives commands run in the namespace (not closures) a `/etc/resolv.conf` with these name servers.
+    pub fn set_nameservers<S: AsRef<str>>(&self, servers: &[S]) -> Result<()> {
+        let mut text = String::new();
+        for server in servers {
+            writeln!(text, "nameserver {}", server.as_ref())?;
+        }
+        self.set_resolv_conf(&text)
+    }
+
+    /// Gives commands run in the namespace (not closures) this `/etc/resolv.conf`.
+    pub fn set_resolv_conf(&self, text: &str) -> Result<()> {
+        let folder = Path::new(ETC_NETNS).join(&self.name);
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("resolv.conf"), text).context("cannot write resolv.conf")
+    }
+
+    /// Its name for `ip netns`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its file, what a CNI runtime passes as CNI_NETNS.
+    pub fn path(&self) -> PathBuf {
+        Path::new(NAMESPACES).join(&self.name)
+    }
+
+    /// A command that runs `command` in the namespace, in a mount namespace of its own with the `/etc/resolv.conf` set here.
+    /// Standard streams, user and process group are the caller's to set on the result.
+    pub fn command(&self, command: &Command) -> Command {
+        process::prefixed(&["ip", "netns", "exec", &self.name], command)
+    }
+
+    /// Runs a command in the namespace to its end. An exit code other than 0 is no error; see [`Output::ok`].
+    pub fn run(&self, command: &Command) -> Result<Output> {
+        process::run(&mut self.command(command), SHORT)
+    }
+
+    /// Runs a shell script in the namespace; an exit code other than 0 is an error.
+    pub fn sh(&self, script: &str) -> Result<Output> {
+        self.run(&process::command("sh", ["-euc", script]))?.ok()
+    }
+
+    /// Runs a closure on a thread of its own inside the namespace. Sockets it opens stay in the namespace wherever they go.
+    /// Only the network namespace is switched: `/etc/resolv.conf` is the machine's. A panic of the closure is passed on.
+    pub fn enter<T: Send>(&self, action: impl FnOnce() -> T + Send) -> Result<T> {
+        enter(&self.path(), action)
+    }
+
+    /// Feeds lines to `ip -batch` in the namespace.
+    pub fn ip_batch(&self, lines: &str) -> Result<()> {
+        let mut ip = process::command("ip", ["-n", &self.name, "-batch", "-"]);
+        process::run_with_input(&mut ip, lines, SHORT)?.ok()?;
+        Ok(())
+    }
+
+    /// Adds an address (`198.51.100.7/32`, `2001:db8::7/128`) to an interface, usable at once.
+    pub fn add_address(&self, interface: &str, address: &str) -> Result<()> {
+        let nodad = if address.contains(':') { " nodad" } else { "" };
+        self.ip_batch(&format!("addr add {address} dev {interface}{nodad}\n"))
+    }
+
+    /// What the kernel holds in the namespace, without the native nftables tables.
+    pub fn state(&self) -> Result<State> {
+        State::of(self, false)
+    }
+
+    /// What the kernel holds in the namespace, native nftables tables included.
+    pub fn state_with_nft(&self) -> Result<State> {
+        State::of(self, true)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        remove_namespace(&self.name);
+    }
+}
+
+/// Runs a closure on a thread of its own inside the network namespace of a file, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
+pub fn enter<T: Send>(namespace: &Path, action: impl FnOnce() -> T + Send) -> Result<T> {
+    let file = File::open(namespace).with_context(|| format!("no namespace {}", namespace.display()))?;
+    thread::scope(|scope| {
+        let entered = scope.spawn(|| -> Result<T> {
+            setns(&file, CloneFlags::CLONE_NEWNET)
+                .with_context(|| format!("cannot enter {}", namespace.display()))?;
+            Ok(action())
+        });
+        entered.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// A client and a pod, each in a namespace of its own, their `eth0` the two ends of one veth pair.
+///
+/// The pod's default routes lead to the client, which holds [`REMOTE_V4`] and [`REMOTE_V6`] on its `lo`: what the pod sends anywhere, the client sees.
+#[derive(Debug)]
+pub struct Topology {
+    /// Where connections to the pod come from, and the rest of the world to the pod.
+    pub client: Namespace,
+    /// The pod.
+    pub pod: Namespace,
+}
+
+impl Topology {
+    /// The two namespaces, connected.
+    pub fn new(families: Families) -> Result<Self> {
+        let topology = Self { client: Namespace::empty(families)?, pod: Namespace::empty(families)? };
+        let (client, pod) = (&topology.client, &topology.pod);
+        let mut script = format!("link add eth0 type veth peer name eth0 netns {}\n", pod.name());
+        script.push_str("link set eth0 up\n");
+        script.push_str(&addresses("eth0", families, CLIENT_V4, CLIENT_V6));
+        if families.has_v4() {
+            writeln!(script, "addr add {REMOTE_V4}/32 dev lo")?;
+        }
+        if families.has_v6() {
+            writeln!(script, "addr add {REMOTE_V6}/128 dev lo nodad")?;
+        }
+        client.ip_batch(&script)?;
+
+        let mut script = String::from("link set eth0 up\n");
+        script.push_str(&addresses("eth0", families, POD_V4, POD_V6));
+        if families.has_v4() {
+            writeln!(script, "route add default via {CLIENT_V4}")?;
+        }
+        if families.has_v6() {
+            writeln!(script, "route add ::/0 via {CLIENT_V6}")?;
+        }
+        pod.ip_batch(&script)?;
+        topology.wait_for_carrier()?;
+        Ok(topology)
+    }
+
+    /// Packets sent while the kernel still brings the link up are lost and sent again a second later.
+    fn wait_for_carrier(&self) -> Result<()> {
+        for namespace in [&self.client, &self.pod] {
+            process::until("eth0 to be up", Duration::from_secs(5), &[], || {
+                let link = namespace.run(&process::command("ip", ["link", "show", "dev", "eth0"]))?.ok()?;
+                Ok(link.stdout.contains("state UP").then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The addresses of the pod and the client in a [`Topology`] by family, for tests that run over both.
+pub fn pod_address(v6: bool) -> IpAddr {
+    if v6 { POD_V6.into() } else { POD_V4.into() }
+}
+
+/// See [`pod_address`].
+pub fn client_address(v6: bool) -> IpAddr {
+    if v6 { CLIENT_V6.into() } else { CLIENT_V4.into() }
+}
+
+/// See [`pod_address`]: the service far away.
+pub fn remote_address(v6: bool) -> IpAddr {
+    if v6 { REMOTE_V6.into() } else { REMOTE_V4.into() }
+}
+
+fn addresses(interface: &str, families: Families, v4: Ipv4Addr, v6: Ipv6Addr) -> String {
+    let mut script = String::new();
+    if families.has_v4() {
+        script.push_str(&format!("addr add {v4}/24 dev {interface}\n"));
+    }
+    if families.has_v6() {
+        script.push_str(&format!("addr add {v6}/64 dev {interface} nodad\n"));
+    }
+    script
+}

@@ -1,0 +1,294 @@
+//! A real node: containerd and kubelet, alone with static pods or joined to an API server.
+//!
+//! The node has a network, mount and process-id namespace of its own. It sees the machine's files, except that `/run`, `/var/lib` and `/var/log`
+//! are its own and empty; its network has one interface of its own and no way out; killing its first process ends everything in it.
+//! So the machine is left as it was, and pod networks cannot be in the way of the machine's.
+//!
+//! Paths below the node's work folder ([`Node::conf_dir`] and so on) are the same inside and outside.
+
+use std::fs::{self, File};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::image::Image;
+use crate::kube::ApiServer;
+use crate::leftovers::temp_dir;
+use crate::netns::Namespace;
+use crate::process::{self, Background, Output, SHORT, until};
+use crate::tools;
+use crate::traffic::Relay;
+
+mod config;
+mod host;
+mod pod;
+
+#[doc(hidden)]
+pub use host::init_in_helper;
+pub use pod::{APP_PORT, GREETING, Pod, plain_pod, sidecar_pod};
+
+use host::Host;
+
+/// How long a part of the node may take to start on a busy machine.
+const START: Duration = Duration::from_secs(60);
+/// The conflist of the node's primary network.
+pub const PRIMARY_CONFLIST: &str = "10-podnet.conflist";
+/// Where the kubelet serves the list of its pods, without authentication, on the node's loopback.
+const KUBELET_READ_ONLY_PORT: u16 = 10255;
+
+/// A node. There is one at a time on a machine: starting waits until the node of any other test is gone.
+#[derive(Debug)]
+pub struct Node<'a> {
+    // Dropped in this order.
+    kubelet: Mutex<Option<Background>>,
+    containerd: Background,
+    _relay: Option<Relay>,
+    host: Host,
+    folder: TempDir,
+    _turn: File,
+    name: String,
+    api: Option<&'a ApiServer>,
+}
+
+impl Node<'static> {
+    /// A node without an API server: it runs the static pods of its manifest folder.
+    pub fn standalone() -> Result<Self> {
+        Self::start(None)
+    }
+}
+
+impl<'a> Node<'a> {
+    /// A node of a cluster. Pods are created at the API server. The server is reached at its own address also from inside the node,
+    /// and from pods at the gateway 10.88.0.1.
+    pub fn joined(api: &'a ApiServer) -> Result<Self> {
+        Self::start(Some(api))
+    }
+
+    fn start(api: Option<&'a ApiServer>) -> Result<Self> {
+        let turn = wait_for_turn()?;
+        let folder = temp_dir()?;
+        for part in ["net.d", "bin", "manifests", "state", "pod-logs", "plugins"] {
+            fs::create_dir(folder.path().join(part))?;
+        }
+        let host = Host::start(folder.path())?;
+        let name = host.name().to_owned();
+        let relay = api.map(|api| Relay::start(host.namespace(), api.port())).transpose()?;
+        config::write_all(folder.path(), &name, api)?;
+        let containerd = start_containerd(&host, folder.path())?;
+        let kubelet = Mutex::new(None);
+        let node = Self { kubelet, containerd, _relay: relay, host, folder, _turn: turn, name, api };
+        for plugin in ["bridge", "host-local", "loopback", "portmap"] {
+            node.install_plugin(&Path::new(crate::cnitool::DEBIAN_PLUGINS).join(plugin))?;
+        }
+        node.write_conf(PRIMARY_CONFLIST, &node.primary_conflist())?;
+        node.import(&Image::pause()?)?;
+        node.import(&Image::busybox()?)?;
+        node.start_kubelet()?;
+        Ok(node)
+    }
+
+    /// Its name in the cluster, and the suffix of its static pods' names.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The node's network namespace; pods are reached from here.
+    pub fn namespace(&self) -> &Namespace {
+        self.host.namespace()
+    }
+
+    /// Where containerd looks for network configurations.
+    pub fn conf_dir(&self) -> PathBuf {
+        self.folder.path().join("net.d")
+    }
+
+    /// Where containerd looks for CNI plugins.
+    pub fn bin_dir(&self) -> PathBuf {
+        self.folder.path().join("bin")
+    }
+
+    /// Where the kubelet looks for static pods.
+    pub fn manifest_dir(&self) -> PathBuf {
+        self.folder.path().join("manifests")
+    }
+
+    /// A folder for files that the node and the test share.
+    pub fn state_dir(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// A file of the node as this process can open it, also below the node's own `/run`, `/var/lib` and `/var/log`.
+    /// A symbolic link with an absolute target, such as `/var/run`, leads out of it.
+    pub fn file(&self, path: &str) -> PathBuf {
+        self.host.root().join(path.trim_start_matches('/'))
+    }
+
+    /// The conflist the node starts with: one bridge, 10.88.0.0/24 and fd88::/64. A test appends its plugin to `plugins`.
+    pub fn primary_conflist(&self) -> Value {
+        config::primary_conflist(&self.folder.path().join("state"))
+    }
+
+    /// Puts a configuration into the configuration folder, at once and whole. containerd takes the first file by name and notices
+    /// changes by itself, soon but not at once: see [`Node::configure`].
+    pub fn write_conf(&self, file: &str, content: &Value) -> Result<()> {
+        // In the folder itself: containerd 1.6 takes no notice of a file that is moved in from elsewhere.
+        let temporary = self.conf_dir().join(format!("{file}.new"));
+        fs::write(&temporary, serde_json::to_vec_pretty(content)?)?;
+        fs::rename(temporary, self.conf_dir().join(file)).with_context(|| format!("cannot write {file}"))
+    }
+
+    /// Copies an executable into the plugin folder, at once and whole.
+    pub fn install_plugin(&self, program: &Path) -> Result<()> {
+        let name = program.file_name().with_context(|| format!("{} names no file", program.display()))?;
+        let temporary = self.folder.path().join("plugin.new");
+        fs::copy(program, &temporary).with_context(|| format!("cannot read {}", program.display()))?;
+        fs::rename(temporary, self.bin_dir().join(name)).context("cannot install the plugin")
+    }
+
+    /// Writes a configuration with [`Node::write_conf`] and waits until containerd has loaded it.
+    pub fn configure(&self, file: &str, content: &Value) -> Result<()> {
+        let before = self.loads(file);
+        self.write_conf(file, content)?;
+        until("containerd to load the network configuration", START, &[&self.containerd], || {
+            Ok((self.loads(file) > before).then_some(()))
+        })
+    }
+
+    /// A command that runs on the node: in its network, mount and process-id namespaces.
+    pub fn command(&self, command: &Command) -> Command {
+        self.host.command(command)
+    }
+
+    /// Runs a command on the node to its end; an exit code other than 0 is no error.
+    pub fn run(&self, command: &Command) -> Result<Output> {
+        process::run(&mut self.command(command), SHORT)
+    }
+
+    /// Runs containerd's client; an exit code other than 0 is an error.
+    pub fn ctr(&self, args: &[&str]) -> Result<Output> {
+        let socket = config::socket(self.folder.path());
+        let mut command = process::command("ctr", ["-a", &socket.to_string_lossy(), "-n", "k8s.io"]);
+        self.run(command.args(args))?.ok()
+    }
+
+    /// Gives the node an image. Pods must use it with `imagePullPolicy: Never`.
+    pub fn import(&self, image: &Image) -> Result<()> {
+        let archive = self.folder.path().join("image.tar");
+        image.write(File::create(&archive)?)?;
+        self.ctr(&["images", "import", &archive.to_string_lossy()])?;
+        fs::remove_file(archive).context("cannot remove the image archive")
+    }
+
+    /// Starts a pod given as its object: at the API server, on this node, or as a static pod. Returns at once.
+    pub fn start_pod(&self, pod: &Value) -> Result<Pod<'_>> {
+        let metadata = &pod["metadata"];
+        let name = metadata["name"].as_str().context("the pod has no name")?;
+        let namespace = metadata["namespace"].as_str().unwrap_or("default");
+        if let Some(api) = self.api {
+            let mut pod = pod.clone();
+            pod["spec"]["nodeName"] = json!(self.name);
+            api.create(&pod)?;
+            return Ok(Pod::new(self, namespace, name, None));
+        }
+        let (temporary, manifest) = (
+            self.folder.path().join("manifest.new"),
+            self.manifest_dir().join(format!("{namespace}_{name}.json")),
+        );
+        fs::write(&temporary, pod.to_string())?;
+        fs::rename(temporary, &manifest)?;
+        Ok(Pod::new(self, namespace, &format!("{name}-{}", self.name), Some(manifest)))
+    }
+
+    /// A pod that exists already, by the name it has on the node.
+    pub fn pod(&self, namespace: &str, name: &str) -> Pod<'_> {
+        Pod::new(self, namespace, name, None)
+    }
+
+    /// All pods of the node as the kubelet sees them, with their status.
+    pub fn pods(&self) -> Result<Vec<Value>> {
+        let url = format!("http://127.0.0.1:{KUBELET_READ_ONLY_PORT}/pods");
+        let curl = process::command("curl", ["--silent", "--show-error", "--fail", "--max-time", "10", &url]);
+        let answer = self.namespace().run(&curl)?.ok()?;
+        let mut list: Value = serde_json::from_str(&answer.stdout).context("the kubelet answers no JSON")?;
+        Ok(serde_json::from_value(list["items"].take()).unwrap_or_default())
+    }
+
+    /// All the kubelet has logged.
+    pub fn kubelet_log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("kubelet.log")).unwrap_or_default()
+    }
+
+    /// All containerd has logged, at level debug.
+    pub fn containerd_log(&self) -> String {
+        self.containerd.log()
+    }
+
+    /// Ends the kubelet and starts it again. Its pods run on.
+    pub fn restart_kubelet(&self) -> Result<()> {
+        self.kubelet.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.start_kubelet()
+    }
+
+    fn start_kubelet(&self) -> Result<()> {
+        let folder = self.folder.path();
+        let command = self.command(&config::kubelet_command(folder, &self.name, self.api.is_some())?);
+        let kubelet = Background::start("kubelet", &command, &folder.join("kubelet.log"))?.killed_on_drop();
+        until("the kubelet to answer", START, &[&kubelet, &self.containerd], || Ok(self.pods().ok()))?;
+        if let Some(api) = self.api {
+            until("the node to be registered", START, &[&kubelet], || {
+                Ok(api.get("node", "", &self.name).ok())
+            })?;
+        }
+        *self.kubelet.lock().unwrap_or_else(PoisonError::into_inner) = Some(kubelet);
+        Ok(())
+    }
+
+    /// How often containerd has dealt with a new configuration file of this name. It loads the folder when the temporary file is renamed,
+    /// and handles (and ignores) the appearance of the new name after that.
+    fn loads(&self, file: &str) -> usize {
+        let end = format!("/{file}\\\"\"");
+        let log = self.containerd_log();
+        log.lines().filter(|line| line.contains("event from cni conf dir") && line.ends_with(&end)).count()
+    }
+
+    /// The end of the logs of everything that runs on the node.
+    fn tails(&self) -> String {
+        let kubelet = self.kubelet.lock().unwrap_or_else(PoisonError::into_inner);
+        let kubelet = kubelet.as_ref().map(Background::tail).unwrap_or_default();
+        format!("{}{kubelet}", self.containerd.tail())
+    }
+}
+
+fn start_containerd(host: &Host, folder: &Path) -> Result<Background> {
+    let command = host.command(&config::containerd_command(folder));
+    let containerd =
+        Background::start("containerd", &command, &folder.join("containerd.log"))?.killed_on_drop();
+    let socket = config::socket(folder);
+    let mut version = host.command(&process::command("ctr", ["-a", &socket.to_string_lossy(), "version"]));
+    until("containerd to answer", START, &[&containerd], || {
+        Ok(process::run(&mut version, SHORT)?.status.success().then_some(()))
+    })?;
+    Ok(containerd)
+}
+
+/// Nodes are heavy, so tests take turns, also those of other processes. The lock is on the kubelet's own file: nothing is left behind.
+fn wait_for_turn() -> Result<File> {
+    let file = File::open(tools::built("kubelet")?)?;
+    until("the node of another test to end", Duration::from_secs(900), &[], || match file.try_lock() {
+        Ok(()) => Ok(Some(())),
+        Err(fs::TryLockError::WouldBlock) => Ok(None),
+        Err(fs::TryLockError::Error(error)) => bail!("cannot lock the kubelet: {error}"),
+    })?;
+    Ok(file)
+}
+
+/// The address of one family out of several.
+fn address_of_family(addresses: &[IpAddr], v6: bool) -> Option<IpAddr> {
+    addresses.iter().copied().find(|address| address.is_ipv6() == v6)
+}

@@ -1,0 +1,212 @@
+//! Pods of a node.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Value, json};
+
+use super::{Node, address_of_family};
+use crate::image::BUSYBOX;
+use crate::netns::Namespace;
+use crate::process::{Output, until};
+
+/// The port on which the container of [`plain_pod`] says [`GREETING`].
+pub const APP_PORT: u16 = 8080;
+/// What the container of [`plain_pod`] says to everyone who connects.
+pub const GREETING: &str = "hello-from-app\n";
+
+/// A pod with one container, `app`, that answers on [`APP_PORT`].
+pub fn plain_pod(name: &str) -> Value {
+    let command = format!("exec nc -ll -p {APP_PORT} -e echo {}", GREETING.trim_end());
+    pod_of(name, &json!({}), &json!([container("app", &command)]))
+}
+
+/// A pod as the injector leaves it: annotated, with a container `istio-proxy` of user and group 1337 beside `app`. The proxy only sleeps; a
+/// [`crate::traffic::TcpServer`] in [`Pod::namespace`] can do its work. More annotations go into `metadata.annotations` of the result.
+pub fn sidecar_pod(name: &str) -> Value {
+    let app = format!("exec nc -ll -p {APP_PORT} -e echo {}", GREETING.trim_end());
+    let mut proxy = container("istio-proxy", "exec sleep 1000000");
+    proxy["securityContext"] = json!({"runAsUser": 1337, "runAsGroup": 1337});
+    proxy["args"] = json!(["proxy", "sidecar"]);
+    pod_of(name, &json!({"sidecar.istio.io/status": "{}"}), &json!([container("app", &app), proxy]))
+}
+
+fn pod_of(name: &str, annotations: &Value, containers: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "enableServiceLinks": false,
+            "terminationGracePeriodSeconds": 0,
+            "containers": containers,
+        },
+    })
+}
+
+fn container(name: &str, command: &str) -> Value {
+    json!({"name": name, "image": BUSYBOX, "imagePullPolicy": "Never", "command": ["/bin/sh", "-c", command]})
+}
+
+/// A pod by its name on a node.
+#[derive(Debug)]
+pub struct Pod<'a> {
+    node: &'a Node<'a>,
+    namespace: String,
+    name: String,
+    manifest: Option<PathBuf>,
+}
+
+impl<'a> Pod<'a> {
+    pub(super) fn new(node: &'a Node<'a>, namespace: &str, name: &str, manifest: Option<PathBuf>) -> Self {
+        Self { node, namespace: namespace.to_owned(), name: name.to_owned(), manifest }
+    }
+
+    /// Its name on the node, which is what plugins get as K8S_POD_NAME. A static pod's ends in the node's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The object as the kubelet sees it, with its status; none before it has seen it and after it is gone.
+    pub fn object(&self) -> Result<Option<Value>> {
+        let is_this = |pod: &Value| {
+            pod["metadata"]["name"] == *self.name && pod["metadata"]["namespace"] == *self.namespace
+        };
+        Ok(self.node.pods()?.into_iter().find(is_this))
+    }
+
+    /// Waits until every container runs and the pod has its addresses, and returns these.
+    pub fn wait_running(&self, deadline: Duration) -> Result<Vec<IpAddr>> {
+        self.wait("to run", deadline, |pod| {
+            let containers = pod["status"]["containerStatuses"].as_array()?;
+            let wanted = pod["spec"]["containers"].as_array()?.len();
+            let running = containers.iter().filter(|status| status["state"]["running"].is_object()).count();
+            let addresses = pod_addresses(pod);
+            (running == wanted && !addresses.is_empty()).then_some(addresses)
+        })
+    }
+
+    /// Waits until the pod is as `is_so` wants it, and returns what that returns.
+    pub fn wait<T>(&self, what: &str, deadline: Duration, is_so: impl Fn(&Value) -> Option<T>) -> Result<T> {
+        let mut last = None;
+        let waited = until(&format!("pod {} {what}", self.name), deadline, &[], || {
+            last = self.object()?;
+            Ok(last.as_ref().and_then(&is_so))
+        });
+        waited.map_err(|error| {
+            let status = last.map_or("unknown to the kubelet".to_owned(), |pod| pod["status"].to_string());
+            anyhow!("{error:#}\npod status: {status}\n{}", self.node.tails())
+        })
+    }
+
+    /// The address of a family.
+    pub fn address(&self, v6: bool) -> Result<IpAddr> {
+        let pod = self.object()?.with_context(|| format!("there is no pod {}", self.name))?;
+        address_of_family(&pod_addresses(&pod), v6)
+            .with_context(|| format!("pod {} has no such address", self.name))
+    }
+
+    /// Its network namespace, for as long as the value lives, also after the pod is gone.
+    pub fn namespace(&self) -> Result<Namespace> {
+        let path = self.network()?.with_context(|| format!("pod {} has no network namespace", self.name))?;
+        Namespace::attach(&path)
+    }
+
+    /// Waits for an attempt to set up the pod's sandbox to fail, and returns the kubelet's log line about it, which has the plugin's message.
+    pub fn wait_sandbox_failure(&self, deadline: Duration) -> Result<String> {
+        let what = format!("the sandbox of {} to fail", self.name);
+        let waited = until(&what, deadline, &[], || {
+            let log = self.node.kubelet_log();
+            let mut lines = log.lines().filter(|line| line.contains("CreatePodSandbox for pod failed"));
+            Ok(lines
+                .rfind(|line| line.contains(&format!("{}/{}", self.namespace, self.name)))
+                .map(str::to_owned))
+        });
+        waited.map_err(|error| anyhow!("{error:#}\n{}", self.node.tails()))
+    }
+
+    /// What a container has printed.
+    pub fn log(&self, container: &str) -> Result<String> {
+        let prefix = format!("{}_{}_", self.namespace, self.name);
+        let folders = fs::read_dir(self.node.folder.path().join("pod-logs"))?.flatten();
+        let mut files = folders.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+        let folder =
+            files.next().with_context(|| format!("pod {} has no logs", self.name))?.path().join(container);
+        let mut parts: Vec<PathBuf> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
+        parts.sort();
+        let texts = parts.iter().map(fs::read_to_string).collect::<std::io::Result<Vec<_>>>()?;
+        // A line is: time, stream, whether it is whole, text.
+        let lines = texts.iter().flat_map(|text| text.lines());
+        Ok(lines.filter_map(|line| line.splitn(4, ' ').nth(3)).map(|line| format!("{line}\n")).collect())
+    }
+
+    /// Runs a command in a container; an exit code other than 0 is an error.
+    pub fn exec(&self, container: &str, words: &[&str]) -> Result<Output> {
+        let id = self
+            .container(container)?
+            .with_context(|| format!("no container {container} in {}", self.name))?;
+        let exec_id = crate::leftovers::fresh_name();
+        self.node.ctr(&[&["tasks", "exec", "--exec-id", &exec_id, &id], words].concat())
+    }
+
+    /// Deletes the pod and waits until its sandbox and network are gone.
+    pub fn delete(&self, deadline: Duration) -> Result<()> {
+        match (&self.manifest, self.node.api) {
+            (Some(manifest), _) => fs::remove_file(manifest)?,
+            (None, Some(api)) => {
+                api.kubectl(&["delete", "pod", &self.name, "-n", &self.namespace, "--wait=false"])?;
+            }
+            (None, None) => anyhow::bail!("pod {} was not started with start_pod", self.name),
+        }
+        let waited = until(&format!("pod {} to be gone", self.name), deadline, &[], || {
+            Ok((self.object()?.is_none() && self.network()?.is_none()).then_some(()))
+        });
+        waited.map_err(|error| anyhow!("{error:#}\n{}", self.node.tails()))
+    }
+
+    /// The file of the pod's network namespace as this process can open it, if there is one.
+    fn network(&self) -> Result<Option<PathBuf>> {
+        for id in self.containers("io.cri-containerd.kind", "sandbox")? {
+            let info: Value = serde_json::from_str(&self.node.ctr(&["containers", "info", &id])?.stdout)?;
+            let namespaces = info["Spec"]["linux"]["namespaces"].as_array().cloned().unwrap_or_default();
+            let mut network = namespaces.iter().filter(|namespace| namespace["type"] == "network");
+            let path = network.next().and_then(|namespace| namespace["path"].as_str()).unwrap_or_default();
+            // /var/run is a link to /run, and an absolute one would lead to this machine's.
+            let path = self.node.file(path.strip_prefix("/var").unwrap_or(path));
+            if !path.ends_with("root") && is_namespace(&path) {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    fn container(&self, name: &str) -> Result<Option<String>> {
+        let running = self.node.ctr(&["tasks", "list"])?.stdout;
+        let ids = self.containers("io.kubernetes.container.name", name)?;
+        Ok(ids
+            .into_iter()
+            .find(|id| running.lines().any(|line| line.starts_with(id) && line.contains("RUNNING"))))
+    }
+
+    /// Ids of the pod's containers that have a label.
+    fn containers(&self, label: &str, value: &str) -> Result<Vec<String>> {
+        let filter = format!(
+            "labels.\"io.kubernetes.pod.name\"=={},labels.\"io.kubernetes.pod.namespace\"=={},labels.\"{label}\"=={value}",
+            self.name, self.namespace
+        );
+        Ok(self.node.ctr(&["containers", "list", "-q", &filter])?.stdout.lines().map(str::to_owned).collect())
+    }
+}
+
+fn pod_addresses(pod: &Value) -> Vec<IpAddr> {
+    let addresses = pod["status"]["podIPs"].as_array().into_iter().flatten();
+    addresses.filter_map(|address| address["ip"].as_str()?.parse().ok()).collect()
+}
+
+/// A file that a namespace was mounted on, and not the empty file that is left when it has been unmounted.
+fn is_namespace(path: &Path) -> bool {
+    nix::sys::statfs::statfs(path).is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::NSFS_MAGIC)
+}

@@ -1,0 +1,35 @@
+//! The programs under test.
+
+use crate::process;
+use anyhow::{Context, Result, ensure};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Building may have to wait for another build to end.
+const BUILD: Duration = Duration::from_secs(900);
+
+/// The program of a package: the one its variable names (`ISTIO_CNI` for `istio-cni`), else the workspace's, built now.
+///
+/// Cargo builds programs beside the tests of their own package only; for tests of another package, this does.
+///
+/// # Errors
+/// It cannot be built.
+pub fn under_test(package: &str) -> Result<PathBuf> {
+    if let Some(program) = env::var_os(package.to_uppercase().replace('-', "_")) {
+        return Ok(program.into());
+    }
+    let own = env::current_exe()?;
+    let target = own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
+    let target = target.with_context(|| format!("{} is in no target folder", own.display()))?;
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let mut command = process::command(cargo, ["build", "--quiet", "--package", package]);
+    command.arg("--manifest-path").arg(workspace).arg("--target-dir").arg(target);
+    process::run(&mut command, BUILD)?.ok()?;
+    let program = target.join("debug").join(package);
+    ensure!(program.exists(), "{} was not built", program.display());
+    Ok(program)
+}

@@ -1,0 +1,382 @@
+//! The node agent on a real node: as its manifest runs it, and under a loop of pod starts while it is restarted, killed and upgraded.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::kube::ApiServer;
+use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, plain_pod, sidecar_pod};
+use e2e::process::{self, Background, until};
+use e2e::traffic::{Client, TcpServer};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+/// How long a pod may take to come or go on a busy machine.
+const POD: Duration = Duration::from_secs(90);
+const IMAGE: &str = "localhost/install-cni:test";
+const NAMESPACE: &str = "istio-system";
+const MANIFEST: &str = include_str!("../../deploy/istio-cni-node.yaml");
+
+/// Programs of this workspace, built as the tests are, with `more` arguments and compiler flags.
+fn build(more: &[&str], flags: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let target =
+        own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists()).context("no target folder")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build =
+        process::command(cargo, ["build", "--quiet", "--package", "install-cni", "--package", "istio-cni"]);
+    build.args(more).arg("--manifest-path").arg(project().join("Cargo.toml")).arg("--target-dir").arg(target);
+    if !flags.is_empty() {
+        build.env("RUSTFLAGS", flags);
+    }
+    process::run(&mut build, Duration::from_secs(1800))?.ok()?;
+    Ok(target.to_owned())
+}
+
+fn programs() -> Result<PathBuf> {
+    Ok(build(&[], "")?.join("debug"))
+}
+
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The manifest's objects in a cluster, with the directories of a test's node and a plugin run directory of its own.
+fn apply_manifest(api: &ApiServer, node: &Node<'_>) -> Result<Value> {
+    api.create_namespace(NAMESPACE)?;
+    let manifest = MANIFEST
+        .replace("localhost/install-cni:latest", IMAGE)
+        .replace("path: /opt/cni/bin,", &format!("path: {},", node.bin_dir().display()))
+        .replace("path: /etc/cni/net.d,", &format!("path: {},", node.conf_dir().display()))
+        .replace("path: /var/run/istio-cni,", &format!("path: {},", run_dir(node).display()))
+        .replace("mountPath: /var/run/istio-cni}", &format!("mountPath: {}}}", run_dir(node).display()));
+    api.apply(&manifest)?;
+    let settings = json!({"data": {"CNI_AGENT_RUN_DIR": run_dir(node)}}).to_string();
+    api.kubectl(&["-n", NAMESPACE, "patch", "configmap", "istio-cni-config", "-p", &settings])?;
+    api.get("daemonset", NAMESPACE, "istio-cni-node")
+}
+
+fn run_dir(node: &Node<'_>) -> PathBuf {
+    node.state_dir().join("run")
+}
+
+/// Gives the node the image that deploy/build-image.sh makes, of static programs that are not optimized.
+fn import_image(node: &Node<'_>) -> Result<()> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let programs = build(&["--target", &target], "-C target-feature=+crt-static")?.join(target).join("debug");
+    let archive = node.state_dir().join("image.tar");
+    let mut script = Command::new(project().join("deploy/build-image.sh"));
+    script.arg(&archive).arg(IMAGE);
+    script.env("INSTALL_CNI", programs.join("install-cni")).env("ISTIO_CNI", programs.join("istio-cni"));
+    process::run(&mut script, POD)?.ok()?;
+    node.ctr(&["images", "import", &archive.to_string_lossy()])?;
+    Ok(fs::remove_file(archive)?)
+}
+
+/// The pod that the DaemonSet's controller would make.
+fn agent_pod(daemon_set: &Value, api: &ApiServer, name: &str) -> Value {
+    let mut pod = daemon_set["spec"]["template"].clone();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    pod["metadata"]["name"] = json!(name);
+    pod["metadata"]["namespace"] = json!(NAMESPACE);
+    let container = &mut pod["spec"]["containers"][0];
+    container["imagePullPolicy"] = json!("Never");
+    // There is no service network.
+    let mut env = container["env"].as_array().cloned().unwrap_or_default();
+    env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": "10.88.0.1"}));
+    env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": api.port().to_string()}));
+    container["env"] = json!(env);
+    pod
+}
+
+fn is_ready(pod: &Value) -> Option<()> {
+    let conditions = pod["status"]["conditions"].as_array()?;
+    conditions
+        .iter()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+        .then_some(())
+}
+
+fn entries(node: &Node<'_>) -> Result<String> {
+    Ok(fs::read_to_string(node.conf_dir().join(PRIMARY_CONFLIST))?)
+}
+
+/// What comes in reaches the proxy's inbound port.
+fn assert_redirected(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
+    let inside = pod.namespace()?;
+    let _inbound = TcpServer::start(&inside, "inbound", (Ipv4Addr::UNSPECIFIED, 15006))?;
+    let app = SocketAddr::new(pod.address(false)?, APP_PORT);
+    let report = Client::new(node.namespace()).tcp(app)?.report()?;
+    assert_eq!((report.server.as_str(), report.original), ("inbound", Some(app)));
+    Ok(())
+}
+
+#[test]
+fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    let before = entries(&node)?;
+    let daemon_set = apply_manifest(&api, &node)?;
+
+    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    ensure!(entries(&node)?.contains("\"istio-cni\""), "no entry");
+    let log = agent.log("install-cni")?;
+    ensure!(!log.contains("\twarn\t") && !log.contains("\terror\t"), "{log}");
+
+    let sidecar = node.start_pod(&sidecar_pod("first"))?;
+    sidecar.wait_running(POD)?;
+    assert_redirected(&node, &sidecar)?;
+    // The plugin's account of the pod came to the agent.
+    let line = "redirected";
+    until("the plugin's line in the agent's log", POD, &[], || {
+        let log = agent.log("install-cni")?;
+        Ok(log.lines().any(|log| log.contains("\tcni-plugin\t") && log.contains(line)).then_some(()))
+    })?;
+
+    // The DaemonSet is there, so this is an upgrade.
+    agent.delete(POD)?;
+    ensure!(entries(&node)?.contains("\"istio-cni\""), "an upgrade took the entry");
+    let second = node.start_pod(&sidecar_pod("second"))?;
+    second.wait_running(POD)?;
+    assert_redirected(&node, &second)?;
+
+    // All of it goes at once, as `kubectl delete -f` does it.
+    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-two"))?;
+    agent.wait("ready", POD, is_ready)?;
+    api.kubectl(&["-n", NAMESPACE, "delete", "daemonset", "istio-cni-node", "--cascade=background"])?;
+    api.kubectl(&["delete", "clusterrolebinding", "istio-cni"])?;
+    api.kubectl(&["-n", NAMESPACE, "delete", "rolebinding", "istio-cni"])?;
+    agent.delete(POD)?;
+    assert_eq!(entries(&node)?, before, "the list is as it was, byte for byte");
+    ensure!(!node.bin_dir().join("istio-cni").exists(), "the binary is still there");
+    let plain = node.start_pod(&plain_pod("plain"))?;
+    plain.wait_running(POD)?;
+    Ok(())
+}
+
+/// An agent that runs on the node outside of any pod, with the service account's token.
+struct HostAgent<'n> {
+    node: &'n Node<'n>,
+    program: PathBuf,
+    image: PathBuf,
+    account: PathBuf,
+    port: u16,
+    running: Option<Background>,
+}
+
+impl<'n> HostAgent<'n> {
+    fn new(node: &'n Node<'n>, api: &ApiServer, programs: &Path) -> Result<Self> {
+        let (image, account) = (node.state_dir().join("image"), node.state_dir().join("account"));
+        for folder in [&image, &account, &run_dir(node)] {
+            fs::create_dir(folder)?;
+        }
+        fs::copy(programs.join("istio-cni"), image.join("istio-cni"))?;
+        fs::copy(api.ca_path(), account.join("ca.crt"))?;
+        fs::write(account.join("token"), api.token(NAMESPACE, "istio-cni")?)?;
+        // Another build can be tried, such as the static one of the image.
+        let program =
+            std::env::var_os("INSTALL_CNI").map_or_else(|| programs.join("install-cni"), Into::into);
+        Ok(Self { node, program, image, account, port: api.port(), running: None })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env_clear().args(["--log_output_level=info", "--ctrlz_port=0"]);
+        for (name, path) in [
+            ("MOUNTED_CNI_NET_DIR", &self.node.conf_dir()),
+            ("MOUNTED_CNI_BIN_DIR", &self.node.bin_dir()),
+            ("SOURCE_CNI_BIN_DIR", &self.image),
+            ("CNI_AGENT_RUN_DIR", &run_dir(self.node)),
+            ("SERVICE_ACCOUNT_DIR", &self.account),
+        ] {
+            command.env(name, path);
+        }
+        command
+            .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+            .env("KUBERNETES_SERVICE_PORT", self.port.to_string());
+        command
+            .env("POD_NAMESPACE", NAMESPACE)
+            .env("POD_NAME", "istio-cni-node-x")
+            .env("NODE_NAME", self.node.name());
+        self.node.command(&command)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let log = self.node.state_dir().join("agent.log");
+        self.running = Some(Background::start("install-cni", &self.command(), &log)?.killed_on_drop());
+        Ok(())
+    }
+
+    fn wait_ready(&self) -> Result<()> {
+        let ready = process::command(
+            "curl",
+            ["--silent", "--fail", "--max-time", "5", "http://127.0.0.1:8000/readyz"],
+        );
+        let running: Vec<&Background> = self.running.iter().collect();
+        until("the agent to be ready", POD, &running, || {
+            Ok(self.node.namespace().run(&ready)?.ok().ok().map(drop))
+        })
+    }
+
+    fn stop(&mut self, signal: Signal) -> Result<()> {
+        if let Some(running) = self.running.take() {
+            running.signal(signal)?;
+            running.wait(Duration::from_secs(30))?;
+        }
+        Ok(())
+    }
+
+    /// A new version of the plugin in the image: bytes after an executable's end change nothing but its content.
+    fn new_version(&self, version: usize) -> Result<()> {
+        let mut content = fs::read(self.image.join("istio-cni"))?;
+        content.extend_from_slice(version.to_string().as_bytes());
+        let new = self.image.join("istio-cni.new");
+        fs::write(&new, content)?;
+        fs::set_permissions(&new, fs::metadata(self.image.join("istio-cni"))?.permissions())?;
+        Ok(fs::rename(new, self.image.join("istio-cni"))?)
+    }
+}
+
+#[test]
+fn restarts_kills_and_upgrades_fail_no_pod_and_let_none_bypass() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    apply_manifest(&api, &node)?;
+    let mut agent = HostAgent::new(&node, &api, &programs()?)?;
+    agent.start()?;
+    agent.wait_ready()?;
+    // containerd takes a moment to load what the agent wrote.
+    until("containerd to load the entry", POD, &[], || {
+        let probe = node.start_pod(&sidecar_pod("probe"))?;
+        probe.wait_running(POD)?;
+        let redirected = !probe.namespace()?.state_with_nft()?.is_pristine();
+        probe.delete(POD)?;
+        Ok(redirected.then_some(()))
+    })?;
+
+    let done = AtomicBool::new(false);
+    let names = thread::scope(|scope| -> Result<Vec<String>> {
+        let pods = scope.spawn(|| -> Result<Vec<String>> {
+            let mut names = Vec::new();
+            let started = start_pods(&node, &mut names);
+            done.store(true, Ordering::Relaxed);
+            started.map(|()| names)
+        });
+        let mut disturbances = 0;
+        let disturbed = disturb(&mut agent, &done, &mut disturbances);
+        let names = pods.join().map_err(|_| anyhow::anyhow!("the starter panicked"))??;
+        disturbed?;
+        ensure!(disturbances >= 6, "only {disturbances} disturbances");
+        Ok(names)
+    })?;
+
+    // Not one start failed, and every pod was redirected.
+    let events = api.list("events", "default")?;
+    let failures: Vec<&Value> =
+        events.iter().filter(|event| event["reason"] == "FailedCreatePodSandBox").collect();
+    ensure!(failures.is_empty(), "{failures:#?}");
+    let log = fs::read_to_string(run_dir(&node).join("istio-cni.log"))?;
+    let redirected: BTreeSet<&str> = names
+        .iter()
+        .map(String::as_str)
+        .filter(|name| {
+            log.lines()
+                .any(|line| line.contains(&format!("\"default/{name}\"")) && line.contains("\"redirect\""))
+        })
+        .collect();
+    assert_eq!(redirected.len(), names.len(), "{log}");
+    Ok(())
+}
+
+/// Starts sidecar pods one after the other, two at a time, and looks into the namespace of each.
+fn start_pods(node: &Node<'_>, names: &mut Vec<String>) -> Result<()> {
+    for round in 0..10 {
+        let pair = [format!("loop-{round}-a"), format!("loop-{round}-b")];
+        let pods = pair.iter().map(|name| node.start_pod(&sidecar_pod(name))).collect::<Result<Vec<_>>>()?;
+        for pod in &pods {
+            pod.wait_running(POD)?;
+            ensure!(!pod.namespace()?.state_with_nft()?.is_pristine(), "{} bypasses the proxy", pod.name());
+        }
+        for pod in pods {
+            pod.delete(POD)?;
+        }
+        names.extend(pair);
+    }
+    Ok(())
+}
+
+fn disturb(agent: &mut HostAgent<'_>, done: &AtomicBool, count: &mut usize) -> Result<()> {
+    while !done.load(Ordering::Relaxed) {
+        match *count % 3 {
+            0 => agent.stop(Signal::SIGTERM)?,
+            1 => agent.stop(Signal::SIGKILL)?,
+            _ => {
+                agent.new_version(*count)?;
+                agent.stop(Signal::SIGTERM)?;
+            }
+        }
+        agent.start()?;
+        agent.wait_ready()?;
+        *count += 1;
+        // Part of the time the agent is there.
+        thread::sleep(Duration::from_millis(300));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rotated_token_serves_the_next_pod_without_a_flap() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    apply_manifest(&api, &node)?;
+    let mut agent = HostAgent::new(&node, &api, &programs()?)?;
+    agent.start()?;
+    agent.wait_ready()?;
+    let kubeconfig = run_dir(&node).join("istio-cni-kubeconfig");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| -> Result<()> {
+        let flaps = scope.spawn(|| -> Result<usize> {
+            let mut answers = 0;
+            while !done.load(Ordering::Relaxed) {
+                agent.wait_ready_now()?;
+                answers += 1;
+            }
+            Ok(answers)
+        });
+        let rotated = (0..3).try_for_each(|_| -> Result<()> {
+            let token = api.token(NAMESPACE, "istio-cni")?;
+            fs::write(agent.account.join("token.new"), &token)?;
+            fs::rename(agent.account.join("token.new"), agent.account.join("token"))?;
+            until("the new token in the kubeconfig", POD, &[], || {
+                Ok(fs::read_to_string(&kubeconfig)?.contains(&token).then_some(()))
+            })
+        });
+        done.store(true, Ordering::Relaxed);
+        let answers = flaps.join().map_err(|_| anyhow::anyhow!("the prober panicked"))??;
+        ensure!(answers > 10, "only {answers} probes");
+        rotated
+    })?;
+    let pod = node.start_pod(&sidecar_pod("after"))?;
+    pod.wait_running(POD)?;
+    assert_redirected(&node, &pod)
+}
+
+impl HostAgent<'_> {
+    /// Ready at this moment, or an error that says why not.
+    fn wait_ready_now(&self) -> Result<()> {
+        let ready = process::command(
+            "curl",
+            ["--silent", "--fail-with-body", "--max-time", "5", "http://127.0.0.1:8000/readyz"],
+        );
+        self.node.namespace().run(&ready)?.ok().map(drop)
+    }
+}

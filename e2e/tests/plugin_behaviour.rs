@@ -1,0 +1,392 @@
+//! What the plugin answers, logs and refuses, apart from redirecting.
+
+mod plugin_support;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::netns::{Families, Namespace};
+use e2e::process::{self, until};
+use e2e::traffic::{Client, TcpServer};
+use plugin_support::{Answer, Invocation, PodApi, RunDir, istio_cni, plain_kubeconfig, sidecar};
+use serde_json::{Value, json};
+
+/// A run directory with the manifest of the pod `web`, and a namespace for it.
+fn web() -> Result<(RunDir, Namespace)> {
+    let run_dir = RunDir::new()?;
+    run_dir.write_manifest("web.json", &sidecar("web", &[]))?;
+    Ok((run_dir, Namespace::pod(Families::Dual)?))
+}
+
+fn add(run_dir: &RunDir, namespace: &Namespace) -> Invocation {
+    Invocation::new("ADD", &run_dir.manifest_conf()).netns(namespace).pod("default", "web")
+}
+
+#[test]
+fn the_previous_result_comes_back_to_the_last_byte() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let previous = r#"{"zeta": 18446744073709551617, "cniVersion":"1.1.0",  "ips":[{"address":"10.1.0.2/24","odd":1.10}], "x":{"b":1e-400,"a":[ ]}}"#;
+    let mut conf = run_dir.manifest_conf().to_string();
+    conf.insert_str(1, &format!("\"prevResult\": {previous},"));
+    let output = add(&run_dir, &namespace).input(&conf).run()?.0.ok()?;
+    assert_eq!(output.stdout, format!("{previous}\n"));
+    Ok(())
+}
+
+#[test]
+fn what_needs_no_pod_needs_no_kubeconfig_and_no_namespace() -> Result<()> {
+    let run_dir = RunDir::new()?;
+    let mut conf = run_dir.conf();
+    conf["exclude_namespaces"] = json!(["kube-system"]);
+    conf["pod_namespace"] = json!("istio-system");
+    for (namespace, name) in
+        [("kube-system", "dns"), ("istio-system", "istio-cni-node-x7"), ("", ""), ("a", "")]
+    {
+        let add = Invocation::new("ADD", &conf).env("CNI_NETNS", "/nonexistent").pod(namespace, name);
+        assert_eq!(add.run()?.result()?, json!({"cniVersion": "1.1.0"}), "{namespace}/{name}");
+    }
+    // Of the same name elsewhere, it is a pod like any other.
+    let add = Invocation::new("ADD", &conf).env("CNI_NETNS", "/nonexistent").pod("shop", "istio-cni-node-x7");
+    let (code, text) = add.run()?.error()?;
+    assert!(code == 11 && text.contains("istio-cni-kubeconfig is missing"), "{code} {text}");
+    Ok(())
+}
+
+#[test]
+fn adding_twice_changes_nothing_and_another_plan_replaces_the_first() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    add(&run_dir, &namespace).run()?.result()?;
+    let first = namespace.state()?;
+    let log = add(&run_dir, &namespace).run()?.log()?;
+    assert_eq!(log[0]["changed"], false, "{log:?}");
+    assert_eq!(namespace.state()?, first);
+
+    run_dir
+        .write_manifest("web.json", &sidecar("web", &[("sidecar.istio.io/interceptionMode", "TPROXY")]))?;
+    add(&run_dir, &namespace).run()?.result()?;
+    let second = namespace.state()?;
+    assert!(second.v4.contains_key("mangle") && !second.rule4.is_empty(), "{second:?}");
+    run_dir.write_manifest("web.json", &sidecar("web", &[]))?;
+    add(&run_dir, &namespace).run()?.result()?;
+    assert_eq!(namespace.state()?, first);
+    Ok(())
+}
+
+#[test]
+fn the_runtimes_environment_counts_for_all_pods() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let groups = add(&run_dir, &namespace).env("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", "202,root");
+    groups.env("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.0/8").run()?.result()?;
+    let output = namespace.state()?.v4["nat"]["ISTIO_OUTPUT"].join("\n");
+    for rule in ["--gid-owner 202 -j RETURN", "--gid-owner 0 -j RETURN", "-d 127.0.0.0/8 -j RETURN"] {
+        assert!(output.contains(rule), "{rule} is missing in {output}");
+    }
+    let bad = add(&run_dir, &namespace).env("ISTIO_OUTBOUND_OWNER_GROUPS", "no-such-group").run()?;
+    let (code, text) = bad.error()?;
+    assert!(code == 100 && text.contains("ISTIO_OUTBOUND_OWNER_GROUPS"), "{code} {text}");
+    Ok(())
+}
+
+#[test]
+fn namespaces_of_the_host_are_refused() -> Result<()> {
+    let (run_dir, _) = web()?;
+    for path in ["/proc/self/ns/net", "/proc/thread-self/ns/net"] {
+        let conf = run_dir.manifest_conf();
+        let answer = Invocation::new("ADD", &conf).env("CNI_NETNS", path).pod("default", "web").run()?;
+        let (code, text) = answer.error()?;
+        assert!(code == 4 && text.contains("CNI_NETNS: ") && text.contains("runs in"), "{code} {text}");
+    }
+    // Also by another name.
+    let own = Namespace::attach(std::path::Path::new("/proc/self/ns/net"))?;
+    assert_eq!(add(&run_dir, &own).run()?.error()?.0, 4);
+    Ok(())
+}
+
+/// A process with a user namespace in which ids begin at 100000 outside, as a kubelet makes it for `hostUsers: false`, and a
+/// network namespace that belongs to it. Ends with the value.
+struct Foreign(std::process::Child);
+
+impl Foreign {
+    fn start() -> Result<Self> {
+        let foreign = Self(Command::new("unshare").args(["--user", "--net", "sleep", "60"]).spawn()?);
+        let proc = |file: &str| format!("/proc/{}/{file}", foreign.0.id());
+        let own = fs::read_link("/proc/self/ns/user")?;
+        until("the user namespace to be made", Duration::from_secs(5), &[], || {
+            Ok((fs::read_link(proc("ns/user"))? != own).then_some(()))
+        })?;
+        for map in ["uid_map", "gid_map"] {
+            fs::write(proc(map), "0 100000 65536")?;
+        }
+        Ok(foreign)
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_pod_with_users_of_its_own_is_redirected() -> Result<()> {
+    let (run_dir, _) = web()?;
+    let foreign = Foreign::start()?;
+    let pod = Namespace::attach(format!("/proc/{}/ns/net", foreign.0.id()).as_ref())?;
+    pod.ip_batch(
+        "link set lo up\nlink add eth0 type veth peer name pe0\nlink set pe0 up\nlink set eth0 up\n",
+    )?;
+    pod.ip_batch("addr add 10.1.0.2/24 dev eth0\nroute add default via 10.1.0.1\n")?;
+    let log = add(&run_dir, &pod).run()?.log()?;
+    assert_eq!(log[0]["because"], "the namespace belongs to another user namespace", "{log:?}");
+    add(&run_dir, &pod).env("CNI_COMMAND", "CHECK").run()?.silence()?;
+
+    // Ids in rules are those inside: 1337 is 101337 out here.
+    let _outbound = TcpServer::start(&pod, "outbound", ([0, 0, 0, 0], 15001))?;
+    let far: SocketAddr = "198.51.100.9:80".parse()?;
+    for user in [1337, 100_000, 101_338] {
+        let report = Client::new(&pod).user(user, user).tcp(far)?.report()?;
+        assert_eq!((report.server.as_str(), report.original), ("outbound", Some(far)), "{user}");
+    }
+    let proxy = Client::new(&pod).user(101_337, 101_337).patience(Duration::from_millis(300)).tcp(far)?;
+    assert_eq!(proxy.server(), None, "{proxy:?}");
+
+    pod.sh("nft delete table inet istio-proxy-nat")?;
+    assert_eq!(add(&run_dir, &pod).env("CNI_COMMAND", "CHECK").run()?.error()?.0, 111);
+    Ok(())
+}
+
+#[test]
+fn del_and_gc_always_succeed_and_keep_nothing() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    add(&run_dir, &namespace).run()?.result()?;
+    for netns in [
+        namespace.path().display().to_string(),
+        "/nonexistent".into(),
+        String::new(),
+        "/proc/self/ns/net".into(),
+    ] {
+        add(&run_dir, &namespace).env("CNI_COMMAND", "DEL").env("CNI_NETNS", &netns).run()?.silence()?;
+    }
+    let mut conf = run_dir.manifest_conf();
+    conf["cni.dev/valid-attachments"] = json!([{"containerID": "abc", "ifname": "eth0"}]);
+    let gc = Invocation::new("GC", &conf).env("CNI_CONTAINERID", "").env("CNI_IFNAME", "");
+    gc.run()?.silence()?;
+    let mut names: Vec<String> = fs::read_dir(run_dir.path())?
+        .map(|entry| Ok(entry?.file_name().display().to_string()))
+        .collect::<Result<_>>()?;
+    names.sort();
+    assert_eq!(names, ["istio-cni.log", "manifests"]);
+    Ok(())
+}
+
+#[test]
+fn commands_a_version_does_not_have_are_refused() -> Result<()> {
+    let run_dir = RunDir::new()?;
+    for (command, version) in [("CHECK", "0.3.1"), ("GC", "1.0.0"), ("STATUS", "1.0.0")] {
+        let mut conf = run_dir.conf();
+        conf["cniVersion"] = json!(version);
+        let (code, text) = Invocation::new(command, &conf).env("CNI_NETNS", "/x").run()?.error()?;
+        assert!(code == 1 && text.contains(version) && text.contains(command), "{code} {text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn status_says_what_is_missing() -> Result<()> {
+    let run_dir = RunDir::new()?;
+    let status = |conf: &Value| Invocation::new("STATUS", conf).run();
+    let refused = |conf: &Value, named: &str| -> Result<()> {
+        let (code, text) = status(conf)?.error()?;
+        ensure!(code == 50 && text.contains(named), "want {named}, got {code}: {text}");
+        Ok(())
+    };
+    refused(&run_dir.conf(), "istio-cni-kubeconfig is missing")?;
+    run_dir.write_kubeconfig(&json!({"clusters": []}))?;
+    refused(&run_dir.conf(), "istio-cni-kubeconfig")?;
+    run_dir.write_kubeconfig(&plain_kubeconfig(1))?;
+    status(&run_dir.conf())?.silence()?;
+
+    let mut conf = run_dir.conf();
+    conf["kubernetes"] = json!({"kubeconfig": run_dir.path().join("istio-cni-kubeconfig")});
+    for wrong in ["/nonexistent", "/etc/hostname"] {
+        conf["cni_agent_run_dir"] = json!(wrong);
+        refused(&conf, &format!("cni_agent_run_dir: {wrong}"))?;
+    }
+    let read_only =
+        format!("mount -t tmpfs -o ro none {}; exec {}", run_dir.path().display(), istio_cni().display());
+    let mut command = process::command("unshare", ["--mount", "sh", "-ec", &read_only]);
+    command.env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/opt/cni/bin");
+    let output = process::run_with_input(&mut command, &run_dir.conf().to_string(), process::SHORT)?;
+    let (code, text) = Answer(output).error()?;
+    assert!(code == 50 && text.contains("is not writable: EROFS"), "{code} {text}");
+
+    let mut conf = run_dir.manifest_conf();
+    refused(&conf, "pod_manifest_dir: cannot read")?;
+    run_dir.write_manifest("web.json", &sidecar("web", &[]))?;
+    status(&conf)?.silence()?;
+    conf["native_nftables"] = json!(true);
+    status(&conf)?.silence()
+}
+
+/// In a network namespace that another user namespace owns, and as nobody there, the kernel refuses everything.
+#[test]
+fn status_says_what_the_kernel_refuses() -> Result<()> {
+    let (run_dir, _) = web()?;
+    let mut command = process::command("setpriv", ["--bounding-set=-all", "--inh-caps=-all", "--"]);
+    command.arg(istio_cni()).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command.env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/opt/cni/bin");
+    let output = process::run_with_input(&mut command, &run_dir.manifest_conf().to_string(), process::SHORT)?;
+    let (code, text) = Answer(output).error()?;
+    assert!(code == 51 && text.contains("CAP_SYS_ADMIN"), "{code} {text}");
+    Ok(())
+}
+
+#[test]
+fn one_line_tells_about_one_add() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let log = add(&run_dir, &namespace).run()?.log()?;
+    assert_eq!(log.len(), 1, "{log:?}");
+    let line = &log[0];
+    assert_eq!(
+        (&line["level"], &line["scope"], &line["msg"]),
+        (&json!("info"), &json!("cni-plugin"), &json!("redirected"))
+    );
+    assert_eq!((&line["pod"], &line["decision"]), (&json!("default/web"), &json!("redirect")));
+    assert!(!line["backend"].as_str().unwrap_or_default().is_empty(), "{line}");
+    for phase in ["read:", "pod:", "plan:", "apply:", "total:"] {
+        assert!(line["ms"].as_str().unwrap_or_default().contains(phase), "{phase} is missing in {line}");
+    }
+    let file = fs::read_to_string(run_dir.path().join("istio-cni.log"))?;
+    assert_eq!(serde_json::from_str::<Value>(file.trim())?, *line);
+
+    let skipped = add(&run_dir, &namespace).pod("", "").run()?.log()?;
+    assert_eq!((&skipped[0]["decision"], &skipped[0]["reason"]), (&json!("skip"), &json!("not_a_pod")));
+    let failed = add(&run_dir, &namespace).pod("default", "other").run()?.log()?;
+    assert_eq!(
+        (&failed[0]["level"], &failed[0]["decision"]),
+        (&json!("error"), &json!("fail")),
+        "{failed:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn the_agent_gets_the_lines_in_one_request() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let listener = UnixListener::bind(run_dir.path().join("log.sock"))?;
+    let agent = thread::spawn(move || -> Result<Vec<String>> {
+        let mut reader = BufReader::new(listener.accept()?.0);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            reader.read_line(&mut head)?;
+        }
+        ensure!(head.starts_with("POST /log HTTP/1.1\r\n"), "{head}");
+        let length =
+            head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).context("a length")?;
+        let mut body = vec![0; length.parse()?];
+        reader.read_exact(&mut body)?;
+        reader.get_mut().write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")?;
+        Ok(serde_json::from_slice(&body)?)
+    });
+    let answer = add(&run_dir, &namespace).run()?;
+    let lines = agent.join().expect("no panic")?;
+    let said: Vec<&str> = answer.0.stderr.lines().collect();
+    assert_eq!(lines, said);
+    Ok(())
+}
+
+#[test]
+fn an_agent_that_hangs_holds_up_no_pod() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let _listener = UnixListener::bind(run_dir.path().join("log.sock"))?;
+    let start = Instant::now();
+    add(&run_dir, &namespace).run()?.result()?;
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    Ok(())
+}
+
+#[test]
+fn no_level_lets_a_token_out() -> Result<()> {
+    let (api, run_dir) = (PodApi::start()?, RunDir::new()?);
+    let namespace = Namespace::pod(Families::V4)?;
+    let mut kubeconfig = plain_kubeconfig(api.port());
+    kubeconfig["users"][0]["user"] = json!({"token": "s3cr3t-t0k3n"});
+    run_dir.write_kubeconfig(&kubeconfig)?;
+    api.add("default", "web", &sidecar("web", &[]));
+    let mut conf = run_dir.conf();
+    conf["plugin_log_level"] = json!("debug");
+    conf["add_timeout"] = json!("1s");
+    for name in ["web", "missing"] {
+        let output = Invocation::new("ADD", &conf).netns(&namespace).pod("default", name).run()?.0;
+        assert!(output.stderr.lines().count() > 1, "debug says no more than info: {}", output.stderr);
+        let all = output.stdout + &output.stderr + &fs::read_to_string(run_dir.path().join("istio-cni.log"))?;
+        assert!(!all.contains("t0k3n"), "{all}");
+    }
+    Ok(())
+}
+
+/// A plugin that is killed leaves what the next one mends.
+#[test]
+fn killed_at_any_moment_the_next_add_mends_it() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    add(&run_dir, &namespace).run()?.result()?;
+    let wanted = namespace.state()?;
+    for microseconds in (0..12_000).step_by(400) {
+        let namespace = Namespace::pod(Families::Dual)?;
+        let mut child = Command::new(istio_cni())
+            .env_clear()
+            .envs([
+                ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+                ("CNI_COMMAND", "ADD"),
+                ("CNI_CONTAINERID", "a"),
+            ])
+            .envs([
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_PATH", "/opt"),
+                ("CNI_ARGS", "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"),
+            ])
+            .env("CNI_NETNS", namespace.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        child.stdin.take().context("piped")?.write_all(run_dir.manifest_conf().to_string().as_bytes())?;
+        thread::sleep(Duration::from_micros(microseconds));
+        child.kill()?;
+        child.wait()?;
+        add(&run_dir, &namespace).run()?.result()?;
+        let differences = namespace.state()?.differences(&wanted);
+        assert!(differences.is_empty(), "killed after {microseconds} µs: {}", differences.join("\n"));
+    }
+    Ok(())
+}
+
+#[test]
+fn an_answer_nobody_reads_is_a_failure() -> Result<()> {
+    let mut command = Command::new(istio_cni());
+    command.env_clear().env("CNI_COMMAND", "VERSION").stdin(Stdio::null());
+    let full = command.stdout(File::options().write(true).open("/dev/full")?).status()?;
+    assert_eq!(full.code(), Some(1));
+    // VERSION does not wait for standard input.
+    let mut child = Command::new(istio_cni())
+        .env_clear()
+        .env("CNI_COMMAND", "VERSION")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let ended = until("VERSION to end", Duration::from_secs(5), &[], || Ok(child.try_wait()?));
+    let _ = child.kill();
+    assert!(ended?.success());
+    let mut text = String::new();
+    child.stdout.take().context("piped")?.read_to_string(&mut text)?;
+    let versions: Value = serde_json::from_str(&text)?;
+    assert_eq!(versions["supportedVersions"].as_array().map(Vec::len), Some(7), "{versions}");
+    Ok(())
+}

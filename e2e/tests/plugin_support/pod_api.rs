@@ -1,0 +1,74 @@
+//! A stand-in for the API server that serves pods and nothing else, on a thread, without TLS.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+/// The server. It answers for as long as the test process lives.
+#[derive(Debug)]
+pub struct PodApi {
+    port: u16,
+    pods: Arc<Mutex<BTreeMap<String, String>>>,
+}
+
+impl PodApi {
+    /// Starts it on a free port of loopback.
+    pub fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let (port, pods) = (listener.local_addr()?.port(), Arc::new(Mutex::new(BTreeMap::new())));
+        let served = Arc::clone(&pods);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let pods = Arc::clone(&served);
+                thread::spawn(move || serve(&stream, &pods));
+            }
+        });
+        Ok(Self { port, pods })
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Adds a pod, whatever it is.
+    pub fn add(&self, namespace: &str, name: &str, pod: &Value) {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner).insert(path, pod.to_string());
+    }
+}
+
+fn serve(stream: &TcpStream, pods: &Mutex<BTreeMap<String, String>>) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if reader.read_line(&mut head)? == 0 {
+                return Ok(());
+            }
+        }
+        let path = head.split_whitespace().nth(1).unwrap_or_default();
+        let path = path.split('?').next().unwrap_or_default();
+        let found = pods.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned();
+        let (status, body) = match found {
+            Some(body) => ("200 OK", body),
+            None => ("404 Not Found", not_found()),
+        };
+        write!(
+            &mut &*stream,
+            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )?;
+    }
+}
+
+fn not_found() -> String {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
+        "message": "pod not found"})
+    .to_string()
+}

@@ -1,0 +1,198 @@
+//! The recorded runs of the reference, played back to `istio-iptables` in fresh namespaces: the kernel must end in the
+//! recorded state, a second run must change nothing, and a cleanup must leave nothing.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use e2e::netns::{Families, Namespace, State};
+use e2e::process::Output;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Recorded runs at least; so that a lost fixture does not look like success.
+const RECORDINGS: usize = 353;
+const THREADS: usize = 3;
+
+/// One recorded run.
+struct Case {
+    name: String,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    families: Families,
+    nameservers: Vec<String>,
+    expect: Expect,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expect {
+    /// To end in the recorded state.
+    Recorded,
+    /// To fail with a message and change nothing.
+    Failure,
+    /// Anything: what the reference does makes no sense.
+    Anything,
+}
+
+#[derive(Deserialize)]
+struct Divergence {
+    case: String,
+    expect: String,
+}
+
+fn cases() -> Result<Vec<Case>> {
+    let divergences: BTreeMap<String, Vec<Divergence>> = {
+        let mut all: BTreeMap<String, Value> =
+            serde_json::from_str(include_str!("../fixtures/divergences.json"))?;
+        all.retain(|kind, _| kind == "rules");
+        serde_json::from_value(serde_json::to_value(all)?)?
+    };
+    let divergences = &divergences["rules"];
+    let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/rules.json"))?;
+    cases.iter().map(|case| read(case, divergences)).collect()
+}
+
+fn read(case: &Value, divergences: &[Divergence]) -> Result<Case> {
+    let name = case["name"].as_str().context("a case without a name")?.to_owned();
+    let divergence = divergences.iter().find(|divergence| divergence.case == name);
+    let expect = match divergence.map(|divergence| divergence.expect.as_str()) {
+        Some("free") => Expect::Anything,
+        Some("reject") => Expect::Failure,
+        _ if case["exit"] == 0 => Expect::Recorded,
+        _ => Expect::Failure,
+    };
+    let env: Option<BTreeMap<String, String>> = serde_json::from_value(case["env"].clone())?;
+    let nameservers: Option<Vec<String>> = serde_json::from_value(case["nameservers"].clone())?;
+    Ok(Case {
+        args: serde_json::from_value(case["args"].clone())?,
+        env: env.into_iter().flatten().collect(),
+        families: Families::from_digits(case["families"].as_str().unwrap_or("46"))?,
+        nameservers: nameservers.unwrap_or_else(|| vec!["10.96.0.10".to_owned()]),
+        expect,
+        state: State::recorded(case)?,
+        name,
+    })
+}
+
+impl Case {
+    fn run(&self, namespace: &Namespace, more: &[&str]) -> Result<Output> {
+        namespace.set_nameservers(&self.nameservers)?;
+        let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        namespace.run(&common::with_environment(common::istio_iptables(), &args, &self.env))
+    }
+
+    /// Problems of a run that had to end in the recorded state.
+    fn compare(&self, namespace: &Namespace, run: &Output) -> Result<Vec<String>> {
+        if !run.status.success() {
+            return Ok(vec![format!("{}: {}: {}", self.name, run.status, run.stderr)]);
+        }
+        let state = namespace.state_with_nft()?.without_routes_and_addresses();
+        Ok(self.named("", state.differences(&self.state)))
+    }
+
+    fn named(&self, what: &str, differences: Vec<String>) -> Vec<String> {
+        differences.into_iter().map(|difference| format!("{}: {what}{difference}", self.name)).collect()
+    }
+}
+
+#[test]
+fn every_recording_is_reproduced_kept_and_cleaned_up() -> Result<()> {
+    let cases = cases()?;
+    assert_eq!(cases.len(), RECORDINGS);
+    let problems = common::in_parallel(THREADS, &cases, |_, case| play(case));
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    Ok(())
+}
+
+fn play(case: &Case) -> Result<Vec<String>> {
+    let namespace = Namespace::pod(case.families)?;
+    match case.expect {
+        Expect::Anything => Ok(Vec::new()),
+        Expect::Failure => refused(case, &namespace),
+        Expect::Recorded => recorded(case, &namespace),
+    }
+}
+
+fn refused(case: &Case, namespace: &Namespace) -> Result<Vec<String>> {
+    let before = namespace.state_with_nft()?;
+    let run = case.run(namespace, &[])?;
+    let mut problems = case.named("changed: ", namespace.state_with_nft()?.differences(&before));
+    if run.code() != Some(1) || run.stderr.trim().is_empty() || !run.stdout.is_empty() {
+        problems.push(format!("{}: not refused with a message: {run:?}", case.name));
+    }
+    Ok(problems)
+}
+
+fn recorded(case: &Case, namespace: &Namespace) -> Result<Vec<String>> {
+    let run = case.run(namespace, &[])?;
+    let mut problems = case.compare(namespace, &run)?;
+    let first = namespace.state_with_nft()?;
+    case.run(namespace, &[])?.ok()?;
+    problems.extend(case.named("run twice: ", namespace.state_with_nft()?.differences(&first)));
+    case.run(namespace, &["--cleanup-only"])?.ok()?;
+    let left = namespace.state_with_nft()?;
+    if !left.is_pristine() || left.lo.iter().any(|address| address == "::6/128") {
+        problems.push(format!("{}: left after cleanup: {left:?}", case.name));
+    }
+    Ok(problems)
+}
+
+/// The default backend needs no helper program; this is the one that does.
+#[test]
+fn every_recording_is_reproduced_with_iptables_restore() -> Result<()> {
+    let cases = cases()?;
+    let good: Vec<&Case> = cases.iter().filter(|case| case.expect == Expect::Recorded).collect();
+    let problems = common::in_parallel(THREADS, &good, |_, case| {
+        let namespace = Namespace::pod(case.families)?;
+        let run = case.run(&namespace, &["--backend", "restore"])?;
+        case.compare(&namespace, &run)
+    });
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    Ok(())
+}
+
+/// Each configuration over the one before it, in one namespace after the other as long as they look the same.
+#[test]
+fn every_recording_replaces_the_one_before_it() -> Result<()> {
+    let cases = cases()?;
+    let good: Vec<&Case> = cases.iter().filter(|case| case.expect == Expect::Recorded).collect();
+    let walks: Vec<&[&Case]> = walks(&good);
+    assert!(walks.iter().map(|walk| walk.len() - 1).sum::<usize>() == good.len() - 1);
+    let problems = common::in_parallel(THREADS, &walks, |_, walk| replay(walk));
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    Ok(())
+}
+
+/// Pieces of the list, each beginning with the last case of the piece before it.
+fn walks<'a>(cases: &'a [&'a Case]) -> Vec<&'a [&'a Case]> {
+    const LENGTH: usize = 12;
+    (0..cases.len() - 1)
+        .step_by(LENGTH)
+        .map(|start| &cases[start..cases.len().min(start + LENGTH + 1)])
+        .collect()
+}
+
+fn replay(walk: &[&Case]) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    let mut namespace: Option<(Families, Namespace)> = None;
+    for (index, pair) in walk.windows(2).enumerate() {
+        let (before, case) = (pair[0], pair[1]);
+        let namespace = match &mut namespace {
+            Some((families, namespace)) if *families == case.families => namespace,
+            other => {
+                let fresh = Namespace::pod(case.families)?;
+                before.run(&fresh, &[])?.ok()?;
+                &other.insert((case.families, fresh)).1
+            }
+        };
+        // Over what either backend has written.
+        let more =
+            if index % 2 == 0 { &["--reconcile"][..] } else { &["--reconcile", "--backend", "restore"] };
+        let run = case.run(namespace, more)?;
+        let found = case.compare(namespace, &run)?;
+        problems.extend(found.into_iter().map(|problem| format!("over {}: {problem}", before.name)));
+    }
+    Ok(problems)
+}

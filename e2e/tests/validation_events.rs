@@ -1,0 +1,293 @@
+//! What happens while `istio-validation` runs: addresses and rules that come late or go, signals; and that it is quick.
+
+mod common;
+mod validation_support;
+
+use std::fs;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::netns::{Families, Namespace};
+use e2e::process::{self, Output};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+use validation_support::{INJECTED, PROXY, command, command_of, message, termination_log, validate};
+
+/// The program while it runs, as process 1 of a container would: a child of nobody else.
+struct Running {
+    child: Option<Child>,
+    log: NamedTempFile,
+    start: Instant,
+}
+
+impl Running {
+    fn start(namespace: &Namespace, flags: &str) -> Result<Self> {
+        let log = termination_log()?;
+        let flags = format!("{INJECTED} {flags}");
+        let inner = command(PROXY, &flags.split_whitespace().collect::<Vec<_>>(), &[], &log);
+        let mut outer: Command = namespace.command(&inner);
+        outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let start = Instant::now();
+        Ok(Self { child: Some(outer.spawn()?), log, start })
+    }
+
+    /// `ip`, `setpriv` and `env` have each become the next: the process is the program itself once it listens.
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let child = self.child.as_ref().context("it runs")?;
+        Ok(kill(Pid::from_raw(child.id().try_into()?), signal)?)
+    }
+
+    /// Waits until the program itself runs, and holds signals back.
+    fn await_running(&self) -> Result<()> {
+        let id = self.child.as_ref().context("it runs")?.id();
+        process::until("istio-validation to run", Duration::from_secs(10), &[], || {
+            let status = fs::read_to_string(format!("/proc/{id}/status"))?;
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or_default();
+            let blocked = u64::from_str_radix(blocked.trim(), 16)?;
+            let term = 1 << (Signal::SIGTERM as i32 - 1);
+            Ok((blocked & term != 0).then_some(()))
+        })
+    }
+
+    fn end(mut self) -> Result<(Value, Output, Duration)> {
+        let output = self.child.take().context("it runs")?.wait_with_output()?;
+        let took = self.start.elapsed();
+        let output = Output {
+            command: "istio-validation".to_owned(),
+            status: output.status,
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        };
+        Ok((message(&self.log, &output)?, output, took))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn without_an_address_repair_is_called() -> Result<()> {
+    let pod = Namespace::empty(Families::Dual)?;
+    let started = Instant::now();
+    let flags: Vec<&str> = INJECTED.split_whitespace().chain(["--probe-timeout", "300ms"]).collect();
+    let verdict = validate(&pod, PROXY, &flags)?;
+    assert_eq!(verdict.problems("no-address"), [""; 0]);
+    assert!(started.elapsed() >= Duration::from_millis(300), "an address may still come");
+    Ok(())
+}
+
+#[test]
+fn an_address_that_comes_late_is_waited_for() -> Result<()> {
+    let pod = Namespace::pod(Families::V4)?;
+    common::apply(&pod, INJECTED)?;
+    pod.sh("ip addr flush dev eth0")?;
+    let running = Running::start(&pod, "--probe-timeout 30s")?;
+    running.await_running()?;
+    pod.add_address("eth0", "10.1.0.2/24")?;
+    let (verdict, output, took) = running.end()?;
+    assert_eq!(
+        (verdict["reason"].as_str(), output.code()),
+        (Some("redirected"), Some(0)),
+        "{}",
+        output.stderr
+    );
+    assert_eq!(verdict["rounds"], 1, "nothing is tried before there is an address");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    Ok(())
+}
+
+#[test]
+fn rules_that_come_late_are_enough() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    let running = Running::start(&pod, "--dual-stack --probe-timeout 30s")?;
+    running.await_running()?;
+    common::apply(&pod, &format!("{INJECTED} --dual-stack"))?;
+    let (verdict, output, took) = running.end()?;
+    assert_eq!(
+        (verdict["reason"].as_str(), output.code()),
+        (Some("redirected"), Some(0)),
+        "{}",
+        output.stderr
+    );
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    Ok(())
+}
+
+/// First only IPv4 is redirected, then only IPv6: each was seen at some time, never both.
+#[test]
+fn rules_that_are_flushed_between_probes_prove_nothing() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    common::apply(&pod, &format!("{INJECTED} --dual-stack"))?;
+    let save = pod.sh("ip6tables-nft-save -t nat")?.stdout;
+    pod.sh("ip6tables-nft -t nat -F")?;
+    let running = Running::start(&pod, "--dual-stack --probe-timeout 2s")?;
+    running.await_running()?;
+    pod.sh("iptables-nft -t nat -F")?;
+    let mut restore = pod.command(&process::command("ip6tables-nft-restore", ["-T", "nat"]));
+    process::run_with_input(&mut restore, &save, process::SHORT)?.ok()?;
+    let (verdict, output, _) = running.end()?;
+    assert_eq!(
+        (verdict["reason"].as_str(), output.code()),
+        (Some("one-family-only"), Some(126)),
+        "{}",
+        output.stderr
+    );
+    let family = |name: &str| {
+        let mut checks = verdict["checks"].as_array().into_iter().flatten();
+        checks
+            .find(|check| check["family"] == name && check["path"] == "proxy-to-self")
+            .map(|c| c["result"].clone())
+    };
+    assert_eq!(family("IPv6"), Some("proven".into()));
+    assert_eq!(family("IPv4"), Some("one-family-only".into()));
+    Ok(())
+}
+
+#[test]
+fn rules_that_are_flushed_after_a_success_fail_the_next_run() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    common::apply(&pod, &format!("{INJECTED} --dual-stack"))?;
+    let flags = format!("{INJECTED} --dual-stack --probe-timeout 250ms");
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    assert_eq!(validate(&pod, PROXY, &flags)?.problems("redirected"), [""; 0]);
+    pod.sh("nft flush ruleset")?;
+    assert_eq!(validate(&pod, PROXY, &flags)?.problems("no-rules"), [""; 0]);
+    Ok(())
+}
+
+#[test]
+fn a_signal_ends_it_and_leaves_no_listener() -> Result<()> {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        for (pod, flags) in [
+            (Namespace::pod(Families::V4)?, "--probe-timeout 60s"),
+            // Without an address it waits for one, and a signal ends that too.
+            (Namespace::empty(Families::V4)?, "--probe-timeout 60s"),
+        ] {
+            let running = Running::start(&pod, flags)?;
+            running.await_running()?;
+            running.signal(signal)?;
+            let (verdict, output, took) = running.end()?;
+            let ended = (verdict["reason"].as_str(), output.code());
+            assert_eq!(ended, (Some("interrupted"), Some(126)), "{signal}: {}", output.stderr);
+            assert!(took < Duration::from_secs(10), "{signal}: {took:?}");
+            assert_eq!(pod.sh("ss -Htuln")?.stdout, "", "{signal}: somebody still listens");
+            for port in [15001, 15006, 15002] {
+                pod.enter(|| TcpListener::bind(("127.0.0.1", port)))?.context("the port is free again")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_proxy_can_start_at_once_behind_a_success() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    common::apply(&pod, &format!("{INJECTED} --dual-stack"))?;
+    let flags = format!("{INJECTED} --dual-stack");
+    assert_eq!(
+        validate(&pod, PROXY, &flags.split_whitespace().collect::<Vec<_>>())?.problems("redirected"),
+        [""; 0]
+    );
+    // Without SO_REUSEADDR: not even a connection in TIME_WAIT may be left on the proxy's ports.
+    let listening = pod.sh("ss -Htan | grep -E ':(15001|15006|15053) ' || true")?.stdout;
+    ensure!(listening.is_empty(), "left behind: {listening}");
+    Ok(())
+}
+
+/// Root is neither proxy nor application; its packets would prove nothing.
+#[test]
+fn root_proves_as_the_proxy() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    common::apply(&pod, &format!("{INJECTED} --dual-stack -u 4321"))?;
+    let log = termination_log()?;
+    let flags = format!("{INJECTED} --dual-stack -u 4321");
+    let mut program = process::command(validation_support::istio_validation(), flags.split_whitespace());
+    program.arg("--termination-log").arg(log.path());
+    let output = process::run(&mut pod.command(&program), process::SHORT)?;
+    let verdict = message(&log, &output)?;
+    assert_eq!(
+        (verdict["reason"].as_str(), output.code()),
+        (Some("redirected"), Some(0)),
+        "{}",
+        output.stderr
+    );
+    assert_eq!((verdict["uid"].as_u64(), verdict["gid"].as_u64()), (Some(4321), Some(4321)));
+    Ok(())
+}
+
+/// The injector's arguments are for an image whose entry point takes the name of a program first.
+#[test]
+fn the_injectors_arguments_are_understood_as_they_are() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    common::apply(&pod, INJECTED)?;
+    let flags = format!("istio-iptables {INJECTED} --run-validation --skip-rule-apply --log_as_json=true");
+    let verdict = validate(&pod, PROXY, &flags.split_whitespace().collect::<Vec<_>>())?;
+    assert_eq!(verdict.problems("redirected"), [""; 0]);
+    let lines = verdict.output.stderr.lines().map(serde_json::from_str::<Value>);
+    let lines = lines.collect::<Result<Vec<_>, _>>()?;
+    assert!(lines.iter().all(|line| line["level"] == "info"), "{lines:?}");
+    Ok(())
+}
+
+/// No failure, since it is what the settings say; but nothing to be silent about.
+#[test]
+fn a_family_that_the_settings_leave_alone_is_told() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    common::apply(&pod, INJECTED)?;
+    let verdict = validate(&pod, PROXY, &INJECTED.split_whitespace().collect::<Vec<_>>())?;
+    assert_eq!(verdict.problems("redirected"), [""; 0]);
+    let unproven = verdict.message["unproven"].as_array().context("a list")?;
+    let told = unproven
+        .iter()
+        .filter_map(Value::as_str)
+        .any(|text| text.starts_with("IPv6") && text.contains("ISTIO_DUAL_STACK"));
+    assert!(told, "{unproven:?}");
+    Ok(())
+}
+
+#[test]
+fn istio_iptables_validates_alike() -> Result<()> {
+    let pod = Namespace::pod(Families::Dual)?;
+    let flags = format!("{INJECTED} --dual-stack --run-validation --probe-timeout 250ms");
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let only: Vec<&str> = flags.iter().copied().chain(["--skip-rule-apply"]).collect();
+    let unprivileged = |args: &[&str]| -> Result<(Option<i32>, Value)> {
+        let log = termination_log()?;
+        let mut command = pod.command(&command_of(common::istio_iptables(), PROXY, args, &[], &log));
+        let output = process::run(&mut command, process::SHORT)?;
+        Ok((output.code(), message(&log, &output)?["reason"].take()))
+    };
+    assert_eq!(unprivileged(&only)?, (Some(126), "no-rules".into()));
+    // Programs and validates; as root, in the place of istio-init.
+    let log = termination_log()?;
+    let mut program = common::istio_iptables_command(&flags);
+    program.arg("--termination-log").arg(log.path());
+    let output = process::run(&mut pod.command(&program), process::SHORT)?.ok()?;
+    assert_eq!(message(&log, &output)?["reason"], "redirected");
+    assert_eq!(unprivileged(&only)?, (Some(0), "redirected".into()));
+    Ok(())
+}
+
+#[test]
+fn wrong_settings_are_an_error_of_their_own() -> Result<()> {
+    let pod = Namespace::pod(Families::V4)?;
+    let log = termination_log()?;
+    let flags = ["--iptables-probe-port", "0", "--probe-timeout", "5", "-b", "80,http"];
+    let output = process::run(&mut pod.command(&command(PROXY, &flags, &[], &log)), process::SHORT)?;
+    assert_eq!(output.code(), Some(1), "{output:?}");
+    for flag in ["--iptables-probe-port", "--probe-timeout", "--istio-inbound-ports"] {
+        assert!(output.stderr.contains(flag), "{flag} is not named: {}", output.stderr);
+    }
+    assert!(output.stdout.is_empty());
+    Ok(())
+}

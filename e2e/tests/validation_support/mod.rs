@@ -1,0 +1,124 @@
+//! What the tests of `istio-validation` share: the program, running it as a user without privilege, and its verdict.
+
+// Every test program takes what it needs of this module.
+#![allow(dead_code)]
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result};
+use e2e::netns::Namespace;
+use e2e::process::{self, Output, SHORT};
+use e2e::program;
+use e2e::traffic::PROXY_ID;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+/// Flags as the injector writes them.
+pub const INJECTED: &str =
+    "-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -b * -d 15090,15021,15020 --log_output_level=default:info";
+
+/// The user and group of a proxy.
+pub const PROXY: (u32, u32) = (PROXY_ID, PROXY_ID);
+/// The user and group of an application.
+pub const APP: (u32, u32) = (1000, 1000);
+
+/// The program under test: the one ISTIO_VALIDATION names, else the workspace's, built once per test process.
+pub fn istio_validation() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| program::under_test("istio-validation").expect("istio-validation is built"))
+}
+
+/// A run of the program: how it ended, and the termination message it left.
+#[derive(Debug)]
+pub struct Verdict {
+    /// How it ended and what it printed.
+    pub output: Output,
+    /// The termination message.
+    pub message: Value,
+}
+
+impl Verdict {
+    /// The reason code.
+    pub fn reason(&self) -> &str {
+        self.message["reason"].as_str().unwrap_or("no reason given")
+    }
+
+    /// The result of one path of one family.
+    pub fn check(&self, family: &str, path: &str) -> Option<&str> {
+        let mut checks = self.message["checks"].as_array().into_iter().flatten();
+        checks.find(|check| check["family"] == family && check["path"] == path)?["result"].as_str()
+    }
+
+    /// What is wrong with this verdict if this reason is expected.
+    pub fn problems(&self, expected: &str) -> Vec<String> {
+        let code = if expected == "redirected" { 0 } else { 126 };
+        let mut problems = Vec::new();
+        if self.reason() != expected {
+            problems.push(format!("wants {expected}, got {}\n{}", self.reason(), self.output.stderr));
+        }
+        if self.output.code() != Some(code) {
+            problems.push(format!("wants exit code {code}, got {}", self.output.status));
+        }
+        if !self.output.stdout.is_empty() {
+            problems.push(format!("standard output: {}", self.output.stdout));
+        }
+        problems
+    }
+}
+
+/// A file for the termination message that any user may write to, as the kubelet makes one.
+pub fn termination_log() -> Result<NamedTempFile> {
+    let file = NamedTempFile::new()?;
+    fs::set_permissions(file.path(), Permissions::from_mode(0o666))?;
+    Ok(file)
+}
+
+/// `istio-validation ARGS` of this user and group, without any capability, and no way to get one.
+pub fn command(who: (u32, u32), args: &[&str], env: &[(String, String)], log: &NamedTempFile) -> Command {
+    command_of(istio_validation(), who, args, env, log)
+}
+
+/// The same of another program.
+pub fn command_of(
+    program: &Path,
+    who: (u32, u32),
+    args: &[&str],
+    env: &[(String, String)],
+    log: &NamedTempFile,
+) -> Command {
+    let mut command = process::command("setpriv", ["--clear-groups", "--no-new-privs"]);
+    command.args(["--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]);
+    command.args([format!("--reuid={}", who.0), format!("--regid={}", who.1)]);
+    command.args(["env".to_owned(), "-i".to_owned()]);
+    command.args(env.iter().map(|(name, value)| format!("{name}={value}")));
+    command.arg(program).args(args).arg("--termination-log").arg(log.path());
+    command
+}
+
+/// Runs the program in a namespace to its end.
+pub fn validate(namespace: &Namespace, who: (u32, u32), args: &[&str]) -> Result<Verdict> {
+    validate_with(namespace, who, args, &[])
+}
+
+/// Runs the program in a namespace to its end, with these variables and no others.
+pub fn validate_with(
+    namespace: &Namespace,
+    who: (u32, u32),
+    args: &[&str],
+    env: &[(String, String)],
+) -> Result<Verdict> {
+    let log = termination_log()?;
+    let mut command = namespace.command(&command(who, args, env, &log));
+    let output = process::run(&mut command, SHORT)?;
+    Ok(Verdict { message: message(&log, &output)?, output })
+}
+
+/// The termination message that a run left.
+pub fn message(log: &NamedTempFile, output: &Output) -> Result<Value> {
+    let text = fs::read_to_string(log.path())?;
+    serde_json::from_str(&text).with_context(|| format!("no verdict: {text:?}\n{output:?}"))
+}
