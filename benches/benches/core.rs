@@ -1,0 +1,89 @@
+//! What planning costs: reading settings, making a plan, rendering it, reading rules back, finding differences.
+//!
+//! Sizes are numbers of excluded ports, with as many excluded ranges. The cost per entry must not grow with the size.
+
+#![allow(missing_docs)] // criterion's macros make public items
+
+use benches::{plan, redirect, settings};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use redirect_core::{Family, change::Change, parse, render, state::RuleState};
+use std::hint::black_box;
+
+const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
+
+/// Measures one step for every size. What the step works on is made beforehand.
+fn step<T>(c: &mut Criterion, name: &str, prepare: impl Fn(usize) -> T, run: impl Fn(&T)) {
+    let mut group = c.benchmark_group(name);
+    for size in SIZES {
+        let input = prepare(size);
+        group.throughput(Throughput::Elements(size.max(1) as u64));
+        group.sample_size(if size > 1_000 { 10 } else { 50 });
+        group.bench_with_input(BenchmarkId::from_parameter(size), &input, |b, input| b.iter(|| run(input)));
+    }
+    group.finish();
+}
+
+fn planning(c: &mut Criterion) {
+    step(c, "parse settings", settings, |raw| {
+        black_box(redirect(black_box(raw)));
+    });
+    step(
+        c,
+        "plan",
+        |size| redirect(&settings(size)),
+        |redirect| {
+            black_box(black_box(redirect).plan());
+        },
+    );
+    step(c, "settings to text", settings, |raw| {
+        let plan = redirect(black_box(raw)).plan();
+        for family in Family::BOTH {
+            black_box(render::restore_text(&plan.rules(family)));
+        }
+    });
+}
+
+fn rendering(c: &mut Criterion) {
+    step(c, "fold into family", plan, |plan| {
+        black_box(black_box(plan).rules(Family::V4));
+    });
+    step(
+        c,
+        "render restore text",
+        |size| plan(size).rules(Family::V4),
+        |rules| {
+            black_box(render::restore_text(black_box(rules)));
+        },
+    );
+    step(c, "render nft text", plan, |plan| {
+        black_box(render::nft_text(black_box(plan)));
+    });
+    step(c, "explain", plan, |plan| {
+        black_box(render::explain(black_box(plan)));
+    });
+}
+
+fn comparing(c: &mut Criterion) {
+    step(
+        c,
+        "read saved text",
+        |size| render::restore_text(&plan(size).rules(Family::V4)),
+        |text| {
+            black_box(parse::rule_state(black_box(text)).ok());
+        },
+    );
+    let same = |size| {
+        let rules = plan(size).rules(Family::V4);
+        (rules.state().clone(), rules)
+    };
+    step(c, "diff, nothing to do", same, |(observed, wanted)| {
+        black_box(Change::between(black_box(observed), black_box(wanted)));
+    });
+    let from_nothing = |size| (RuleState::new(), plan(size).rules(Family::V4));
+    step(c, "diff, everything to do", from_nothing, |(observed, wanted)| {
+        black_box(Change::between(black_box(observed), black_box(wanted)));
+    });
+}
+
+criterion_group!(benches, planning, rendering, comparing);
+criterion_main!(benches);

@@ -1,0 +1,209 @@
+//! Whole processes against each other, each in a fresh network namespace, in turn: medians and their ratios.
+//!
+//! `side-by-side [ROUNDS]`; programs are taken from `BENCH_BIN` (target/release), rivals from `REFERENCE_ISTIO_IPTABLES` and
+//! `REFERENCE_ISTIO_CNI`. Results go to `BENCH_OUT` (target/bench). Needs root.
+
+#![allow(clippy::print_stdout)] // a table for people is what this program is for
+
+use anyhow::{Context, Result, bail};
+use benches::{
+    plugin::{Plugin, Pod},
+    report,
+};
+use e2e::netns::{Families, Namespace};
+use redirect_core::{Family, Redirect, RulePlan, render, settings};
+use settings::{Key, NamespaceFacts, RawSettings, Source};
+use std::{
+    env, fs,
+    fs::File,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// What istio-iptables is called with: sidecar defaults for both families.
+const ARGS: [&str; 9] = ["-i", "*", "-b", "*", "-d", "15090,15021,15020", "-u", "1337", "--dual-stack"];
+
+fn main() -> Result<()> {
+    let rounds: usize = env::args().nth(1).map_or(Ok(40), |text| text.parse()).context("ROUNDS")?;
+    let folder = tempfile::tempdir()?;
+    let contestants = contestants(folder.path())?;
+    let mut times = vec![Vec::new(); contestants.len()];
+    for _ in 0..rounds {
+        for (contestant, times) in contestants.iter().zip(&mut times) {
+            times.push(contestant.time()?);
+        }
+    }
+    let medians: Vec<Duration> = times.into_iter().filter_map(report::median).collect();
+    publish(&contestants, &medians, rounds)
+}
+
+type Commands = dyn Fn(&Namespace) -> Result<Vec<Command>>;
+
+/// A program, or several one after the other.
+struct Contestant {
+    name: String,
+    /// Makes the commands for a namespace.
+    commands: Box<Commands>,
+    /// Whether the commands run inside the namespace.
+    inside: bool,
+}
+
+impl Contestant {
+    fn inside(name: &str, commands: impl Fn() -> Result<Vec<Command>> + 'static) -> Self {
+        Self { name: name.into(), commands: Box::new(move |_| commands()), inside: true }
+    }
+
+    fn outside(name: String, command: impl Fn(&Namespace) -> Result<Command> + 'static) -> Self {
+        let commands = Box::new(move |namespace: &Namespace| Ok(vec![command(namespace)?]));
+        Self { name, commands, inside: false }
+    }
+
+    /// How long it takes in a fresh namespace.
+    fn time(&self) -> Result<Duration> {
+        let namespace = Namespace::pod(Families::Dual)?;
+        let (name, mut commands) = (&self.name, (self.commands)(&namespace)?);
+        let mut run = || -> Result<Duration> {
+            let start = Instant::now();
+            for command in &mut commands {
+                if !command.status().with_context(|| format!("cannot run {command:?}"))?.success() {
+                    bail!("{name}: {command:?} failed");
+                }
+            }
+            Ok(start.elapsed())
+        };
+        if self.inside { namespace.enter(run)? } else { run() }
+    }
+}
+
+fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
+    let bin = env::var_os("BENCH_BIN").map_or_else(|| PathBuf::from("target/release"), PathBuf::from);
+    let bin = fs::canonicalize(&bin).with_context(|| format!("no folder {}", bin.display()))?;
+    let nothing = nothing(folder)?;
+    let plan = plan();
+    let files = [
+        write(folder, "v4", &render::restore_text(&plan.rules(Family::V4)))?,
+        write(folder, "v6", &render::restore_text(&plan.rules(Family::V6)))?,
+        write(folder, "nft", &render::nft_text(&plan))?,
+    ];
+    let [v4, v6, nft] = files;
+    let mut all = vec![
+        Contestant::inside("nothing (an empty static program)", move || Ok(vec![quiet(&nothing, &[])])),
+        istio_iptables("istio-iptables", bin.join("istio-iptables"), &[]),
+        istio_iptables(
+            "istio-iptables --backend restore",
+            bin.join("istio-iptables"),
+            &["--backend", "restore"],
+        ),
+        istio_iptables(
+            "istio-iptables --native-nftables",
+            bin.join("istio-iptables"),
+            &["--native-nftables"],
+        ),
+        Contestant::inside("iptables-nft-restore + ip6tables-nft-restore", move || {
+            Ok(vec![
+                fed("iptables-nft-restore", &["--noflush"], &v4)?,
+                fed("ip6tables-nft-restore", &["--noflush"], &v6)?,
+            ])
+        }),
+        Contestant::inside("nft -f", move || Ok(vec![fed("nft", &["-f", "-"], &nft)?])),
+    ];
+    if let Some(reference) = env::var_os("REFERENCE_ISTIO_IPTABLES") {
+        all.push(istio_iptables("reference istio-iptables", reference.into(), &[]));
+    }
+    all.extend(plugins("istio-cni", &bin.join("istio-cni"), folder)?);
+    if let Some(reference) = env::var_os("REFERENCE_ISTIO_CNI") {
+        all.extend(plugins("reference istio-cni", Path::new(&reference), folder)?);
+    }
+    Ok(all)
+}
+
+fn istio_iptables(name: &str, program: PathBuf, more: &'static [&'static str]) -> Contestant {
+    Contestant::inside(name, move || Ok(vec![quiet(&program, &[&ARGS, more].concat())]))
+}
+
+fn plugins(name: &str, program: &Path, folder: &Path) -> Result<[Contestant; 3]> {
+    let plugin = || Plugin::new(program, folder);
+    let (version, skip, add) = (plugin()?, plugin()?, plugin()?);
+    Ok([
+        Contestant::outside(format!("{name} VERSION"), move |_| version.version()),
+        Contestant::outside(format!("{name} ADD, pod without sidecar"), move |namespace| {
+            skip.add(Pod::Plain, namespace)
+        }),
+        Contestant::outside(format!("{name} ADD, pod from a manifest"), move |namespace| {
+            add.add(Pod::Injected, namespace)
+        }),
+    ])
+}
+
+fn quiet(program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn fed(program: &str, args: &[&str], input: &Path) -> Result<Command> {
+    let mut command = quiet(Path::new(program), args);
+    command.stdin(File::open(input)?);
+    Ok(command)
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
+    let path = folder.join(name);
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+/// The plan that istio-iptables makes of [`ARGS`].
+fn plan() -> RulePlan {
+    let mut raw = RawSettings::new();
+    for (key, text) in [
+        (Key::OutboundRanges, "*"),
+        (Key::InboundPorts, "*"),
+        (Key::InboundExcludePorts, "15090,15021,15020"),
+        (Key::ProxyUid, "1337"),
+        (Key::DualStack, "true"),
+    ] {
+        raw.set(key, text, Source::Flag("bench"));
+    }
+    let addresses: [IpAddr; 2] = [e2e::netns::POD_V4.into(), e2e::netns::POD_V6.into()];
+    Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).map_or_else(|_| RulePlan::empty(), |r| r.plan())
+}
+
+/// Builds the program that does nothing: what starting and ending a process costs.
+fn nothing(folder: &Path) -> Result<PathBuf> {
+    let (source, program) = (write(folder, "nothing.rs", "fn main() {}\n")?, folder.join("nothing"));
+    let flags = ["--edition=2024", "-Copt-level=s", "-Ctarget-feature=+crt-static", "-Cpanic=abort", "-o"];
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    if !Command::new(rustc).args(flags).arg(&program).arg(source).status()?.success() {
+        bail!("cannot build the empty program");
+    }
+    Ok(program)
+}
+
+fn publish(contestants: &[Contestant], medians: &[Duration], rounds: usize) -> Result<()> {
+    let of = |name: &str| {
+        let index = contestants.iter().position(|contestant| contestant.name.starts_with(name));
+        index.and_then(|index| medians.get(index)).map_or(f64::NAN, Duration::as_secs_f64)
+    };
+    let (nothing, restore) = (of("nothing"), of("iptables-nft-restore"));
+    let mut text = format!("medians of {rounds} rounds, whole processes, fresh network namespaces\n\n");
+    text += "| program | median | x nothing | x two restores |\n|---|---:|---:|---:|\n";
+    let mut values = Vec::new();
+    for (contestant, median) in contestants.iter().zip(medians) {
+        let seconds = median.as_secs_f64();
+        text += &format!(
+            "| {} | {:.2} ms | {:.2} | {:.3} |\n",
+            contestant.name,
+            seconds * 1e3,
+            seconds / nothing,
+            seconds / restore
+        );
+        values.push((contestant.name.clone(), seconds * 1e3));
+    }
+    print!("{text}");
+    let folder = report::folder()?;
+    report::write(&folder, "side-by-side.md", &text)?;
+    report::write(&folder, "side-by-side.svg", &report::bars("Whole processes, median", "ms", &values))
+}

@@ -1,0 +1,15 @@
+//! Any text as iptables-save output: never a panic; what can be read can be written and read again.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use redirect_core::{Family, RulePlan, change::Change, parse::rule_state, render, state::RuleState};
+
+fuzz_target!(|text: &str| {
+    let Ok(state) = rule_state(text) else { return };
+    let cleanup = Change::between(&state, &RulePlan::empty().rules(Family::V4));
+    assert_eq!(cleanup.is_empty(), state.the_meshs().is_empty());
+    let ours = render::change_text(&Change::back(&RuleState::new(), &state.the_meshs()));
+    let again = rule_state(&ours).expect("what was written can be read");
+    assert_eq!(again, state.the_meshs());
+});

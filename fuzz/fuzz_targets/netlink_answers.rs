@@ -1,0 +1,28 @@
+//! Any bytes as the kernel's answer: never a panic; what was seen can be asked to be cleaned up.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use redirect_core::{
+    Family, RulePlan,
+    change::Change,
+    netlink::{Batch, Messages, NativeState, Observed},
+};
+
+fuzz_target!(|bytes: &[u8]| {
+    let (mut observed, mut native) = (Observed::at(1), NativeState::default());
+    for message in Messages::new(bytes) {
+        let _ = message.answer();
+        observed.take(&message);
+        native.take(&message);
+    }
+    let _ = (native == NativeState::default(), native.sets());
+    let cleanup = Family::BOTH
+        .map(|family| (family, Change::between(observed.state(family), &RulePlan::empty().rules(family))));
+    let mut batch = Batch::new(&observed);
+    for (family, change) in &cleanup {
+        // Chains that are not iptables' are refused, and that is all that may be.
+        let _ = batch.change(*family, change);
+    }
+    let _ = batch.finish();
+});
