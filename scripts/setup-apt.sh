@@ -1,0 +1,35 @@
+#!/bin/sh
+# Installs from Debian what the tests run. Does nothing, quickly, where all of it is installed. Needs root.
+#
+#   setup-apt.sh          what the tests need
+#   setup-apt.sh demo     what the demo needs: a part of it
+set -eu
+
+packages="iptables nftables iproute2 containernetworking-plugins ca-certificates util-linux"
+case ${1:-all} in
+demo) ;;
+all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq procps strace" ;;
+*)
+    echo "setup-apt.sh: $1 is neither 'demo' nor 'all'" >&2
+    exit 2
+    ;;
+esac
+
+is_installed() {
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+missing=
+for package in $packages; do
+    is_installed "$package" || missing="$missing $package"
+done
+[ -z "$missing" ] && exit 0
+
+if [ "$(id -u)" != 0 ]; then
+    echo "setup-apt.sh: not root, cannot install:$missing" >&2
+    exit 1
+fi
+echo "installing:$missing"
+apt-get update -qq
+# shellcheck disable=SC2086 # a list of packages
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing >/dev/null

@@ -1,0 +1,160 @@
+#!/bin/sh
+# Builds what the real-node tests run and Debian does not carry, or only older: cnitool, the plugins bridge and
+# host-local (Debian's stop at CNI 1.0.0), kube-apiserver, kubectl, kubelet.
+#
+#   setup-kube.sh          build what is missing, print where it is
+#   setup-kube.sh cnitool  the same, without Kubernetes: seconds instead of minutes
+#
+# Results: ${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}/bin. The first build takes minutes; afterwards this takes no time.
+# KUBEBUILDER_ASSETS=DIR  holds kube-apiserver, etcd and kubectl: those are then taken from there and not built.
+# Sources come from the Go module proxy and are checked by Go's checksum database.
+set -eu
+
+KUBERNETES_VERSION=v1.34.4
+CNI_VERSION=v1.3.0
+PLUGINS_VERSION=v1.7.1
+# Kubernetes 1.34 needs this Go or a newer one; GO_TOOLCHAIN is fetched where there is none.
+GO_MINIMUM=1.24
+GO_TOOLCHAIN=1.24.9
+
+main() {
+    case "${1:-all}" in
+        all | cnitool) ;;
+        *) echo "setup-kube.sh: $1: want cnitool, or nothing for all" >&2; exit 2 ;;
+    esac
+    cache=${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}
+    bin=$cache/bin
+    mkdir -p "$bin"
+    # Two suites may set up at once; the second finds everything done.
+    exec 9>"$cache/.lock"
+    flock 9
+    build_cnitool
+    if [ "${1:-all}" = all ]; then
+        build_plugins
+        build_kubernetes
+    fi
+    echo "real-node binaries: $bin"
+}
+
+build_cnitool() {
+    is_built cnitool "$CNI_VERSION" && return
+    ensure_go
+    echo "building cnitool $CNI_VERSION"
+    GOBIN=$cache/new GOFLAGS="-mod=mod -buildvcs=false" go install "github.com/containernetworking/cni/cnitool@$CNI_VERSION"
+    publish cnitool "$CNI_VERSION"
+}
+
+build_plugins() {
+    for plugin in main/bridge ipam/host-local; do
+        name=${plugin#*/}
+        is_built "$name" "$PLUGINS_VERSION" && continue
+        ensure_go
+        echo "building $name $PLUGINS_VERSION"
+        GOBIN=$cache/new GOFLAGS="-mod=mod -buildvcs=false" \
+            go install "github.com/containernetworking/plugins/plugins/$plugin@$PLUGINS_VERSION"
+        publish "$name" "$PLUGINS_VERSION"
+    done
+}
+
+# Kubernetes pins its staging modules (k8s.io/api ...) to a folder of its own repository, which the module
+# does not carry. Each is replaced by the release that was cut from it: v1.34.4 goes with v0.34.4.
+build_kubernetes() {
+    commands=
+    for command in kube-apiserver kubectl kubelet; do
+        if ! is_built "$command" "$KUBERNETES_VERSION" && ! is_provided "$command"; then
+            commands="$commands $command"
+        fi
+    done
+    [ -z "$commands" ] && return
+    ensure_go
+    echo "building$commands $KUBERNETES_VERSION (minutes)"
+    source=$cache/kubernetes-$KUBERNETES_VERSION
+    mkdir -p "$source"
+    (
+        cd "$source"
+        write_go_mod
+        packages=
+        for command in $commands; do
+            packages="$packages k8s.io/kubernetes/cmd/$command"
+        done
+        mkdir -p "$cache/new"
+        version_package=k8s.io/component-base/version
+        # shellcheck disable=SC2086 # a list of packages
+        CGO_ENABLED=0 GOFLAGS="-mod=mod -buildvcs=false" go build -trimpath -o "$cache/new/" \
+            -ldflags "-s -w -X $version_package.gitVersion=$KUBERNETES_VERSION -X $version_package.gitMajor=1 -X $version_package.gitMinor=34" \
+            $packages
+    )
+    for command in $commands; do
+        publish "$command" "$KUBERNETES_VERSION"
+    done
+}
+
+write_go_mod() {
+    [ -f go.mod ] && return
+    # Outside a module, so that nothing but the proxy decides what this file is.
+    upstream=$(cd / && GOFLAGS="-mod=mod -buildvcs=false" go mod download -json "k8s.io/kubernetes@$KUBERNETES_VERSION" |
+        sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
+    {
+        echo "module e2e-kubernetes"
+        sed -n 's/^go /go /p' "$upstream"
+        echo "require k8s.io/kubernetes $KUBERNETES_VERSION"
+        # A replacement is only followed in the main module, so they are repeated here.
+        sed -n "s|^[[:space:]]*\(k8s.io/[a-z-]*\) v0\.0\.0\$|replace \1 => \1 v0.${KUBERNETES_VERSION#v1.}|p" "$upstream"
+    } >go.mod.new
+    mv go.mod.new go.mod
+}
+
+is_built() {
+    [ -x "$bin/$1" ] && [ "$(cat "$bin/.$1.version" 2>/dev/null)" = "$2" ]
+}
+
+is_provided() {
+    [ "$1" != kubelet ] && [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ]
+}
+
+# The version is written last, so that an interrupted build is done again.
+publish() {
+    mv "$cache/new/$1" "$bin/$1"
+    echo "$2" >"$bin/.$1.version"
+}
+
+# Leaves a Go of at least GO_MINIMUM first in PATH.
+ensure_go() {
+    is_go_recent go && return
+    PATH=/usr/local/go/bin:$PATH
+    export PATH
+    is_go_recent go && return
+    toolchain=$cache/go$GO_TOOLCHAIN
+    [ -x "$toolchain/bin/go" ] || fetch_toolchain
+    PATH=$toolchain/bin:$PATH
+    export PATH
+    is_go_recent go || { echo "setup-kube.sh: $toolchain/bin/go does not run; remove $toolchain and try again" >&2; exit 1; }
+}
+
+is_go_recent() {
+    command -v "$1" >/dev/null || return 1
+    have=$(GOTOOLCHAIN=local "$1" env GOVERSION | sed -n 's/^go\([0-9]*\.[0-9]*\).*/\1/p')
+    [ "$(printf '%s\n%s\n' "$GO_MINIMUM" "$have" | sort -V | head -n 1)" = "$GO_MINIMUM" ]
+}
+
+# Debian 12 has Go 1.19, which knows nothing of toolchains. But a toolchain is a module like any other,
+# so this Go can download and verify it. What a newer Go would do when it first runs one is done here:
+# modules carry no execute bits, and no go.mod but their own.
+fetch_toolchain() {
+    if ! command -v go >/dev/null; then
+        echo "installing: golang-go"
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends golang-go ca-certificates >/dev/null
+    fi
+    echo "fetching Go $GO_TOOLCHAIN"
+    module=golang.org/toolchain@v0.0.1-go$GO_TOOLCHAIN.linux-$(go env GOARCH)
+    downloaded=$(cd / && GOTOOLCHAIN=local GOFLAGS="-mod=mod -buildvcs=false" go mod download -json "$module" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+    rm -rf "$toolchain.new"
+    cp -r "$downloaded" "$toolchain.new"
+    chmod -R u+w "$toolchain.new"
+    chmod -R a+x "$toolchain.new/bin" "$toolchain.new/pkg/tool"
+    find "$toolchain.new" -name _go.mod -execdir cp _go.mod go.mod \;
+    mv "$toolchain.new" "$toolchain"
+}
+
+main "$@"
