@@ -6,15 +6,18 @@ use netns_apply::{
 };
 use nix::sched::{CloneFlags, unshare};
 use redirect_core::{RulePlan, options::BackendChoice};
-use std::{fs, io::ErrorKind, net::IpAddr, os::unix::fs::MetadataExt, path::Path, thread, time::Duration};
+use std::{
+    error::Error, fs, io::ErrorKind, net::IpAddr, os::unix::fs::MetadataExt, path::Path, thread,
+    time::Duration,
+};
 
 /// The network namespaces of this machine.
-pub trait Kernel {
-    /// Opens the namespace a runtime names.
+pub trait Kernel: Sync {
+    /// Does some work, once, inside the namespace a runtime names.
     ///
     /// # Errors
-    /// It is none, or one the plugin must not touch.
-    fn open(&self, path: &Path) -> Result<Box<dyn Namespace>, KernelError>;
+    /// It is none, or one the plugin must not touch; then nothing is done.
+    fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError>;
 
     /// Whether plans of this kind can be put in force here at all; looks, and changes nothing.
     ///
@@ -23,7 +26,10 @@ pub trait Kernel {
     fn preflight(&self, backend: BackendChoice) -> Result<(), KernelError>;
 }
 
-/// An open network namespace.
+/// What is done inside a namespace. It may be done on another thread.
+pub type Work<'a> = dyn FnMut(&dyn Namespace) + Send + 'a;
+
+/// The network namespace that the calling thread is in.
 pub trait Namespace {
     /// Its addresses, in the kernel's order.
     ///
@@ -82,13 +88,12 @@ pub enum KernelError {
 pub struct Linux;
 
 impl Kernel for Linux {
-    fn open(&self, path: &Path) -> Result<Box<dyn Namespace>, KernelError> {
+    fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError> {
         let refuse = |why: &str| {
             KernelError::Namespace(format!("{} is {why}; nothing is changed there", path.display()))
         };
         let namespace = Netns::open(path).map_err(|error| KernelError::Namespace(error.to_string()))?;
-        let failed = |error: NetnsError| KernelError::Failed(error.to_string());
-        if namespace.is_own().map_err(failed)? {
+        if namespace.is_own().map_err(|error| failed(&error))? {
             return Err(refuse("the network namespace this program runs in"));
         }
         match namespace.is_inits() {
@@ -97,9 +102,15 @@ impl Kernel for Linux {
             // Where process 1 has more privileges than we, it is that of a container we are in, and we cannot reach
             // the host's namespace by a path.
             Err(NetnsError::Open { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => {}
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(failed(&error)),
         }
-        Ok(Box::new(Pod(namespace)))
+        let outside = owner();
+        namespace.run(|| work(&Pod { is_foreign: owner() != outside })).map_err(|error| {
+            // A namespace of another kind has a file of the same kind, and is found out only now.
+            let refused = matches!(error, NetnsError::Enter { .. });
+            let kind = if refused { KernelError::Namespace } else { KernelError::Failed };
+            kind(error.to_string())
+        })
     }
 
     /// Looks from a new, empty namespace, which is what a pod's is like: the host's may hold ten thousand rules of others,
@@ -118,23 +129,19 @@ impl Kernel for Linux {
     }
 }
 
-struct Pod(Netns);
+/// The namespace of a pod, around the calling thread.
+struct Pod {
+    /// Whether it belongs to another user namespace than the host's.
+    is_foreign: bool,
+}
 
-impl Pod {
-    fn run<T: Send>(&self, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, KernelError> {
-        let done = self.0.run(work).map_err(|error| {
-            // A namespace of another kind has a file of the same kind, and is found out only now.
-            let refused = matches!(error, NetnsError::Enter { .. });
-            let kind = if refused { KernelError::Namespace } else { KernelError::Failed };
-            kind(error.to_string())
-        })?;
-        done.map_err(KernelError::Failed)
-    }
+fn failed(error: &dyn Error) -> KernelError {
+    KernelError::Failed(error.to_string())
 }
 
 impl Namespace for Pod {
     fn addresses(&self) -> Result<Vec<IpAddr>, KernelError> {
-        self.run(|| netns_apply::facts::addresses().map_err(|error| error.to_string()))
+        netns_apply::facts::addresses().map_err(|error| failed(&error))
     }
 
     fn apply(
@@ -143,16 +150,11 @@ impl Namespace for Pod {
         backend: BackendChoice,
         patience: Duration,
     ) -> Result<Applied, KernelError> {
-        let outside = owner();
-        let (outcome, foreign) = self.run(|| {
-            let foreign = owner() != outside;
-            let options = ApplyOptions { patience, ..options(suitable(backend, foreign)) };
-            let outcome = netns_apply::apply(plan, &options).map_err(|error| error.to_string())?;
-            Ok((outcome, foreign))
-        })?;
+        let options = ApplyOptions { patience, ..options(suitable(backend, self.is_foreign)) };
+        let outcome = netns_apply::apply(plan, &options).map_err(|error| failed(&error))?;
         Ok(Applied {
             backend: outcome.backend.to_string(),
-            because: if foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },
+            because: if self.is_foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },
             changed: outcome.changed,
             warnings: outcome.warnings,
         })
@@ -163,11 +165,8 @@ impl Namespace for Pod {
         plan: &RulePlan,
         backend: BackendChoice,
     ) -> Result<Option<String>, KernelError> {
-        let outside = owner();
-        let mismatch = self.run(|| {
-            let options = options(suitable(backend, owner() != outside));
-            netns_apply::verify(plan, &options).map_err(|error| error.to_string())
-        })?;
+        let options = options(suitable(backend, self.is_foreign));
+        let mismatch = netns_apply::verify(plan, &options).map_err(|error| failed(&error))?;
         Ok(mismatch.map(|mismatch| mismatch.to_string()))
     }
 }

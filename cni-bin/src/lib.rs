@@ -54,7 +54,7 @@ pub fn main() -> ExitCode {
 
 /// Answers one invocation. `configure` is called as soon as the configuration is known.
 pub fn answer(
-    env: &dyn Fn(&str) -> Option<OsString>,
+    env: &(dyn Fn(&str) -> Option<OsString> + Sync),
     input: &mut dyn Read,
     kernel: &dyn Kernel,
     configure: &dyn Fn(&Conf),

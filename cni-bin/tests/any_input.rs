@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::Path};
 
 use istio_cni::{
-    kernel::{Kernel, KernelError, Namespace},
+    kernel::{Kernel, KernelError, Work},
     pod_source::pod_facts,
 };
 use proptest::prelude::*;
@@ -14,8 +14,8 @@ use serde_json::{Map, Value};
 struct Untouched;
 
 impl Kernel for Untouched {
-    fn open(&self, path: &Path) -> Result<Box<dyn Namespace>, KernelError> {
-        panic!("{} was opened", path.display())
+    fn inside(&self, path: &Path, _: &mut Work<'_>) -> Result<(), KernelError> {
+        panic!("{} was entered", path.display())
     }
 
     fn preflight(&self, _: BackendChoice) -> Result<(), KernelError> {

@@ -3,7 +3,13 @@
 //! It knows versions 0.4.0 and 1.0.0 only, and reads results into types, which is why it stays out of the plugin itself:
 //! there every version counts, and a result comes back to the last byte.
 
-use std::{cell::Cell, ffi::OsString, net::IpAddr, path::Path, time::Duration};
+use std::{
+    ffi::OsString,
+    net::IpAddr,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use cni_plugin::{
     config::NetworkConfig,
@@ -11,7 +17,7 @@ use cni_plugin::{
 };
 use istio_cni::{
     Answer,
-    kernel::{Applied, Kernel, KernelError, Namespace},
+    kernel::{Applied, Kernel, KernelError, Namespace, Work},
 };
 use redirect_core::{RulePlan, options::BackendChoice};
 use serde_json::{Value, json};
@@ -22,13 +28,14 @@ const ITS_VERSIONS: [&str; 2] = ["0.4.0", "1.0.0"];
 /// A kernel that does everything it is asked, and counts how often that is.
 #[derive(Default)]
 struct Willing {
-    asked: Cell<usize>,
+    asked: AtomicUsize,
 }
 
 impl Kernel for Willing {
-    fn open(&self, _: &Path) -> Result<Box<dyn Namespace>, KernelError> {
-        self.asked.set(self.asked.get() + 1);
-        Ok(Box::new(Pod))
+    fn inside(&self, _: &Path, work: &mut Work<'_>) -> Result<(), KernelError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        work(&Pod);
+        Ok(())
     }
 
     fn preflight(&self, _: BackendChoice) -> Result<(), KernelError> {
@@ -67,7 +74,7 @@ fn answer(command: &str, conf: &Value, args: &str) -> (Answer, usize) {
     };
     let kernel = Willing::default();
     let answer = istio_cni::answer(&env, &mut conf.to_string().as_bytes(), &kernel, &|_| ());
-    (answer, kernel.asked.get())
+    (answer, kernel.asked.load(Ordering::Relaxed))
 }
 
 fn conf(version: &str) -> Value {

@@ -12,7 +12,6 @@ use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessa
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
-    link::{LinkAttribute, LinkMessage},
     route::{RouteAttribute, RouteMessage, RouteType},
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
@@ -125,14 +124,19 @@ impl std::fmt::Display for RouteStep {
 /// A socket that talks about routing in the network namespace it was opened in.
 pub struct RouteSocket {
     socket: Socket,
-    loopback: u32,
 }
+
+/// The index of the loopback interface: the first of every network namespace, which the kernel insists on
+/// (drivers/net/loopback.c).
+const LOOPBACK: u32 = 1;
+/// The kernel sends at most 32 KiB at once.
+const RECEIVE_BUFFER: usize = 32 * 1024;
 
 impl RouteSocket {
     /// Opens one in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel refuses, or the namespace has no loopback interface.
+    /// The kernel refuses.
     pub fn open() -> Result<Self, RouteError> {
         let open = || {
             let mut socket = Socket::new(NETLINK_ROUTE)?;
@@ -142,9 +146,7 @@ impl RouteSocket {
         };
         let socket =
             open().map_err(|cause| RouteError { what: "open a routing socket".to_owned(), cause })?;
-        let mut this = Self { socket, loopback: 1 };
-        this.loopback = this.find_loopback()?;
-        Ok(this)
+        Ok(Self { socket })
     }
 
     /// What of the mesh's kind there is: rules that send marked packets to a table of their own, tables that deliver
@@ -156,52 +158,18 @@ impl RouteSocket {
         let mut routing = Routing::default();
         for family in Family::BOTH {
             let routes = self.dump(route_request(family), "list routes")?;
-            routing
-                .routes
-                .extend(routes.iter().filter_map(|m| self.local_default(m)).map(|table| (family, table)));
+            routing.routes.extend(routes.iter().filter_map(local_default).map(|table| (family, table)));
             let rules = self.dump(rule_request(family), "list policy rules")?;
             routing
                 .rules
                 .extend(rules.iter().filter_map(marked_lookup).map(|(mark, table)| (family, mark, table)));
         }
         let addresses = self.dump(address_request(), "list addresses")?;
-        routing.loopback_address = addresses.iter().any(|m| self.is_passthrough(m));
+        routing.loopback_address = addresses.iter().any(is_passthrough);
         // A rule that leads anywhere else is somebody else's.
         let routes = routing.routes.clone();
         routing.rules.retain(|(family, _, table)| routes.contains(&(*family, *table)));
         Ok(routing)
-    }
-
-    fn find_loopback(&self) -> Result<u32, RouteError> {
-        let links = self.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()), "list interfaces")?;
-        let is_lo = |link: &&LinkMessage| {
-            link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(name) if name == "lo"))
-        };
-        let mut links =
-            links.iter().filter_map(|m| if let RouteNetlinkMessage::NewLink(l) = m { Some(l) } else { None });
-        links.find(is_lo).map(|link| link.header.index).ok_or_else(|| RouteError {
-            what: "find interface lo in this network namespace".to_owned(),
-            cause: io::ErrorKind::NotFound.into(),
-        })
-    }
-
-    /// The table of a `local default dev lo` route.
-    fn local_default(&self, message: &RouteNetlinkMessage) -> Option<RouteTable> {
-        let RouteNetlinkMessage::NewRoute(route) = message else { return None };
-        let by_lo = route.attributes.contains(&RouteAttribute::Oif(self.loopback));
-        let wide = route
-            .attributes
-            .iter()
-            .find_map(|a| if let RouteAttribute::Table(n) = a { Some(*n) } else { None });
-        let table = wide.unwrap_or_else(|| u32::from(route.header.table));
-        let local = route.header.kind == RouteType::Local && route.header.destination_prefix_length == 0;
-        if local && by_lo { RouteTable::new(table) } else { None }
-    }
-
-    fn is_passthrough(&self, message: &RouteNetlinkMessage) -> bool {
-        let RouteNetlinkMessage::NewAddress(address) = message else { return false };
-        address.header.index == self.loopback
-            && address.attributes.contains(&AddressAttribute::Address(IpAddr::V6(PASSTHROUGH_V6)))
     }
 
     fn dump(&self, request: RouteNetlinkMessage, what: &str) -> Result<Vec<RouteNetlinkMessage>, RouteError> {
@@ -226,8 +194,10 @@ impl RouteSocket {
         packet.serialize(&mut bytes);
         self.socket.send(&bytes, 0)?;
         let mut answers = Vec::new();
+        let mut bytes = Vec::with_capacity(RECEIVE_BUFFER);
         loop {
-            let (bytes, _) = self.socket.recv_from_full()?;
+            bytes.clear();
+            self.socket.recv(&mut bytes, 0)?;
             let mut rest = bytes.as_slice();
             while !rest.is_empty() {
                 let packet =
@@ -270,6 +240,23 @@ fn address_request() -> RouteNetlinkMessage {
     let mut request = AddressMessage::default();
     request.header.family = AddressFamily::Inet6;
     RouteNetlinkMessage::GetAddress(request)
+}
+
+/// The table of a `local default dev lo` route.
+fn local_default(message: &RouteNetlinkMessage) -> Option<RouteTable> {
+    let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+    let by_lo = route.attributes.contains(&RouteAttribute::Oif(LOOPBACK));
+    let wide =
+        route.attributes.iter().find_map(|a| if let RouteAttribute::Table(n) = a { Some(*n) } else { None });
+    let table = wide.unwrap_or_else(|| u32::from(route.header.table));
+    let local = route.header.kind == RouteType::Local && route.header.destination_prefix_length == 0;
+    if local && by_lo { RouteTable::new(table) } else { None }
+}
+
+fn is_passthrough(message: &RouteNetlinkMessage) -> bool {
+    let RouteNetlinkMessage::NewAddress(address) = message else { return false };
+    address.header.index == LOOPBACK
+        && address.attributes.contains(&AddressAttribute::Address(IpAddr::V6(PASSTHROUGH_V6)))
 }
 
 /// Mark and table of a rule that looks at the whole mark and at nothing else.

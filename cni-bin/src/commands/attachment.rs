@@ -34,7 +34,7 @@ pub struct Job<'a> {
     /// The configuration.
     pub conf: &'a Conf,
     /// Answers what an environment variable holds.
-    pub env: &'a dyn Fn(&str) -> Option<OsString>,
+    pub env: &'a (dyn Fn(&str) -> Option<OsString> + Sync),
     /// The network namespaces.
     pub kernel: &'a dyn Kernel,
     /// When the process began its work.
@@ -74,19 +74,17 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 /// The first thing that is not as planned (code 111), or why that cannot be told.
 pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
-    match job.decide(&mut phases)? {
-        Decided::Skip(_) => Ok(()),
-        Decided::Redirect { namespace, plan } => match namespace.first_difference(&plan, job.backend())? {
-            None => Ok(()),
-            Some(difference) => {
-                let pod = job.pod_label();
-                log::warn!(target: SCOPE, pod = pod; "CHECK: {difference}");
-                let message = format!("pod {pod} is not redirected as planned: {difference}");
-                let details = "the rules were changed after ADD, or the pod's annotations were";
-                Err(CniError::new(Code::NotAsPlanned, message).with_details(details))
-            }
-        },
-    }
+    let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };
+    let difference = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
+        Ok(plan) => Ok(namespace.first_difference(&plan, job.backend())?),
+        Err(_) => Ok(None),
+    })?;
+    let Some(difference) = difference else { return Ok(()) };
+    let pod = job.pod_label();
+    log::warn!(target: SCOPE, pod = pod; "CHECK: {difference}");
+    let message = format!("pod {pod} is not redirected as planned: {difference}");
+    let details = "the rules were changed after ADD, or the pod's annotations were";
+    Err(CniError::new(Code::NotAsPlanned, message).with_details(details))
 }
 
 enum Done {
@@ -94,20 +92,33 @@ enum Done {
     Redirected(crate::kernel::Applied),
 }
 
-enum Decided {
-    Skip(SkipReason),
-    Redirect { namespace: Box<dyn Namespace>, plan: RulePlan },
+/// A pod that nothing known outside its network namespace speaks against redirecting.
+struct Sidecar {
+    pod: PodName,
+    facts: PodFacts,
 }
 
 fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
-    let (namespace, plan) = match job.decide(phases)? {
-        Decided::Skip(reason) => return Ok(Done::Skipped(reason)),
-        Decided::Redirect { namespace, plan } => (namespace, plan),
+    let sidecar = match job.sidecar(phases)? {
+        Ok(sidecar) => sidecar,
+        Err(reason) => return Ok(Done::Skipped(reason)),
     };
-    let patience = job.deadline().saturating_duration_since(Instant::now());
-    let applied = namespace.apply(&plan, job.backend(), patience);
-    phases.end("apply");
-    let applied = applied?;
+    let applied = job.inside(|namespace| {
+        let planned = job.plan(&sidecar, namespace);
+        phases.end("plan");
+        let plan = match planned? {
+            Ok(plan) => plan,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let patience = job.deadline().saturating_duration_since(Instant::now());
+        let applied = namespace.apply(&plan, job.backend(), patience);
+        phases.end("apply");
+        Ok(Ok(applied?))
+    })?;
+    let applied = match applied {
+        Ok(applied) => applied,
+        Err(reason) => return Ok(Done::Skipped(reason)),
+    };
     for warning in &applied.warnings {
         log::warn!(target: SCOPE, pod = job.pod_label(); "{warning}");
     }
@@ -116,17 +127,17 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
 
 impl Job<'_> {
     /// What needs no pod object comes first: neither kubeconfig nor network is looked at for it.
-    fn decide(&self, phases: &mut Phases) -> Result<Decided, CniError> {
+    fn sidecar(&self, phases: &mut Phases) -> Result<Result<Sidecar, SkipReason>, CniError> {
         let pod = match self.named_pod() {
             Ok(pod) => pod,
-            Err(reason) => return Ok(Decided::Skip(reason)),
+            Err(reason) => return Ok(Err(reason)),
         };
         phases.end("read");
         let facts = pod_source::read(self.conf, &pod, self.deadline());
         phases.end("pod");
         let facts = facts?;
         if let Some(reason) = facts.skip_reason() {
-            return Ok(Decided::Skip(reason));
+            return Ok(Err(reason));
         }
         for (name, value) in unreadable_switches(&facts) {
             log::warn!(
@@ -134,16 +145,20 @@ impl Job<'_> {
                 "variable {name} of container istio-proxy: {value:?} is no boolean and counts as false"
             );
         }
+        Ok(Ok(Sidecar { pod, facts }))
+    }
+
+    /// Does some work inside the pod's network namespace.
+    fn inside<T: Send>(
+        &self,
+        work: impl FnOnce(&dyn Namespace) -> Result<T, CniError> + Send,
+    ) -> Result<T, CniError> {
         let Some(netns) = &self.invocation.netns else {
             return Err(CniError::new(Code::Environment, "CNI_NETNS: missing"));
         };
-        let namespace = self.kernel.open(netns)?;
-        let decided = self.plan(&pod, &facts, &*namespace);
-        phases.end("plan");
-        Ok(match decided? {
-            Err(reason) => Decided::Skip(reason),
-            Ok(plan) => Decided::Redirect { namespace, plan },
-        })
+        let (mut work, mut done) = (Some(work), None);
+        self.kernel.inside(netns, &mut |namespace| done = work.take().map(|work| work(namespace)))?;
+        done.unwrap_or_else(|| Err(CniError::new(Code::Internal, "the network namespace was not entered")))
     }
 
     /// The pod the runtime names, unless its name alone says that it is left alone.
@@ -164,8 +179,7 @@ impl Job<'_> {
 
     fn plan(
         &self,
-        pod: &PodName,
-        facts: &PodFacts,
+        Sidecar { pod, facts }: &Sidecar,
         namespace: &dyn Namespace,
     ) -> Result<Result<RulePlan, SkipReason>, CniError> {
         let addresses = namespace.addresses()?;
