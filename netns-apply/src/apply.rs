@@ -21,7 +21,7 @@ use redirect_core::{
     plan::FamilyRules,
 };
 use std::{
-    fmt, fs,
+    fmt,
     time::{Duration, Instant},
 };
 
@@ -127,7 +127,6 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, ApplyError> {
 /// # Errors
 /// The namespace cannot be looked at.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
-    require_net_admin()?;
     let mut means = Means::open(&options.programs, options.backend)?;
     let observed = Observed::now(&mut means)?;
     let (backend, _) = backend::choose(options.backend, &observed, &mut means, plan)?;
@@ -161,14 +160,12 @@ fn different(observed: &Observed, variant: Variant, plan: &RulePlan) -> Option<M
 /// # Errors
 /// What a plan could not be put in force without.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
-    require_net_admin()?;
     let mut means = Means::open(&options.programs, options.backend)?;
     let observed = Observed::now(&mut means)?;
     backend::choose(options.backend, &observed, &mut means, &RulePlan::empty())
 }
 
 fn run(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, ApplyError> {
-    require_net_admin()?;
     let lock = NetnsLock::take(options.patience)?;
     let means = Means::open(&options.programs, options.backend)?;
     let mut run = Run { plan, options, lock, means, native_before: None };
@@ -200,18 +197,6 @@ fn run(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, ApplyError> {
     }
     let difference = run.work(&before, backend, false).describe();
     Err(ApplyError::Contended { attempts: ATTEMPTS, difference })
-}
-
-/// Effective capabilities, bit 12 (capabilities(7)): asked for before anything is looked at, for a message that says so.
-fn require_net_admin() -> Result<(), ApplyError> {
-    const CAP_NET_ADMIN: u64 = 1 << 12;
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let bits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    match bits.map(|bits| u64::from_str_radix(bits.trim(), 16)) {
-        Some(Ok(bits)) if bits & CAP_NET_ADMIN == 0 => Err(ApplyError::NotPermitted),
-        // Where it cannot be told, the kernel will say.
-        _ => Ok(()),
-    }
 }
 
 fn warnings(observed: &Observed, backend: Backend) -> Vec<String> {

@@ -7,6 +7,7 @@ use crate::{
     routes::RouteSocket,
 };
 use redirect_core::options::{BackendChoice, Variant};
+use std::fs;
 
 /// What a run looks and acts with, in the calling thread's network namespace.
 pub(crate) struct Means<'a> {
@@ -20,12 +21,11 @@ impl<'a> Means<'a> {
     /// Opens the sockets. Who asks for iptables' programs gets nothing else.
     pub(crate) fn open(programs: &'a Programs, choice: BackendChoice) -> Result<Self, ApplyError> {
         let netlink = match choice {
-            BackendChoice::Restore(_) => None,
+            BackendChoice::Restore(_) => without_netlink()?,
             BackendChoice::Netlink => Some(connect()?),
             BackendChoice::Auto | BackendChoice::NativeNft => match connect() {
-                Ok(connection) => Some(connection),
-                Err(NetlinkError::NoNfTables) => None,
-                Err(cause) => return Err(cause.into()),
+                Err(ApplyError::Netlink(NetlinkError::NoNfTables)) => without_netlink()?,
+                connected => Some(connected?),
             },
         };
         Ok(Self { programs, routes: RouteSocket::open()?, netlink })
@@ -41,8 +41,24 @@ impl<'a> Means<'a> {
 }
 
 /// A connection that the kernel answers on.
-fn connect() -> Result<Connection, NetlinkError> {
+fn connect() -> Result<Connection, ApplyError> {
     let mut connection = Connection::open()?;
-    connection.probe()?;
-    Ok(connection)
+    match connection.probe() {
+        Err(NetlinkError::NotPermitted) => Err(ApplyError::NotPermitted),
+        answered => Ok(answered.map(|()| connection)?),
+    }
+}
+
+/// Helper programs say in many ways that they lack CAP_NET_ADMIN, some only after a change; it is asked for beforehand, for one
+/// message that says so. Over netlink the kernel answers that to the first question.
+fn without_netlink() -> Result<Option<Connection>, ApplyError> {
+    const CAP_NET_ADMIN: u64 = 1 << 12;
+    // Effective capabilities (proc_pid_status(5), capabilities(7)).
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    match bits.map(|bits| u64::from_str_radix(bits.trim(), 16)) {
+        Some(Ok(bits)) if bits & CAP_NET_ADMIN == 0 => Err(ApplyError::NotPermitted),
+        // Where it cannot be told, the kernel will say.
+        _ => Ok(None),
+    }
 }

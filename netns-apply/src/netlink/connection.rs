@@ -21,7 +21,11 @@ use redirect_core::{
     rule::Table,
     state::Entry,
 };
-use std::{collections::BTreeSet, io, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    time::Instant,
+};
 
 /// The kernel sends at most 32 KiB at once.
 const RECEIVE_BUFFER: usize = 64 * 1024;
@@ -116,6 +120,9 @@ impl Connection {
     /// # Errors
     /// As [`observe`](Self::observe).
     pub fn native_state(&mut self, observed: &Observed) -> Result<NativeState, NetlinkError> {
+        if observed.native_tables().next().is_none() {
+            return Ok(NativeState::default());
+        }
         for _ in 0..DUMP_ATTEMPTS {
             let generation = self.generation()?;
             let mut state = NativeState::default();
@@ -160,14 +167,26 @@ impl Connection {
         &mut self,
         needs: impl IntoIterator<Item = (Family, Extension)>,
     ) -> Result<Vec<Missing>, NetlinkError> {
+        const WHAT: &str = "find an extension";
         let needs: BTreeSet<(Family, Extension)> = needs.into_iter().collect();
-        let mut missing = Vec::new();
+        let (mut questions, mut asked) = (Vec::new(), BTreeMap::new());
         for (family, extension) in needs {
             let sequence = self.next_sequence();
-            match self.ask(&request::extension(sequence, family, extension), "find an extension", |_| {}) {
-                Ok(_) => {}
-                Err(NetlinkError::Question { .. }) => missing.push(Missing { family, extension }),
-                Err(error) => return Err(error),
+            questions.extend(request::extension(sequence, family, extension));
+            asked.insert(sequence, Missing { family, extension });
+        }
+        let mut missing = Vec::new();
+        if !asked.is_empty() {
+            self.send(&questions, WHAT)?;
+        }
+        while !asked.is_empty() {
+            self.receive(WHAT, true)?;
+            for answer in Messages::new(&self.buffer).filter_map(|message| message.answer()) {
+                match (asked.remove(&answer.sequence), code(&answer)) {
+                    (_, Errno::EPERM) => return Err(NetlinkError::NotPermitted),
+                    (Some(one), _) if answer.code != 0 => missing.push(one),
+                    (Some(_) | None, _) => {}
+                }
             }
         }
         Ok(missing)
@@ -213,15 +232,11 @@ impl Connection {
 
     fn native_into(&mut self, observed: &Observed, state: &mut NativeState) -> Result<bool, NetlinkError> {
         const WHAT: &str = "list native tables";
-        let tables: Vec<&'static str> = observed.native_tables().collect();
-        if tables.is_empty() {
-            return Ok(true);
-        }
         let question = request::tables(self.next_sequence());
         let mut whole = self.ask(&question, WHAT, |message| state.take(message))?;
         let question = request::native_chains(self.next_sequence());
         whole &= self.ask(&question, WHAT, |message| state.take(message))?;
-        for table in tables {
+        for table in observed.native_tables() {
             let question = request::native_rules(self.next_sequence(), table);
             whole &= self.ask(&question, WHAT, |message| state.take(message))?;
             let question = request::native_sets(self.next_sequence(), table);
