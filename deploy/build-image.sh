@@ -12,11 +12,7 @@ reference=${2:-localhost/install-cni:latest}
 project=$(cd "$(dirname "$0")/.." && pwd)
 
 if [ -z "${INSTALL_CNI:-}" ] || [ -z "${ISTIO_CNI:-}" ]; then
-    target=${TARGET:-$(uname -m)-unknown-linux-gnu}
-    (cd "$project" &&
-        RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \
-            cargo build --release --target "$target" -p install-cni -p istio-cni)
-    folder=${CARGO_TARGET_DIR:-$project/target}/$target/release
+    folder=$("$project/scripts/release.sh" install-cni istio-cni)
     INSTALL_CNI=${INSTALL_CNI:-$folder/install-cni}
     ISTIO_CNI=${ISTIO_CNI:-$folder/istio-cni}
 fi

@@ -7,13 +7,13 @@ cd "$(dirname "$0")/.."
 # The plugin is loaded from disk for every pod start. In MiB.
 declare -A limits=([istio-cni]=8 [istio-iptables]=3 [istio-validation]=3)
 recorded=docs/sizes.txt
-target=${CARGO_TARGET_DIR:-target}
+programs="istio-cni istio-iptables istio-validation"
 
 sizes() {
-    for program in istio-cni istio-iptables istio-validation; do
-        # One by one: built together, the validator would get the features of the others.
-        cargo build --release --locked --quiet -p "$program"
-        printf '%s %s\n' "$program" "$(stat -c %s "$target/release/$program")"
+    # shellcheck disable=SC2086 # a list of programs
+    folder=$(scripts/release.sh $programs)
+    for program in $programs; do
+        printf '%s %s\n' "$program" "$(stat -c %s "$folder/$program")"
     done
 }
 

@@ -1,13 +1,24 @@
 //! Redirections of any size, for measuring what they cost; and what the programs that measure share.
 
+pub mod api;
 pub mod plugin;
 pub mod report;
 
+use anyhow::{Context, Result};
 use redirect_core::{
     Redirect, RulePlan,
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
-use std::{fmt::Write, net::IpAddr};
+use std::{env, fmt::Write, fs, net::IpAddr, path::PathBuf};
+
+/// The folder of the programs that are measured: what the variable `BENCH_BIN` says, which `make bench` sets.
+///
+/// # Errors
+/// It says nothing, or names no folder.
+pub fn programs() -> Result<PathBuf> {
+    let folder = env::var_os("BENCH_BIN").context("BENCH_BIN: missing; `make bench` sets it")?;
+    fs::canonicalize(&folder).with_context(|| format!("BENCH_BIN: no folder {}", folder.display()))
+}
 
 /// Settings with this many excluded outbound ports and as many excluded ranges, half of them IPv6, for both families.
 #[must_use]

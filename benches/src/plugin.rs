@@ -1,5 +1,6 @@
-//! The CNI plugin as a runtime calls it, its pods from a folder of manifests.
+//! The CNI plugin as a runtime calls it, its pods from a folder of manifests or from an API server.
 
+use crate::api::PodServer;
 use anyhow::Result;
 use e2e::netns::Namespace;
 use serde_json::{Value, json};
@@ -32,10 +33,12 @@ impl Pod {
 pub struct Plugin {
     program: PathBuf,
     conf: PathBuf,
+    /// Where its pods come from, if that is no folder.
+    _server: Option<PodServer>,
 }
 
 impl Plugin {
-    /// Writes manifests and configuration into a folder.
+    /// One that reads pods from manifests. They and the configuration are written into a folder.
     ///
     /// # Errors
     /// They cannot be written.
@@ -45,18 +48,22 @@ impl Plugin {
         for pod in [Pod::Injected, Pod::Plain] {
             fs::write(manifests.join(format!("{}.json", pod.name())), manifest(pod).to_string())?;
         }
-        let conf = folder.join("conf.json");
-        let content = json!({
-            "cniVersion": "1.0.0", "name": "bench", "type": "istio-cni",
-            "pod_manifest_dir": manifests, "cni_agent_run_dir": folder,
-            "prevResult": {
-                "cniVersion": "1.0.0",
-                "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}],
-                "ips": [{"address": "10.1.0.2/24", "interface": 0}, {"address": "fd00:10::2/64", "interface": 0}],
-            },
-        });
-        fs::write(&conf, content.to_string())?;
-        Ok(Self { program: program.to_owned(), conf })
+        let conf = json!({"pod_manifest_dir": manifests});
+        Ok(Self { program: program.to_owned(), conf: configure(folder, conf)?, _server: None })
+    }
+
+    /// One that reads pods from an API server on this machine, over TLS. Everything is written into a folder, which must be
+    /// another plugin's no more.
+    ///
+    /// # Errors
+    /// The files cannot be written, or the server does not start.
+    pub fn with_server(program: &Path, folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        let pods = [Pod::Injected, Pod::Plain].map(|pod| ("default", pod.name(), manifest(pod)));
+        let server = PodServer::start(folder, &pods)?;
+        fs::write(folder.join("istio-cni-kubeconfig"), server.kubeconfig().to_string())?;
+        let conf = configure(folder, json!({}))?;
+        Ok(Self { program: program.to_owned(), conf, _server: Some(server) })
     }
 
     /// The command that asks for its version.
@@ -90,6 +97,22 @@ impl Plugin {
         command.env_clear().stdin(File::open(&self.conf)?).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(command)
     }
+}
+
+/// Writes a configuration with these keys and the usual ones.
+fn configure(folder: &Path, mut content: Value) -> Result<PathBuf> {
+    content["cniVersion"] = json!("1.0.0");
+    content["name"] = json!("bench");
+    content["type"] = json!("istio-cni");
+    content["cni_agent_run_dir"] = json!(folder);
+    content["prevResult"] = json!({
+        "cniVersion": "1.0.0",
+        "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}],
+        "ips": [{"address": "10.1.0.2/24", "interface": 0}, {"address": "fd00:10::2/64", "interface": 0}],
+    });
+    let path = folder.join("conf.json");
+    fs::write(&path, content.to_string())?;
+    Ok(path)
 }
 
 fn manifest(pod: Pod) -> Value {

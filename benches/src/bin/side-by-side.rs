@@ -1,7 +1,7 @@
 //! Whole processes against each other, each in a fresh network namespace, in turn: medians and their ratios.
 //!
-//! `side-by-side [ROUNDS]`; programs are taken from `BENCH_BIN` (target/release), rivals from `REFERENCE_ISTIO_IPTABLES` and
-//! `REFERENCE_ISTIO_CNI`. Results go to `BENCH_OUT` (target/bench). Needs root.
+//! `side-by-side [ROUNDS]`; programs are taken from `BENCH_BIN`, rivals from `REFERENCE_ISTIO_IPTABLES`
+//! and `REFERENCE_ISTIO_CNI`. Results go to `BENCH_OUT` (target/bench). Needs root.
 
 #![allow(clippy::print_stdout)] // a table for people is what this program is for
 
@@ -78,8 +78,7 @@ impl Contestant {
 }
 
 fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
-    let bin = env::var_os("BENCH_BIN").map_or_else(|| PathBuf::from("target/release"), PathBuf::from);
-    let bin = fs::canonicalize(&bin).with_context(|| format!("no folder {}", bin.display()))?;
+    let bin = benches::programs()?;
     let nothing = nothing(folder)?;
     let plan = plan();
     let files = [
@@ -88,6 +87,7 @@ fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
         write(folder, "nft", &render::nft_text(&plan))?,
     ];
     let [v4, v6, nft] = files;
+    let [saved_v4, saved_v6] = saved(folder, &bin.join("istio-iptables"))?;
     let mut all = vec![
         Contestant::inside("nothing (an empty static program)", move || Ok(vec![quiet(&nothing, &[])])),
         istio_iptables("istio-iptables", bin.join("istio-iptables"), &[]),
@@ -101,12 +101,8 @@ fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
             bin.join("istio-iptables"),
             &["--native-nftables"],
         ),
-        Contestant::inside("iptables-nft-restore + ip6tables-nft-restore", move || {
-            Ok(vec![
-                fed("iptables-nft-restore", &["--noflush"], &v4)?,
-                fed("ip6tables-nft-restore", &["--noflush"], &v6)?,
-            ])
-        }),
+        restores("two restores of the plan", v4, v6),
+        restores("two restores of what two saves print", saved_v4, saved_v6),
         Contestant::inside("nft -f", move || Ok(vec![fed("nft", &["-f", "-"], &nft)?])),
     ];
     if let Some(reference) = env::var_os("REFERENCE_ISTIO_IPTABLES") {
@@ -123,9 +119,36 @@ fn istio_iptables(name: &str, program: PathBuf, more: &'static [&'static str]) -
     Contestant::inside(name, move || Ok(vec![quiet(&program, &[&ARGS, more].concat())]))
 }
 
-fn plugins(name: &str, program: &Path, folder: &Path) -> Result<[Contestant; 3]> {
+/// `iptables-nft-restore`, then `ip6tables-nft-restore`.
+fn restores(name: &str, v4: PathBuf, v6: PathBuf) -> Contestant {
+    Contestant::inside(name, move || {
+        Ok(vec![
+            fed("iptables-nft-restore", &["--noflush"], &v4)?,
+            fed("ip6tables-nft-restore", &["--noflush"], &v6)?,
+        ])
+    })
+}
+
+/// The same rules as an operator has them: saved from a namespace they are in force in. Unlike the plan, this text declares the
+/// kernel's own chains as well, which costs iptables a good deal.
+fn saved(folder: &Path, istio_iptables: &Path) -> Result<[PathBuf; 2]> {
+    let namespace = Namespace::pod(Families::Dual)?;
+    let save = |program: &str| {
+        let output = Command::new(program).output().with_context(|| format!("cannot run {program}"))?;
+        write(folder, program, &String::from_utf8_lossy(&output.stdout))
+    };
+    namespace.enter(|| {
+        if !quiet(istio_iptables, &ARGS).status()?.success() {
+            bail!("{} failed", istio_iptables.display());
+        }
+        Ok([save("iptables-nft-save")?, save("ip6tables-nft-save")?])
+    })?
+}
+
+fn plugins(name: &str, program: &Path, folder: &Path) -> Result<[Contestant; 4]> {
     let plugin = || Plugin::new(program, folder);
     let (version, skip, add) = (plugin()?, plugin()?, plugin()?);
+    let remote = Plugin::with_server(program, &folder.join(format!("{name} with a server")))?;
     Ok([
         Contestant::outside(format!("{name} VERSION"), move |_| version.version()),
         Contestant::outside(format!("{name} ADD, pod without sidecar"), move |namespace| {
@@ -133,6 +156,9 @@ fn plugins(name: &str, program: &Path, folder: &Path) -> Result<[Contestant; 3]>
         }),
         Contestant::outside(format!("{name} ADD, pod from a manifest"), move |namespace| {
             add.add(Pod::Injected, namespace)
+        }),
+        Contestant::outside(format!("{name} ADD, pod from an API server over TLS"), move |namespace| {
+            remote.add(Pod::Injected, namespace)
         }),
     ])
 }
@@ -187,18 +213,17 @@ fn publish(contestants: &[Contestant], medians: &[Duration], rounds: usize) -> R
         let index = contestants.iter().position(|contestant| contestant.name.starts_with(name));
         index.and_then(|index| medians.get(index)).map_or(f64::NAN, Duration::as_secs_f64)
     };
-    let (nothing, restore) = (of("nothing"), of("iptables-nft-restore"));
+    let bases = [of("nothing"), of("two restores of the plan"), of("two restores of what")];
     let mut text = format!("medians of {rounds} rounds, whole processes, fresh network namespaces\n\n");
-    text += "| program | median | x nothing | x two restores |\n|---|---:|---:|---:|\n";
+    text += "| program | median | x nothing | x restores of the plan | x restores of saves |\n|---|---:|---:|---:|---:|\n";
     let mut values = Vec::new();
     for (contestant, median) in contestants.iter().zip(medians) {
         let seconds = median.as_secs_f64();
+        let [nothing, planned, saved] = bases.map(|base| seconds / base);
+        let milliseconds = seconds * 1e3;
         text += &format!(
-            "| {} | {:.2} ms | {:.2} | {:.3} |\n",
-            contestant.name,
-            seconds * 1e3,
-            seconds / nothing,
-            seconds / restore
+            "| {} | {milliseconds:.2} ms | {nothing:.2} | {planned:.2} | {saved:.3} |\n",
+            contestant.name
         );
         values.push((contestant.name.clone(), seconds * 1e3));
     }

@@ -1,6 +1,6 @@
 //! Pods per second: the plugin's ADD on fresh network namespaces, several at a time; and its peak memory.
 //!
-//! `throughput [PODS] [AT ONCE]`; the plugin is taken from `BENCH_BIN` (target/release). Needs root.
+//! `throughput [PODS] [AT ONCE]`; the plugin is taken from `BENCH_BIN`. Needs root.
 
 #![allow(clippy::print_stdout)] // a line for people is what this program is for
 
@@ -12,8 +12,7 @@ use benches::{
 use e2e::netns::{Families, Namespace};
 use nix::sys::resource::{UsageWho, getrusage};
 use std::{
-    env, fs,
-    path::PathBuf,
+    env,
     process::Command,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -25,8 +24,7 @@ const MEASURE: &str = "BENCH_MEASURE_MEMORY";
 
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let bin = env::var_os("BENCH_BIN").map_or_else(|| PathBuf::from("target/release"), PathBuf::from);
-    let plugin = Plugin::new(&fs::canonicalize(bin)?.join("istio-cni"), folder.path())?;
+    let plugin = Plugin::new(&benches::programs()?.join("istio-cni"), folder.path())?;
     if env::var_os(MEASURE).is_some() {
         return memory(&plugin);
     }
