@@ -5,18 +5,17 @@
 //! which a controller fills, are empty (`system:aggregate-to-view` and its like are not).
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::leftovers::temp_dir;
+use crate::port::free_port;
 use crate::process::{self, Background, Output, SHORT, until};
 use crate::tools;
 
@@ -274,7 +273,7 @@ impl ApiServer {
 
     fn curl(&self, path: &str) -> Result<Command> {
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--max-time", "5", "--cacert"]).arg(self.ca_path());
+        curl.args(["--silent", "--max-time", "30", "--cacert"]).arg(self.ca_path());
         curl.arg("--cert")
             .arg(self.folder.path().join("admin.crt"))
             .arg("--key")
@@ -300,21 +299,4 @@ fn start_etcd(folder: &Path) -> Result<(Background, String)> {
     // Data that need not survive the test need not be safe on disk either.
     command.arg("--unsafe-no-fsync");
     Ok((Background::start("etcd", &command, &folder.join("etcd.log"))?.killed_on_drop(), client))
-}
-
-/// A port nobody listens on, below those the kernel gives to clients, so that it stays free while a server is stopped.
-fn free_port() -> Result<u16> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    const FIRST: u16 = 20_000;
-    const COUNT: u16 = 10_000;
-
-    let own = u16::try_from(std::process::id() % u32::from(COUNT))?;
-    for _ in 0..COUNT {
-        let offset = (own + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT) % COUNT;
-        if TcpListener::bind(("127.0.0.1", FIRST + offset)).is_ok() {
-            return Ok(FIRST + offset);
-        }
-    }
-    ensure!(false, "no free port from {FIRST} to {}", FIRST + COUNT);
-    Ok(0)
 }

@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// How long a pod may take to come or go on a busy machine.
-const POD: Duration = Duration::from_secs(90);
+const POD: Duration = Duration::from_secs(300);
 const IMAGE: &str = "localhost/install-cni:test";
 const NAMESPACE: &str = "istio-system";
 const MANIFEST: &str = include_str!("../../deploy/istio-cni-node.yaml");
@@ -219,7 +219,7 @@ impl<'n> HostAgent<'n> {
     fn wait_ready(&self) -> Result<()> {
         let ready = process::command(
             "curl",
-            ["--silent", "--fail", "--max-time", "5", "http://127.0.0.1:8000/readyz"],
+            ["--silent", "--fail", "--max-time", "30", "http://127.0.0.1:8000/readyz"],
         );
         let running: Vec<&Background> = self.running.iter().collect();
         until("the agent to be ready", POD, &running, || {
@@ -230,7 +230,7 @@ impl<'n> HostAgent<'n> {
     fn stop(&mut self, signal: Signal) -> Result<()> {
         if let Some(running) = self.running.take() {
             running.signal(signal)?;
-            running.wait(Duration::from_secs(30))?;
+            running.wait(POD)?;
         }
         Ok(())
     }
@@ -373,10 +373,8 @@ fn a_rotated_token_serves_the_next_pod_without_a_flap() -> Result<()> {
 impl HostAgent<'_> {
     /// Ready at this moment, or an error that says why not.
     fn wait_ready_now(&self) -> Result<()> {
-        let ready = process::command(
-            "curl",
-            ["--silent", "--fail-with-body", "--max-time", "5", "http://127.0.0.1:8000/readyz"],
-        );
+        let ready =
+            process::command("curl", ["--silent", "--fail-with-body", "http://127.0.0.1:8000/readyz"]);
         self.node.namespace().run(&ready)?.ok().map(drop)
     }
 }

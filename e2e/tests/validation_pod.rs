@@ -17,7 +17,7 @@ use validation_support::{INJECTED, istio_validation};
 
 const MANIFEST: &str = include_str!("../manifests/validated-pod.yaml");
 /// How long the kubelet may take to start, or start again, a container on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The program alone, with the libraries it is linked against.
 fn image() -> Result<Image> {

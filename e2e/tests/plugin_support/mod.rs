@@ -21,8 +21,8 @@ pub use pod_api::PodApi;
 
 /// The PATH the program under test gets.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Longer than any ADD of these tests may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any ADD of these tests may take, whatever its deadline.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// The program under test: the one ISTIO_CNI names, else the workspace's, built once per test process.
 pub fn istio_cni() -> &'static Path {
@@ -35,6 +35,7 @@ pub fn istio_cni() -> &'static Path {
 pub struct Invocation {
     env: Vec<(String, String)>,
     input: String,
+    stderr: Option<PathBuf>,
 }
 
 impl Invocation {
@@ -48,7 +49,7 @@ impl Invocation {
             ("CNI_PATH", "/opt/cni/bin"),
         ];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { env, input: conf.to_string() }
+        Self { env, input: conf.to_string(), stderr: None }
     }
 
     /// Sets a variable.
@@ -82,9 +83,20 @@ impl Invocation {
         self
     }
 
+    /// Sends standard error to a file, where it can be read while it is written.
+    #[must_use]
+    pub fn stderr(mut self, file: &Path) -> Self {
+        self.stderr = Some(file.to_owned());
+        self
+    }
+
     /// Runs it to its end.
     pub fn run(&self) -> Result<Answer> {
         let mut command = process::command(istio_cni(), [""; 0]);
+        if let Some(file) = &self.stderr {
+            command = process::command("/bin/sh", ["-c", "exec \"$0\" 2>\"$1\""]);
+            command.arg(istio_cni()).arg(file);
+        }
         command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
         process::run_with_input(&mut command, &self.input, PATIENCE).map(Answer)
     }

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long anything may take.
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(180);
 pub const CALICO: &str = include_str!("../conf/10-calico.conflist");
 
 /// A node's directories, the image's, and the agent's settings.
