@@ -3,6 +3,7 @@
 // Every test program takes what it needs of this module.
 #![allow(dead_code)]
 
+pub mod killing;
 pub mod mesh;
 
 use std::path::{Path, PathBuf};

@@ -35,7 +35,8 @@ pub fn istio_cni() -> &'static Path {
 pub struct Invocation {
     env: Vec<(String, String)>,
     input: String,
-    stderr: Option<PathBuf>,
+    /// Words before the program.
+    prefix: Vec<String>,
 }
 
 impl Invocation {
@@ -49,7 +50,7 @@ impl Invocation {
             ("CNI_PATH", "/opt/cni/bin"),
         ];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { env, input: conf.to_string(), stderr: None }
+        Self { env, input: conf.to_string(), prefix: Vec::new() }
     }
 
     /// Sets a variable.
@@ -83,19 +84,26 @@ impl Invocation {
         self
     }
 
+    /// Has another program run it, which is given as its path and arguments before those of the plugin.
+    #[must_use]
+    pub fn under(mut self, words: Vec<String>) -> Self {
+        self.prefix = words;
+        self
+    }
+
     /// Sends standard error to a file, where it can be read while it is written.
     #[must_use]
-    pub fn stderr(mut self, file: &Path) -> Self {
-        self.stderr = Some(file.to_owned());
-        self
+    pub fn stderr(self, file: &Path) -> Self {
+        let file = file.display().to_string();
+        self.under(vec!["/bin/sh".to_owned(), "-c".to_owned(), "exec \"$@\" 2>\"$0\"".to_owned(), file])
     }
 
     /// Runs it to its end.
     pub fn run(&self) -> Result<Answer> {
         let mut command = process::command(istio_cni(), [""; 0]);
-        if let Some(file) = &self.stderr {
-            command = process::command("/bin/sh", ["-c", "exec \"$0\" 2>\"$1\""]);
-            command.arg(istio_cni()).arg(file);
+        if let [program, words @ ..] = &self.prefix[..] {
+            command = process::command(program, words);
+            command.arg(istio_cni());
         }
         command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
         process::run_with_input(&mut command, &self.input, PATIENCE).map(Answer)
