@@ -5,6 +5,7 @@
 
 pub mod killing;
 pub mod mesh;
+pub mod recording;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
