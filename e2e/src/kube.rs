@@ -5,19 +5,19 @@
 //! which a controller fills, are empty (`system:aggregate-to-view` and its like are not).
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::leftovers::temp_dir;
-use crate::process::{self, Background, Output, SHORT, until};
+use crate::port::free_port;
+use crate::process::{self, Background, Output, SHORT, once_in, until};
 use crate::tools;
 
 mod pki;
@@ -27,7 +27,7 @@ use pki::Authority;
 pub use pki::Identity;
 
 /// How long a start may take on a busy machine.
-const START: Duration = Duration::from_secs(120);
+const START: Duration = Duration::from_secs(180);
 /// The service network; its first address is the API server's name inside a cluster.
 const SERVICE_NETWORK: &str = "10.96.0.0/16";
 /// Names and addresses the server's certificate is good for: loopback, the first service address, and the gateway of a node's pods.
@@ -68,6 +68,12 @@ impl ApiServer {
         if running.is_some() {
             return Ok(());
         }
+        // It gives itself seconds for steps of its start, and ends when they are over: also where the machine stands still in them.
+        *running = Some(once_in(5, || self.start_server())?);
+        Ok(())
+    }
+
+    fn start_server(&self) -> Result<Background> {
         let server =
             Background::start("kube-apiserver", &self.server_command()?, &self.log_path())?.killed_on_drop();
         let mut probe = self.curl("/readyz")?;
@@ -75,8 +81,7 @@ impl ApiServer {
             let answer = process::run(&mut probe, SHORT)?;
             Ok((answer.stdout == "ok").then_some(()))
         })?;
-        *running = Some(server);
-        Ok(())
+        Ok(server)
     }
 
     /// Kills the server: connections break, new ones are refused. Data stay.
@@ -143,22 +148,23 @@ impl ApiServer {
 
     /// Runs kubectl with a kubeconfig file, however it ends.
     pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
-        process::run(self.kubectl_command(kubeconfig)?.args(args), SHORT)
+        let mut kubectl = self.kubectl_command(kubeconfig)?;
+        patiently(kubectl.args(args), "")
     }
 
     /// Creates or changes objects given as YAML or JSON, as the admin.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
         kubectl.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]);
-        process::run_with_input(&mut kubectl, objects, SHORT)?.ok()?;
+        patiently(&mut kubectl, objects)?.ok()?;
         Ok(())
     }
 
     /// Creates an object and returns it as the server has it.
     pub fn create(&self, object: &Value) -> Result<Value> {
         let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
-        kubectl.args(["create", "-o", "json", "-f", "-"]);
-        let output = process::run_with_input(&mut kubectl, &object.to_string(), SHORT)?.ok()?;
+        kubectl.args(["apply", "--server-side", "-o", "json", "-f", "-"]);
+        let output = patiently(&mut kubectl, &object.to_string())?.ok()?;
         serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
     }
 
@@ -258,6 +264,7 @@ impl ApiServer {
             // Its taint would stay for ever without the controller that takes it away.
             "--disable-admission-plugins=TaintNodesByCondition".to_owned(),
             "--enable-priority-and-fairness=false".to_owned(),
+            "--request-timeout=10m".to_owned(),
         ];
         Ok(process::command(tools::built("kube-apiserver")?, flags))
     }
@@ -274,7 +281,7 @@ impl ApiServer {
 
     fn curl(&self, path: &str) -> Result<Command> {
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--max-time", "5", "--cacert"]).arg(self.ca_path());
+        curl.args(["--silent", "--max-time", "30", "--cacert"]).arg(self.ca_path());
         curl.arg("--cert")
             .arg(self.folder.path().join("admin.crt"))
             .arg("--key")
@@ -286,6 +293,40 @@ impl ApiServer {
     fn log_path(&self) -> PathBuf {
         self.folder.path().join("kube-apiserver.log")
     }
+}
+
+/// What kubectl says when it, the server or etcd found its time over, as they do where the machine stands still.
+const STANDSTILL: [&str; 10] = [
+    "TLS handshake timeout",
+    "client connection lost",
+    "deadline exceeded",
+    "i/o timeout",
+    "Client.Timeout",
+    "etcdserver: ",
+    "transport is closing",
+    "keepalive ping failed",
+    "unexpected EOF",
+    "in the time allotted",
+];
+
+/// Runs kubectl to its end, again where it failed only because the machine stood still.
+fn patiently(kubectl: &mut Command, input: &str) -> Result<Output> {
+    let mut output = process::run_with_input(kubectl, input, SHORT)?;
+    for _ in 0..10 {
+        if output.status.success() || !STANDSTILL.iter().any(|part| output.stderr.contains(part)) {
+            break;
+        }
+        thread::sleep(Duration::from_secs(1));
+        output = process::run_with_input(kubectl, input, SHORT)?;
+        // The try before may have done it, and lost only the answer.
+        let verbs = [("create", "(AlreadyExists)"), ("delete", "(NotFound)")];
+        if verbs.iter().any(|(verb, error)| {
+            output.stderr.contains(error) && kubectl.get_args().any(|argument| argument == *verb)
+        }) {
+            output.status = ExitStatus::default();
+        }
+    }
+    Ok(output)
 }
 
 fn start_etcd(folder: &Path) -> Result<(Background, String)> {
@@ -300,21 +341,4 @@ fn start_etcd(folder: &Path) -> Result<(Background, String)> {
     // Data that need not survive the test need not be safe on disk either.
     command.arg("--unsafe-no-fsync");
     Ok((Background::start("etcd", &command, &folder.join("etcd.log"))?.killed_on_drop(), client))
-}
-
-/// A port nobody listens on, below those the kernel gives to clients, so that it stays free while a server is stopped.
-fn free_port() -> Result<u16> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    const FIRST: u16 = 20_000;
-    const COUNT: u16 = 10_000;
-
-    let own = u16::try_from(std::process::id() % u32::from(COUNT))?;
-    for _ in 0..COUNT {
-        let offset = (own + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT) % COUNT;
-        if TcpListener::bind(("127.0.0.1", FIRST + offset)).is_ok() {
-            return Ok(FIRST + offset);
-        }
-    }
-    ensure!(false, "no free port from {FIRST} to {}", FIRST + COUNT);
-    Ok(0)
 }

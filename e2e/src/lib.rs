@@ -8,6 +8,8 @@
 //! | [`traffic`] | servers and clients that say where a connection went |
 //! | [`cnitool`] | a CNI client that passes exactly what it is told |
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
+//! | [`process`] | commands, waiting with patience, servers in the background |
+//! | [`port`] | ports of loopback that nobody else has |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
@@ -24,6 +26,7 @@ pub mod image;
 pub mod kube;
 pub mod netns;
 pub mod node;
+pub mod port;
 pub mod process;
 pub mod program;
 pub mod traffic;

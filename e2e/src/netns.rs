@@ -244,7 +244,7 @@ impl Topology {
     /// Packets sent while the kernel still brings the link up are lost and sent again a second later.
     fn wait_for_carrier(&self) -> Result<()> {
         for namespace in [&self.client, &self.pod] {
-            process::until("eth0 to be up", Duration::from_secs(5), &[], || {
+            process::until("eth0 to be up", Duration::from_secs(60), &[], || {
                 let link = namespace.run(&process::command("ip", ["link", "show", "dev", "eth0"]))?.ok()?;
                 Ok(link.stdout.contains("state UP").then_some(()))
             })?;

@@ -36,7 +36,7 @@ pub use pod::{APP_PORT, GREETING, Pod, plain_pod, sidecar_pod};
 use host::Host;
 
 /// How long a part of the node may take to start on a busy machine.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(180);
 /// The conflist of the node's primary network.
 pub const PRIMARY_CONFLIST: &str = "10-podnet.conflist";
 /// Where the kubelet serves the list of its pods, without authentication, on the node's loopback.
@@ -213,7 +213,7 @@ impl<'a> Node<'a> {
     /// All pods of the node as the kubelet sees them, with their status.
     pub fn pods(&self) -> Result<Vec<Value>> {
         let url = format!("http://127.0.0.1:{KUBELET_READ_ONLY_PORT}/pods");
-        let curl = process::command("curl", ["--silent", "--show-error", "--fail", "--max-time", "10", &url]);
+        let curl = process::command("curl", ["--silent", "--show-error", "--fail", &url]);
         let answer = self.namespace().run(&curl)?.ok()?;
         let mut list: Value = serde_json::from_str(&answer.stdout).context("the kubelet answers no JSON")?;
         Ok(serde_json::from_value(list["items"].take()).unwrap_or_default())

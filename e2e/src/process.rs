@@ -14,8 +14,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Deadline of a command that has nothing to wait for.
-pub const SHORT: Duration = Duration::from_secs(60);
+/// Deadline of a command that has nothing to wait for, on a machine that is ten times slower than it should be.
+pub const SHORT: Duration = Duration::from_secs(180);
+
+/// What takes seconds and is not to wait for a deadline of [`LATE`] takes less than this, also where the machine stands still for a minute.
+pub const EARLY: Duration = Duration::from_secs(240);
+/// The deadline that a test gives what has to end [`EARLY`].
+pub const LATE: &str = "10m";
 
 /// Lines of a log that an error shows.
 const TAIL: usize = 25;
@@ -48,6 +53,50 @@ impl Output {
     }
 }
 
+/// A time limit that a machine that stands still does not use up: however long that lasts, it counts as a tenth of the limit and no more than
+/// five seconds.
+///
+/// Without it, whoever waits would find the time over when the machine goes on, before what it waits for could happen.
+#[derive(Debug)]
+pub struct Patience {
+    left: Duration,
+    turn: Duration,
+    asked: Instant,
+}
+
+impl Patience {
+    /// It begins now.
+    pub fn new(limit: Duration) -> Self {
+        Self { left: limit, turn: (limit / 10).min(Duration::from_secs(5)), asked: Instant::now() }
+    }
+
+    /// How long to wait for something before [`Patience::is_over`] is asked.
+    pub fn turn(&self) -> Duration {
+        self.turn
+    }
+
+    /// Whether the time is over. What passed since this was asked last counts as one turn at most.
+    pub fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        self.left = self.left.saturating_sub(now.duration_since(self.asked).min(self.turn));
+        self.asked = now;
+        self.left.is_zero()
+    }
+}
+
+/// Runs a scenario that has to meet a moment, which a machine that stands still can miss: again until it succeeds, or has failed `times`
+/// times. Only for what never succeeds where the code is broken.
+pub fn once_in<T>(times: usize, mut scenario: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut failures = Vec::new();
+    while failures.len() < times {
+        match scenario() {
+            Ok(done) => return Ok(done),
+            Err(error) => failures.push(format!("{error:#}")),
+        }
+    }
+    bail!("failed {times} times:\n{}", failures.join("\n"))
+}
+
 /// Runs a command to its end with nothing on standard input. After `deadline` its process group is killed and the result is an error.
 pub fn run(command: &mut Command, deadline: Duration) -> Result<Output> {
     run_with_input(command, "", deadline)
@@ -66,11 +115,15 @@ pub fn run_with_input(command: &mut Command, input: &str, deadline: Duration) ->
         let _ = stdin.map(|mut stdin| stdin.write_all(input.as_bytes()));
     });
     thread::spawn(move || send.send(child.wait_with_output()));
-    let output = match receive.recv_timeout(deadline) {
-        Ok(output) => output.with_context(|| format!("cannot wait for {shown}"))?,
-        Err(_) => {
-            let _ = killpg(group, Signal::SIGKILL);
-            bail!("{shown} did not end within {deadline:?}{}", what_it_printed(&receive));
+    let mut patience = Patience::new(deadline);
+    let output = loop {
+        match receive.recv_timeout(patience.turn()) {
+            Ok(output) => break output.with_context(|| format!("cannot wait for {shown}"))?,
+            Err(_) if !patience.is_over() => {}
+            Err(_) => {
+                let _ = killpg(group, Signal::SIGKILL);
+                bail!("{shown} did not end within {deadline:?}{}", what_it_printed(&receive));
+            }
         }
     };
     Ok(Output {
@@ -83,7 +136,7 @@ pub fn run_with_input(command: &mut Command, input: &str, deadline: Duration) ->
 
 /// What a killed program had printed. A grandchild in another process group may still hold the pipes: then nothing.
 fn what_it_printed(receive: &mpsc::Receiver<io::Result<std::process::Output>>) -> String {
-    let Ok(Ok(output)) = receive.recv_timeout(Duration::from_secs(2)) else { return String::new() };
+    let Ok(Ok(output)) = receive.recv_timeout(Duration::from_secs(20)) else { return String::new() };
     format!("\n{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -144,7 +197,7 @@ impl Background {
             group,
             log: log.to_owned(),
             stop_signal: Signal::SIGTERM,
-            patience: Duration::from_secs(10),
+            patience: Duration::from_secs(60),
         })
     }
 
@@ -205,7 +258,7 @@ impl Drop for Background {
     }
 }
 
-/// Asks `probe` until it answers. Gives up at the deadline, when the probe fails, or when one of `processes` has ended; the error shows
+/// Asks `probe` until it answers. Gives up when the deadline is over by [`Patience`], when the probe fails, or when one of `processes` has ended; the error shows
 /// the end of their logs.
 pub fn until<T>(
     what: &str,
@@ -213,7 +266,7 @@ pub fn until<T>(
     processes: &[&Background],
     mut probe: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let start = Instant::now();
+    let mut patience = Patience::new(deadline);
     let mut pause = Duration::from_millis(2);
     let problem = loop {
         match probe() {
@@ -224,7 +277,7 @@ pub fn until<T>(
         if let Some(ended) = processes.iter().find(|process| process.ended().is_some()) {
             break format!("{} ended while waiting for {what}", ended.name);
         }
-        if start.elapsed() > deadline {
+        if patience.is_over() {
             break format!("waited {deadline:?} in vain for {what}");
         }
         thread::sleep(pause);
@@ -259,4 +312,20 @@ fn spawn_from_lasting_thread(command: Command) -> Result<Child> {
         })
         .send((command, send))?;
     Ok(receive.recv()??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_stands_still_uses_up_little_patience() {
+        let mut patience = Patience::new(Duration::from_secs(20));
+        let turns = std::iter::repeat_with(|| {
+            // An hour passes.
+            patience.asked -= Duration::from_secs(3600);
+            patience.is_over()
+        });
+        assert_eq!(turns.take_while(|is_over| !is_over).count(), 9);
+    }
 }

@@ -22,6 +22,9 @@ mod server;
 pub(crate) use relay::Relay;
 pub use server::{TcpServer, UdpServer};
 
+/// How long an answer may take on a busy machine.
+pub const ANSWER: Duration = Duration::from_secs(60);
+
 /// The user and group of a sidecar proxy.
 pub const PROXY_ID: u32 = 1337;
 
@@ -134,7 +137,7 @@ impl<'a> Client<'a> {
             group: 0,
             source: None,
             mark: None,
-            patience: Duration::from_secs(2),
+            patience: ANSWER,
             protocol: Protocol::Tcp,
             target: SocketAddr::from(([0, 0, 0, 0], 0)),
         };
@@ -168,7 +171,8 @@ impl<'a> Client<'a> {
         self
     }
 
-    /// How long to wait for the connection and again for the answer. Two seconds if not set.
+    /// How long to wait for the connection and again for the answer. [`ANSWER`] if not set, for who expects an answer; who expects
+    /// none sets a short one.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.attempt.patience = patience;

@@ -1,137 +1,226 @@
-//! The default backend runs no helper program, and is never half done.
+//! The default backend runs no helper program and uses nothing of the node, and is never half done.
 
 mod common;
+mod plugin_support;
 
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, ensure};
-use common::{in_parallel, istio_iptables_command};
+use anyhow::{Result, ensure};
+use common::in_parallel;
+use common::killing::{Moments, Random};
 use e2e::netns::{Families, Namespace, State};
 use e2e::process;
+use plugin_support::{Invocation, RunDir, sidecar};
+use serde_json::json;
 
-/// Runs that have to be killed before they end.
-const KILLS: usize = 500;
 const THREADS: usize = 4;
 
-/// Plans in REDIRECT mode: their rules are all there is to see. Nothing stands for a cleanup.
-const PLANS: [&str; 3] = [
+/// Plans in REDIRECT mode. Nothing stands for a cleanup.
+const REDIRECT: [&str; 3] = [
     "--dual-stack -b * -d 15090,15021,15020 -i * --redirect-dns --capture-all-dns --drop-invalid",
     "--dual-stack -b 80,443 -i 10.0.0.0/8,fd00::/8 -o 3306,6379 -x 10.9.0.0/16",
     "--cleanup-only",
 ];
 
+/// Plans in TPROXY mode, with another mark and table each; and one without.
+const TPROXY: [&str; 4] = [
+    "--dual-stack -m TPROXY -b * -i * --redirect-dns --capture-all-dns",
+    "--dual-stack -m TPROXY -b 80,443 -i 10.0.0.0/8,fd00::/8 -t 0x77 -r 200",
+    "--dual-stack -b * -i *",
+    "--cleanup-only",
+];
+
+/// Where a program would look for helpers.
+const PATH: &str = "/of-the-test/sbin:/of-the-test/bin";
+
+/// `strace`, which notes every file a program and what it starts ask for by name, and every connection.
+fn strace(trace: &str) -> Vec<String> {
+    let path = format!("--env=PATH={PATH}");
+    ["/usr/bin/strace", "-f", "-qq", "-e", "trace=%file,connect", &path, "-o", trace]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// Nothing is executed but the program itself, nothing is looked for, no lock of the node is opened, nobody is asked for names.
+fn assert_nothing_of_the_node(what: &str, trace: &str) {
+    let lines = |part: &str| trace.lines().filter(|line| line.contains(part)).collect::<Vec<_>>();
+    assert_eq!(lines("execve").len(), 1, "{what} executes {:#?}", lines("execve"));
+    assert!(trace.contains("ns/net"), "{what}: nothing is traced:\n{trace}");
+    for part in
+        ["/of-the-test", "xtables.lock", "nsswitch", "nscd", "/etc/hosts", "libnss", "sin_port", "sin6_port"]
+    {
+        assert!(lines(part).is_empty(), "{what} uses what is the node's: {:#?}", lines(part));
+    }
+}
+
 #[test]
-fn nothing_is_executed_and_no_lock_of_the_node_is_opened() -> Result<()> {
-    for args in PLANS {
+fn istio_iptables_uses_nothing_of_the_node() -> Result<()> {
+    for args in REDIRECT.iter().chain(&TPROXY) {
         let namespace = Namespace::pod(Families::Dual)?;
         let trace = tempfile::NamedTempFile::new()?;
-        let words: Vec<&str> = args.split_whitespace().collect();
-        let mut strace = process::command("strace", ["-f", "-qq", "-e", "trace=execve,open,openat", "-o"]);
-        strace.arg(trace.path());
-        let traced = common::istio_iptables();
-        strace.arg(traced).args(words).env("PATH", common::PATH);
-        namespace.run(&strace)?.ok()?;
-        let trace = std::fs::read_to_string(trace.path())?;
-        let executed: Vec<&str> = trace.lines().filter(|line| line.contains("execve(")).collect();
-        ensure!(executed.len() == 1, "{args}: executes {executed:#?}");
-        ensure!(!trace.contains("xtables.lock"), "{args}: opens the node's lock:\n{trace}");
+        let words = strace(&trace.path().to_string_lossy());
+        let mut command = process::command(&words[0], &words[1..]);
+        command.arg(common::istio_iptables()).args(args.split_whitespace());
+        namespace.run(&command)?.ok()?;
+        assert_nothing_of_the_node(args, &fs::read_to_string(trace.path())?);
+    }
+    Ok(())
+}
+
+#[test]
+fn an_add_uses_nothing_of_the_node() -> Result<()> {
+    for mode in ["REDIRECT", "TPROXY"] {
+        let (run_dir, namespace) = (RunDir::new()?, Namespace::pod(Families::Dual)?);
+        let mut pod = sidecar("web", &[("sidecar.istio.io/interceptionMode", mode)]);
+        pod["spec"]["containers"][1]["env"] = json!([
+            {"name": "ISTIO_DUAL_STACK", "value": "true"},
+            {"name": "ISTIO_META_DNS_CAPTURE", "value": "true"},
+        ]);
+        run_dir.write_manifest("web.json", &pod)?;
+        let trace = tempfile::NamedTempFile::new()?;
+        let add = Invocation::new("ADD", &run_dir.manifest_conf()).netns(&namespace).pod("default", "web");
+        let log = add.under(strace(&trace.path().to_string_lossy())).run()?.log()?;
+        assert_eq!(
+            (&log[0]["decision"], &log[0]["backend"]),
+            (&json!("redirect"), &json!("netlink")),
+            "{log:?}"
+        );
+        let state = namespace.state()?;
+        assert_eq!(state.rule4.is_empty(), mode == "REDIRECT", "{state:?}");
+        assert!(state.v4.contains_key("nat") && state.v6.contains_key("nat"), "{state:?}");
+        assert_nothing_of_the_node(mode, &fs::read_to_string(trace.path())?);
     }
     Ok(())
 }
 
 #[test]
 fn a_killed_run_leaves_the_old_rules_or_the_new_ones() -> Result<()> {
-    let states = PLANS.map(|args| -> Result<State> {
+    kill_runs(500, &REDIRECT)
+}
+
+#[test]
+fn a_killed_run_leaves_no_tproxy_rules_without_their_routes() -> Result<()> {
+    kill_runs(300, &TPROXY)
+}
+
+/// Kills runs that put one plan in the place of another, and has each completed by the next run.
+fn kill_runs(kills: usize, plans: &[&str]) -> Result<()> {
+    let states = plans.iter().map(|args| -> Result<State> {
         let namespace = Namespace::pod(Families::Dual)?;
         run(&namespace, args)?;
-        rules(&namespace)
+        namespace.state()
     });
-    let states = states.into_iter().collect::<Result<Vec<_>>>()?;
-    let whole = duration()?;
+    let states = states.collect::<Result<Vec<_>>>()?;
+    let moments = Moments::of(|| run(&Namespace::pod(Families::Dual)?, plans[0]))?;
+    let random = Random::of_this_run();
     let (old, new) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let walks: Vec<usize> = (0..THREADS).collect();
     let problems = in_parallel(THREADS, &walks, |walk, _| {
         let namespace = Namespace::pod(Families::Dual)?;
-        let (mut killed, mut now) = (0, PLANS.len() - 1);
-        let mut random = seed(walk);
-        while killed < KILLS / THREADS {
-            let next = (now + 1 + killed % (PLANS.len() - 1)) % PLANS.len();
-            run(&namespace, PLANS[now])?;
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let after = Duration::from_micros((random >> 33) % whole);
-            if kill(&namespace, PLANS[next], after)? {
-                killed += 1;
-                let found = rules(&namespace)?;
-                if found == states[now] {
-                    old.fetch_add(1, Ordering::Relaxed);
-                } else if found == states[next] {
-                    new.fetch_add(1, Ordering::Relaxed);
-                } else {
-                    return Ok(found.differences(&states[next]));
+        let (mut random, mut now) = (random.branch(walk), plans.len() - 1);
+        for kill in 0..kills / THREADS {
+            let next = (now + 1 + kill % (plans.len() - 1)) % plans.len();
+            let step = || format!("from {:?} to {:?}, {random:?}", plans[now], plans[next]);
+            let mut numbers = random.clone();
+            let mut has_ended = false;
+            moments.kill_one(&mut numbers, || {
+                if std::mem::replace(&mut has_ended, true) {
+                    run(&namespace, plans[now])?;
                 }
+                Ok((start(&namespace, plans[next])?, ()))
+            })?;
+            match left(&states[now], &states[next], &namespace.state()?) {
+                Ok(false) => old.fetch_add(1, Ordering::Relaxed),
+                Ok(true) => new.fetch_add(1, Ordering::Relaxed),
+                Err(problem) => return Ok(vec![format!("{}: {problem}", step())]),
+            };
+            run(&namespace, plans[next])?;
+            let differences = namespace.state()?.differences(&states[next]);
+            if !differences.is_empty() {
+                return Ok(vec![format!("{}, completed: {}", step(), differences.join("\n"))]);
             }
-            now = next;
+            (random, now) = (numbers, next);
         }
         Ok(Vec::new())
     });
     assert!(problems.is_empty(), "{}", problems.join("\n"));
-    println!("{old:?} runs were killed before, {new:?} after the rules changed");
-    ensure!(old.into_inner() > 0 && new.into_inner() > 0, "the moments are not spread over the run");
+    let counts = (old.into_inner(), new.into_inner());
+    ensure!(counts.0 > 0 && counts.1 > 0, "the moments are not spread over the run: {counts:?} old and new");
     Ok(())
 }
 
-/// How many microseconds a run takes under the same load.
-fn duration() -> Result<u64> {
-    let walks: Vec<usize> = (0..THREADS).collect();
-    let longest = AtomicU64::new(0);
-    in_parallel(THREADS, &walks, |_, _| {
-        let namespace = Namespace::pod(Families::Dual)?;
-        for args in PLANS {
-            let begin = Instant::now();
-            let mut child = namespace.enter(|| quiet(args).spawn())??;
-            child.wait()?;
-            longest.fetch_max(u64::try_from(begin.elapsed().as_micros())?, Ordering::Relaxed);
+/// What a killed run may leave: the rules of both families are one batch, so they are wholly the old ones or wholly the new ones. Routes,
+/// ip rules and the address of `lo` are messages beside it, sent before the rules that need them and taken away after them: all that
+/// the rules need is there, and nothing that neither plan needs. Returns whether the rules are the new ones, or what is wrong.
+fn left(old: &State, new: &State, found: &State) -> Result<bool, String> {
+    let has_rules = |of: &State| (&found.v4, &found.v6) == (&of.v4, &of.v6);
+    let (is_new, in_force) = match (has_rules(new), has_rules(old)) {
+        (true, _) => (true, new),
+        (false, true) => (false, old),
+        (false, false) => {
+            return Err(format!(
+                "neither the old rules nor the new ones: {}",
+                found.differences(new).join("\n")
+            ));
         }
-        Ok(Vec::new())
-    });
-    Ok(longest.into_inner())
+    };
+    for ((found, needed), (old, new)) in
+        routing(found).into_iter().zip(routing(in_force)).zip(routing(old).into_iter().zip(routing(new)))
+    {
+        let missing: Vec<_> = needed.iter().filter(|line| !found.contains(line)).collect();
+        let foreign: Vec<_> =
+            found.iter().filter(|line| !old.contains(line) && !new.contains(line)).collect();
+        if !missing.is_empty() || !foreign.is_empty() {
+            return Err(format!("missing {missing:?}, nobody's {foreign:?}, new rules {is_new}"));
+        }
+    }
+    Ok(is_new)
 }
 
-fn seed(walk: usize) -> u64 {
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::from(time.subsec_nanos()) ^ ((walk as u64) << 32)
+/// What belongs to a plan beside its rules.
+fn routing(state: &State) -> [&Vec<String>; 5] {
+    [&state.rule4, &state.rule6, &state.route4, &state.route6, &state.lo]
 }
 
-/// The rules of a namespace, nothing else.
-fn rules(namespace: &Namespace) -> Result<State> {
-    let state = namespace.state()?;
-    Ok(State { v4: state.v4, v6: state.v6, ..State::default() })
-}
-
-fn command(args: &str) -> Command {
-    istio_iptables_command(&args.split_whitespace().collect::<Vec<_>>())
-}
-
-fn quiet(args: &str) -> Command {
-    let mut command = command(args);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command
+#[test]
+fn what_a_killed_run_may_not_leave_is_noticed() {
+    let rules = |name: &str| [("nat".to_owned(), [(name.to_owned(), vec![])].into())].into();
+    let tproxy = State {
+        v4: rules("T"),
+        rule4: vec!["mark".into()],
+        route4: vec!["local".into()],
+        ..State::default()
+    };
+    let none = State::default();
+    assert_eq!(left(&none, &tproxy, &none), Ok(false));
+    assert_eq!(left(&none, &tproxy, &tproxy), Ok(true));
+    let routed = State { v4: none.v4.clone(), ..tproxy.clone() };
+    assert_eq!(left(&none, &tproxy, &routed), Ok(false), "routes come first");
+    assert_eq!(left(&tproxy, &none, &routed), Ok(true), "and go last");
+    let marked = State { route4: vec![], ..tproxy.clone() };
+    assert!(left(&none, &tproxy, &marked).is_err(), "marks without a route");
+    assert!(
+        left(&none, &tproxy, &State { v6: rules("T"), ..none.clone() }).is_err(),
+        "rules of another plan"
+    );
+    assert!(
+        left(&none, &tproxy, &State { route6: vec!["local".into()], ..none.clone() }).is_err(),
+        "a foreign route"
+    );
 }
 
 fn run(namespace: &Namespace, args: &str) -> Result<()> {
-    namespace.run(&command(args))?.ok().map(drop)
+    let status = start(namespace, args)?.wait()?;
+    ensure!(status.success(), "{args:?} ended with {status}");
+    Ok(())
 }
 
-/// Starts a run and kills it after a while; whether it had not ended by itself.
-fn kill(namespace: &Namespace, args: &str, after: Duration) -> Result<bool> {
-    let mut child = namespace.enter(|| quiet(args).spawn())?.context("cannot start istio-iptables")?;
-    let end = Instant::now() + after;
-    while Instant::now() < end {
-        thread::yield_now();
-    }
-    child.kill()?;
-    Ok(!child.wait()?.success())
+/// Starts the program itself, with nothing between it and the kill.
+fn start(namespace: &Namespace, args: &str) -> Result<Child> {
+    let mut command = Command::new(common::istio_iptables());
+    command.env_clear().env("PATH", common::PATH).args(args.split_whitespace());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(namespace.enter(|| command.spawn())??)
 }

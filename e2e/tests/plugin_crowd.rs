@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::{Families, Namespace};
+use e2e::process::LATE;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_child_subreaper;
 use plugin_support::{Answer, Invocation, PodApi, RunDir, plain_kubeconfig, sidecar};
+use serde_json::{Value, json};
 
 const PODS: usize = 200;
 
@@ -23,11 +25,13 @@ fn two_hundred_adds_at_once_succeed_and_leave_nothing() -> Result<()> {
     run_dir.write_kubeconfig(&plain_kubeconfig(api.port()))?;
     api.add("default", "web", &sidecar("web", &[]));
     let namespaces = namespaces()?;
+    let mut conf = run_dir.conf();
+    conf["add_timeout"] = json!(LATE);
 
     // What a plugin leaves running becomes this process's child.
     set_child_subreaper(true)?;
     let mut times = thread::scope(|scope| {
-        let adding = scope.spawn(|| in_private_mounts(&run_dir, || add_all(&namespaces, &run_dir)));
+        let adding = scope.spawn(|| in_private_mounts(&run_dir, || add_all(&namespaces, &conf)));
         adding.join().expect("no panic")
     })?;
     ensure!(children()?.is_empty(), "processes are left: {:?}", children()?);
@@ -73,14 +77,14 @@ fn in_private_mounts<T>(run_dir: &RunDir, work: impl FnOnce() -> Result<T>) -> R
 }
 
 /// All of them at the same time; how long each took.
-fn add_all(namespaces: &[Namespace], run_dir: &RunDir) -> Result<Vec<Duration>> {
+fn add_all(namespaces: &[Namespace], conf: &Value) -> Result<Vec<Duration>> {
     let problems = Mutex::new(Vec::new());
     let times = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for namespace in namespaces {
             scope.spawn(|| {
                 let start = Instant::now();
-                let add = Invocation::new("ADD", &run_dir.conf()).netns(namespace).pod("default", "web");
+                let add = Invocation::new("ADD", conf).netns(namespace).pod("default", "web");
                 match add.run().and_then(Answer::result) {
                     Ok(_) => times.lock().expect("nobody panics with it").push(start.elapsed()),
                     Err(error) => problems.lock().expect("nobody panics with it").push(format!("{error:#}")),

@@ -15,7 +15,7 @@ use plugin_support::istio_cni;
 use serde_json::{Value, json};
 
 /// How long a pod may take to come or go on a busy machine.
-const POD: Duration = Duration::from_secs(90);
+const POD: Duration = Duration::from_secs(300);
 
 /// Puts the plugin on the node, behind the plugins that are there.
 fn install(node: &Node<'_>, conf: &Value) -> Result<()> {
@@ -35,7 +35,7 @@ fn install(node: &Node<'_>, conf: &Value) -> Result<()> {
 fn assert_answers_itself(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
     for v6 in [false, true] {
         let app = SocketAddr::new(pod.address(v6)?, APP_PORT);
-        until("the application to answer", Duration::from_secs(10), &[], || {
+        until("the application to answer", POD, &[], || {
             Ok((Client::new(node.namespace()).tcp(app)? == Outcome::Foreign(GREETING.to_owned()))
                 .then_some(()))
         })?;

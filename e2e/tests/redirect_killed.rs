@@ -3,11 +3,10 @@
 mod common;
 
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use common::in_parallel;
+use common::killing::{Moments, Random};
 use e2e::netns::{Families, Namespace, State};
 
 /// Runs that have to be killed before they end, of each kind.
@@ -30,11 +29,11 @@ fn an_apply_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
     let attempts: Vec<usize> = (0..KILLS).collect();
     let problems = in_parallel(THREADS, &attempts, |index, _| {
         let (plan, mut random) = (&plans[index % plans.len()], random.branch(index));
-        let killed = until_killed(&mut random, plan.duration, || {
+        let (after, namespace) = plan.moments.kill_one(&mut random, || {
             let namespace = Namespace::pod(Families::Dual)?;
             Ok((start(&namespace, plan.args, &[])?, namespace))
         })?;
-        plan.mends(&killed.with, &format!("{random:?}, killed after {:?}", killed.after), &[])
+        plan.mends(&namespace, &format!("{random:?}, killed after {after:?}"), &[])
     });
     assert!(problems.is_empty(), "{} of {KILLS}:\n{}", problems.len(), problems.join("\n"));
     Ok(())
@@ -56,11 +55,11 @@ fn a_reconcile_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
             let plan = &plans[(walk + (step + 1) * distance) % plans.len()];
             before.put_in_force(&namespace)?;
             let mut random = random.branch(walk * KILLS + step);
-            let killed = until_killed(&mut random, plan.duration, || {
+            let (after, ()) = plan.moments.kill_one(&mut random, || {
                 before.put_in_force(&namespace)?;
                 Ok((start(&namespace, plan.args, &["--reconcile"])?, ()))
             })?;
-            let when = format!("{random:?}, over {:?}, killed after {:?}", before.args, killed.after);
+            let when = format!("{random:?}, over {:?}, killed after {after:?}", before.args);
             problems.extend(plan.mends(&namespace, &when, &["--reconcile"])?);
         }
         Ok(problems)
@@ -69,20 +68,18 @@ fn a_reconcile_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
     Ok(())
 }
 
-/// A configuration, what it leads to, and how long that takes.
+/// A configuration, what it leads to, and when its runs are killed.
 struct Plan {
     args: &'static str,
     state: State,
-    duration: Duration,
+    moments: Moments,
 }
 
 fn plans() -> Result<Vec<Plan>> {
     let plan = |args| {
         let namespace = Namespace::pod(Families::Dual)?;
-        let began = Instant::now();
-        finish(start(&namespace, args, &[])?)?;
-        let duration = began.elapsed();
-        Ok(Plan { args, state: namespace.state_with_nft()?, duration })
+        let moments = Moments::of(|| finish(start(&namespace, args, &[])?))?;
+        Ok(Plan { args, state: namespace.state_with_nft()?, moments })
     };
     CONFIGURATIONS.into_iter().map(plan).collect()
 }
@@ -101,32 +98,6 @@ impl Plan {
     }
 }
 
-struct Killed<T> {
-    with: T,
-    after: Duration,
-}
-
-/// Starts a run and kills it at a random moment, again until it was killed before it ended.
-fn until_killed<T>(
-    random: &mut Random,
-    duration: Duration,
-    mut start: impl FnMut() -> Result<(Child, T)>,
-) -> Result<Killed<T>> {
-    for _ in 0..50 {
-        let after = random.moment(duration);
-        let (mut child, with) = start()?;
-        thread::sleep(after);
-        let ended = child.try_wait()?.is_some();
-        // Only the program: what it has started lives on.
-        let _ = child.kill();
-        child.wait()?;
-        if !ended {
-            return Ok(Killed { with, after });
-        }
-    }
-    anyhow::bail!("always ended before it was killed, although it takes {duration:?}")
-}
-
 /// Starts the program itself, with nothing between it and the kill.
 fn start(namespace: &Namespace, args: &str, more: &[&str]) -> Result<Child> {
     let mut command = Command::new(common::istio_iptables());
@@ -140,44 +111,4 @@ fn finish(child: Child) -> Result<()> {
     let output = child.wait_with_output()?;
     ensure!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     Ok(())
-}
-
-/// Random numbers that can be had again: REDIRECT_SEED brings back those of another run.
-#[derive(Clone, Debug)]
-#[allow(dead_code, reason = "the seed is for messages")]
-struct Random {
-    seed: u64,
-    state: u64,
-}
-
-impl Random {
-    fn of_this_run() -> Self {
-        let given = std::env::var("REDIRECT_SEED").ok().and_then(|seed| seed.parse().ok());
-        let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        let seed = given.unwrap_or_else(now);
-        Self { seed, state: seed }
-    }
-
-    /// Numbers of its own for one of many, whatever the others draw.
-    fn branch(&self, index: usize) -> Self {
-        let mut branch = self.clone();
-        branch.state ^= (index as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
-        branch.next();
-        branch
-    }
-
-    /// A moment between the beginning and, on a busy machine, the end.
-    fn moment(&mut self, duration: Duration) -> Duration {
-        let fraction = f64::from((self.next() >> 32) as u32) / f64::from(u32::MAX);
-        (duration * 2).mul_f64(fraction)
-    }
-
-    /// SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
 }

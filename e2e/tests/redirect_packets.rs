@@ -171,7 +171,7 @@ fn query(pod: &Namespace, user: u32, source: SocketAddr, server: SocketAddr) -> 
     report.map(|report| report.server).with_context(|| format!("user {user} asks {server}"))
 }
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// With TPROXY a proxy that runs as root may call the application in the client's name: the application sees the client's
 /// address, and its answers find their way to the proxy.
@@ -189,7 +189,7 @@ fn in_the_name_of(client: IpAddr, target: SocketAddr) -> Result<Report> {
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&fd, sockopt::IpTransparent, &true)?;
     setsockopt(&fd, sockopt::Mark, &1337)?;
-    setsockopt(&fd, sockopt::SendTimeout, &TimeVal::new(3, 0))?;
+    setsockopt(&fd, sockopt::SendTimeout, &TimeVal::new(60, 0))?;
     bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(client, 0)))?;
     connect(fd.as_raw_fd(), &SockaddrStorage::from(target)).context("cannot connect")?;
     let stream = TcpStream::from(fd);
@@ -317,7 +317,7 @@ impl Guest {
         ];
         let guest = Self { namespace, _server: server };
         for v6 in BOTH {
-            process::until("the guest's way out", Duration::from_secs(10), &[], || {
+            process::until("the guest's way out", PATIENCE, &[], || {
                 Ok(guest.client().tcp((remote_address(v6), 80))?.server().map(drop))
             })?;
         }

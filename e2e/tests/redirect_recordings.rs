@@ -3,25 +3,20 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::ops::Deref;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use common::recording::Recording;
 use e2e::netns::{Families, Namespace, State};
 use e2e::process::Output;
-use serde::Deserialize;
-use serde_json::Value;
 
 /// Recorded runs at least; so that a lost fixture does not look like success.
 const RECORDINGS: usize = 353;
 const THREADS: usize = 3;
 
-/// One recorded run.
+/// One recorded run, and what is expected of ours.
 struct Case {
-    name: String,
-    args: Vec<String>,
-    env: Vec<(String, String)>,
-    families: Families,
-    nameservers: Vec<String>,
+    recording: Recording,
     expect: Expect,
     state: State,
 }
@@ -36,53 +31,29 @@ enum Expect {
     Anything,
 }
 
-#[derive(Deserialize)]
-struct Divergence {
-    case: String,
-    expect: String,
-}
-
 fn cases() -> Result<Vec<Case>> {
-    let divergences: BTreeMap<String, Vec<Divergence>> = {
-        let mut all: BTreeMap<String, Value> =
-            serde_json::from_str(include_str!("../fixtures/divergences.json"))?;
-        all.retain(|kind, _| kind == "rules");
-        serde_json::from_value(serde_json::to_value(all)?)?
+    let case = |recording: Recording| {
+        let expect = match recording.divergence.as_deref() {
+            Some("free") => Expect::Anything,
+            Some("reject") => Expect::Failure,
+            _ if recording.succeeded() => Expect::Recorded,
+            _ => Expect::Failure,
+        };
+        let state = State::recorded(&recording.recorded)?;
+        Ok(Case { recording, expect, state })
     };
-    let divergences = &divergences["rules"];
-    let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/rules.json"))?;
-    cases.iter().map(|case| read(case, divergences)).collect()
+    Recording::all()?.into_iter().map(case).collect()
 }
 
-fn read(case: &Value, divergences: &[Divergence]) -> Result<Case> {
-    let name = case["name"].as_str().context("a case without a name")?.to_owned();
-    let divergence = divergences.iter().find(|divergence| divergence.case == name);
-    let expect = match divergence.map(|divergence| divergence.expect.as_str()) {
-        Some("free") => Expect::Anything,
-        Some("reject") => Expect::Failure,
-        _ if case["exit"] == 0 => Expect::Recorded,
-        _ => Expect::Failure,
-    };
-    let env: Option<BTreeMap<String, String>> = serde_json::from_value(case["env"].clone())?;
-    let nameservers: Option<Vec<String>> = serde_json::from_value(case["nameservers"].clone())?;
-    Ok(Case {
-        args: serde_json::from_value(case["args"].clone())?,
-        env: env.into_iter().flatten().collect(),
-        families: Families::from_digits(case["families"].as_str().unwrap_or("46"))?,
-        nameservers: nameservers.unwrap_or_else(|| vec!["10.96.0.10".to_owned()]),
-        expect,
-        state: State::recorded(case)?,
-        name,
-    })
+impl Deref for Case {
+    type Target = Recording;
+
+    fn deref(&self) -> &Recording {
+        &self.recording
+    }
 }
 
 impl Case {
-    fn run(&self, namespace: &Namespace, more: &[&str]) -> Result<Output> {
-        namespace.set_nameservers(&self.nameservers)?;
-        let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        namespace.run(&common::with_environment(common::istio_iptables(), &args, &self.env))
-    }
-
     /// Problems of a run that had to end in the recorded state.
     fn compare(&self, namespace: &Namespace, run: &Output) -> Result<Vec<String>> {
         if !run.status.success() {

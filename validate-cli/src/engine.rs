@@ -21,6 +21,10 @@ use std::{
 /// delivered in the order they were sent, so it would have arrived by then.
 const WATCH: Duration = Duration::from_millis(2);
 
+/// A round's time is counted in turns: what happens in one takes no more than this off it. So a machine that stood still, or
+/// that has other things to do, is no pod that does not answer.
+const TURN: Duration = Duration::from_millis(20);
+
 /// A connection attempt or a datagram.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shot {
@@ -75,7 +79,7 @@ const fn hex(digit: u8) -> u8 {
     if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }
 }
 
-/// Sends every shot and watches until all are seen, or time is up.
+/// Sends every shot and watches until all are seen, or nothing comes for the rest of `limit`.
 pub(crate) fn round(
     shots: &[Shot],
     stand_ins: &[StandIn],
@@ -87,9 +91,9 @@ pub(crate) fn round(
     for shot in shots {
         round.flying.push(Flying::start(*shot, tokens));
     }
-    let end = Instant::now() + limit;
+    let mut left = limit;
     let mut watch = None;
-    loop {
+    while !left.is_zero() {
         if round.waits_for_nothing() {
             let all = round.flying.iter().all(|flying| flying.seen.is_some());
             let until = *watch.get_or_insert_with(|| Instant::now() + WATCH);
@@ -97,14 +101,12 @@ pub(crate) fn round(
                 break;
             }
         }
-        let now = Instant::now();
-        let until = watch.map_or(end, |watch| watch.min(end));
-        if now >= end {
-            break;
-        }
-        if round.wait(until.saturating_duration_since(now), stop)? {
+        let begun = Instant::now();
+        let turn = watch.map_or(left, |watch: Instant| watch.saturating_duration_since(begun)).min(TURN);
+        if round.wait(turn, stop)? {
             round.step();
         }
+        left = left.saturating_sub(begun.elapsed().min(TURN));
     }
     Ok(round.flying.into_iter().map(Flying::verdict).collect())
 }

@@ -17,7 +17,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
-/// How long refusals are worth another try. The agent may be renewing the token or the authority this moment, and a
+/// How long refusals are worth another try, from the first of them. The agent may be renewing the token or the authority this moment, and a
 /// role may be new; but when that does not help soon it will not help at all, and the runtime should hear of it.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -38,31 +38,52 @@ async fn try_until<T>(
     one_try: impl AsyncFn() -> Result<T, PodError>,
 ) -> Result<T, PodError> {
     let start = Instant::now();
-    let mut pause = FIRST_PAUSE;
+    let mut tries = Tries { deadline, pause: FIRST_PAUSE, refused: None };
     loop {
         let error = match one_try().await {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
+        let Some(pause) = tries.failed(&error, Instant::now()) else { return Err(error) };
+        log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{error}; trying again");
+        tokio::time::sleep(pause).await;
+        // On a machine that stood still the pause was longer; a try that has no time could only say that it had none.
+        if Instant::now() >= deadline {
+            return Err(error);
+        }
+    }
+}
+
+/// When to try again.
+struct Tries {
+    deadline: Instant,
+    pause: Duration,
+    /// The first of the refusals that no other failure came after.
+    refused: Option<Instant>,
+}
+
+impl Tries {
+    /// The pause before the next try, if there is to be one.
+    fn failed(&mut self, error: &PodError, now: Instant) -> Option<Duration> {
         let last = match error {
             PodError::Unauthorized { .. } | PodError::Forbidden(_) | PodError::Untrusted { .. } => {
-                deadline.min(start + REFUSAL_PATIENCE)
+                self.deadline.min(*self.refused.get_or_insert(now) + REFUSAL_PATIENCE)
             }
             PodError::NotFound(_)
             | PodError::Unreachable { .. }
             | PodError::Silent { .. }
-            | PodError::Busy { .. } => deadline,
+            | PodError::Busy { .. } => {
+                self.refused = None;
+                self.deadline
+            }
             PodError::Kubeconfig(_)
             | PodError::Unreadable { .. }
             | PodError::Folder { .. }
-            | PodError::NoManifest { .. } => return Err(error),
+            | PodError::NoManifest { .. } => return None,
         };
-        if Instant::now() + pause >= last {
-            return Err(error);
-        }
-        log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{error}; trying again");
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        (now + pause < last).then_some(pause)
     }
 }
 
@@ -116,36 +137,65 @@ fn cut(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
 
-    fn tries(error: &PodError, deadline: Duration) -> (Duration, u32) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        let (start, count) = (Instant::now(), Cell::new(0));
-        let result: Result<(), PodError> = runtime.block_on(try_until(start + deadline, async || {
-            count.set(count.get() + 1);
-            Err(error.clone())
-        }));
-        assert_eq!(result.as_ref(), Err(error));
-        (start.elapsed(), count.get())
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// When the tries begin that fail with these errors, the last of them again and again, where each takes this long.
+    fn tries(errors: &[PodError], deadline: Duration, each: Duration) -> Vec<Duration> {
+        let start = Instant::now();
+        let mut tries = Tries { deadline: start + deadline, pause: FIRST_PAUSE, refused: None };
+        let mut begun = vec![Duration::ZERO];
+        loop {
+            let (last, error) = (begun[begun.len() - 1], &errors[begun.len().min(errors.len()) - 1]);
+            match tries.failed(error, start + last + each) {
+                Some(pause) => begun.push(last + each + pause),
+                None => return begun,
+            }
+        }
+    }
+
+    fn busy() -> PodError {
+        PodError::Busy { code: 503, message: String::new() }
+    }
+
+    fn forbidden() -> PodError {
+        PodError::Forbidden(String::new())
     }
 
     #[test]
     fn tries_go_on_until_the_deadline_and_no_longer() {
-        let busy = PodError::Busy { code: 503, message: String::new() };
-        let (time, count) = tries(&busy, Duration::from_millis(400));
-        assert!(time < Duration::from_millis(400) && time > Duration::from_millis(300), "{time:?}");
-        assert_eq!(count, 4, "at 0, 50, 150 and 350 ms");
+        let begun = [0, 50, 150, 350].map(Duration::from_millis);
+        assert_eq!(tries(&[busy()], Duration::from_millis(750), Duration::ZERO), begun);
+        assert!(
+            tries(&[busy()], 600 * SECOND, Duration::ZERO).len() > 600,
+            "the pauses do not grow for ever"
+        );
     }
 
     #[test]
     fn what_trying_does_not_mend_is_tried_once() {
         let error = PodError::Kubeconfig(kubeconfig::KubeconfigError::Missing { path: "/x".into() });
-        assert_eq!(tries(&error, Duration::from_secs(10)).1, 1);
+        assert_eq!(tries(&[error], 10 * SECOND, Duration::ZERO).len(), 1);
     }
 
     #[test]
     fn refusals_are_tried_for_a_while() {
-        let (time, _) = tries(&PodError::Forbidden(String::new()), Duration::from_secs(10));
-        assert!(time < REFUSAL_PATIENCE && time > REFUSAL_PATIENCE / 2, "{time:?}");
+        let begun = tries(&[forbidden()], 600 * SECOND, Duration::ZERO);
+        let last = begun[begun.len() - 1];
+        assert!(last < REFUSAL_PATIENCE && last > REFUSAL_PATIENCE / 2, "{begun:?}");
+    }
+
+    /// A server that has just come back may refuse for a moment, however long it was away.
+    #[test]
+    fn the_first_refusal_begins_the_while() {
+        let mut errors = vec![busy(); 20];
+        errors.push(forbidden());
+        let begun = tries(&errors, 600 * SECOND, Duration::ZERO);
+        assert!(begun[20] > REFUSAL_PATIENCE && begun.len() > 22, "{begun:?}");
+    }
+
+    #[test]
+    fn a_refusal_is_tried_again_on_a_machine_that_stands_still() {
+        assert_eq!(tries(&[forbidden()], 600 * SECOND, 60 * SECOND).len(), 2);
     }
 }

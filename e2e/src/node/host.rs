@@ -73,7 +73,7 @@ impl Host {
         command.arg("--").arg(helper()?).arg("node-init").arg(folder);
         let keeper = Background::start("the node's first process", &command, &folder.join("init.log"))?
             .killed_on_drop();
-        let first_process = until("the node's namespaces", Duration::from_secs(20), &[&keeper], || {
+        let first_process = until("the node's namespaces", Duration::from_secs(120), &[&keeper], || {
             Ok(folder.join("ready").exists().then(|| only_child(keeper.id())).flatten())
         })?;
         Ok(Self { namespace, keeper, first_process, _cgroup: cgroup })
@@ -104,7 +104,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         // The kernel kills the rest of the namespace before the first process is gone, and only then the keeper ends.
         let _ = kill(self.first_process, Signal::SIGKILL);
-        let _ = self.keeper.wait(Duration::from_secs(30));
+        let _ = self.keeper.wait(Duration::from_secs(120));
     }
 }
 

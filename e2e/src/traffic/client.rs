@@ -15,6 +15,7 @@ use nix::sys::socket::{
 use nix::unistd::{Gid, Uid, setegid, seteuid, setgroups};
 
 use super::{Attempt, Outcome, Protocol};
+use crate::process::Patience;
 
 /// Longest answer that is read.
 const ANSWER: usize = 4096;
@@ -60,27 +61,37 @@ fn over_tcp(fd: OwnedFd, target: SocketAddr, patience: Duration) -> io::Result<O
         Err(error) => return Err(error.into()),
     }
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(patience))?;
-    read_answer(&stream)
+    read_answer(&stream, patience)
 }
 
 fn wait_until_connected(stream: &TcpStream, patience: Duration) -> io::Result<()> {
-    let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
-    let timeout = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-    if poll(&mut fds, timeout)? == 0 {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
+    wait(stream, PollFlags::POLLOUT, &mut Patience::new(patience))?;
     match getsockopt(stream, sockopt::SocketError)? {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
+/// Waits in turns, so that a machine that stands still does not look like a server that does not answer.
+fn wait(socket: &impl AsFd, what: PollFlags, patience: &mut Patience) -> io::Result<()> {
+    let turn = PollTimeout::try_from(patience.turn()).unwrap_or(PollTimeout::MAX);
+    loop {
+        match poll(&mut [PollFd::new(socket.as_fd(), what)], turn) {
+            Ok(0) | Err(Errno::EINTR) if patience.is_over() => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Reads one line, or what there is of it when the server closes.
-fn read_answer(mut stream: &TcpStream) -> io::Result<Outcome> {
+fn read_answer(mut stream: &TcpStream, patience: Duration) -> io::Result<Outcome> {
+    let mut patience = Patience::new(patience);
     let mut answer = Vec::new();
     let mut buffer = [0; 512];
     while !answer.contains(&b'\n') && answer.len() < ANSWER {
+        wait(&stream, PollFlags::POLLIN, &mut patience)?;
         match stream.read(&mut buffer)? {
             0 => break,
             length => answer.extend_from_slice(&buffer[..length]),
@@ -91,9 +102,9 @@ fn read_answer(mut stream: &TcpStream) -> io::Result<Outcome> {
 
 fn over_udp(fd: OwnedFd, target: SocketAddr, patience: Duration) -> io::Result<Outcome> {
     let socket = UdpSocket::from(fd);
-    socket.set_read_timeout(Some(patience))?;
     socket.connect(target)?;
     socket.send(b"hello\n")?;
+    wait(&socket, PollFlags::POLLIN, &mut Patience::new(patience))?;
     let mut buffer = [0; ANSWER];
     let length = socket.recv(&mut buffer)?;
     Ok(understand(&buffer[..length]))

@@ -3,7 +3,9 @@
 // Every test program takes what it needs of this module.
 #![allow(dead_code)]
 
+pub mod killing;
 pub mod mesh;
+pub mod recording;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

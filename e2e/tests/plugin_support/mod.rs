@@ -21,8 +21,8 @@ pub use pod_api::PodApi;
 
 /// The PATH the program under test gets.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Longer than any ADD of these tests may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any ADD of these tests may take, whatever its deadline.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// The program under test: the one ISTIO_CNI names, else the workspace's, built once per test process.
 pub fn istio_cni() -> &'static Path {
@@ -35,6 +35,8 @@ pub fn istio_cni() -> &'static Path {
 pub struct Invocation {
     env: Vec<(String, String)>,
     input: String,
+    /// Words before the program.
+    prefix: Vec<String>,
 }
 
 impl Invocation {
@@ -48,7 +50,7 @@ impl Invocation {
             ("CNI_PATH", "/opt/cni/bin"),
         ];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { env, input: conf.to_string() }
+        Self { env, input: conf.to_string(), prefix: Vec::new() }
     }
 
     /// Sets a variable.
@@ -82,9 +84,27 @@ impl Invocation {
         self
     }
 
+    /// Has another program run it, which is given as its path and arguments before those of the plugin.
+    #[must_use]
+    pub fn under(mut self, words: Vec<String>) -> Self {
+        self.prefix = words;
+        self
+    }
+
+    /// Sends standard error to a file, where it can be read while it is written.
+    #[must_use]
+    pub fn stderr(self, file: &Path) -> Self {
+        let file = file.display().to_string();
+        self.under(vec!["/bin/sh".to_owned(), "-c".to_owned(), "exec \"$@\" 2>\"$0\"".to_owned(), file])
+    }
+
     /// Runs it to its end.
     pub fn run(&self) -> Result<Answer> {
         let mut command = process::command(istio_cni(), [""; 0]);
+        if let [program, words @ ..] = &self.prefix[..] {
+            command = process::command(program, words);
+            command.arg(istio_cni());
+        }
         command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
         process::run_with_input(&mut command, &self.input, PATIENCE).map(Answer)
     }

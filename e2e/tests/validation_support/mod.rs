@@ -42,6 +42,14 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// The verdict of a run that left its termination message in a file.
+    pub fn of(output: Output, log: &NamedTempFile) -> Result<Self> {
+        let text = fs::read_to_string(log.path())?;
+        let message =
+            serde_json::from_str(&text).with_context(|| format!("no verdict: {text:?}\n{output:?}"))?;
+        Ok(Self { output, message })
+    }
+
     /// The reason code.
     pub fn reason(&self) -> &str {
         self.message["reason"].as_str().unwrap_or("no reason given")
@@ -51,6 +59,12 @@ impl Verdict {
     pub fn check(&self, family: &str, path: &str) -> Option<&str> {
         let mut checks = self.message["checks"].as_array().into_iter().flatten();
         checks.find(|check| check["family"] == family && check["path"] == path)?["result"].as_str()
+    }
+
+    /// Asserts that this is the reason, told as it should be.
+    #[track_caller]
+    pub fn assert(&self, expected: &str) {
+        assert_eq!(self.problems(expected), [""; 0]);
     }
 
     /// What is wrong with this verdict if this reason is expected.
@@ -99,9 +113,10 @@ pub fn command_of(
     command
 }
 
-/// Runs the program in a namespace to its end.
-pub fn validate(namespace: &Namespace, who: (u32, u32), args: &[&str]) -> Result<Verdict> {
-    validate_with(namespace, who, args, &[])
+/// Runs the program in a namespace to its end, with the injector's flags and more, as on a command line without quotes.
+pub fn validate(namespace: &Namespace, who: (u32, u32), more: &str) -> Result<Verdict> {
+    let flags = format!("{INJECTED} {more}");
+    validate_with(namespace, who, &flags.split_whitespace().collect::<Vec<_>>(), &[])
 }
 
 /// Runs the program in a namespace to its end, with these variables and no others.
@@ -113,12 +128,5 @@ pub fn validate_with(
 ) -> Result<Verdict> {
     let log = termination_log()?;
     let mut command = namespace.command(&command(who, args, env, &log));
-    let output = process::run(&mut command, SHORT)?;
-    Ok(Verdict { message: message(&log, &output)?, output })
-}
-
-/// The termination message that a run left.
-pub fn message(log: &NamedTempFile, output: &Output) -> Result<Value> {
-    let text = fs::read_to_string(log.path())?;
-    serde_json::from_str(&text).with_context(|| format!("no verdict: {text:?}\n{output:?}"))
+    Verdict::of(process::run(&mut command, SHORT)?, &log)
 }

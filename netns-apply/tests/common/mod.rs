@@ -12,12 +12,7 @@ use redirect_core::{
     settings::{Kind, NameLookup, NamespaceFacts, RawSettings, SETTINGS, Setting, Source},
 };
 use serde_json::Value;
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, net::IpAddr, process::Command, time::Instant};
 
 /// The users and groups of the machine the recordings were made on, as far as they matter.
 struct Recorded;
@@ -106,7 +101,7 @@ pub fn namespace() -> Namespace {
 }
 
 pub fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(5)
+    Instant::now() + e2e::process::SHORT
 }
 
 pub fn observe() -> Observed {
@@ -140,6 +135,6 @@ pub fn is_in_force(observed: &Observed, plan: &RulePlan) -> bool {
 /// Runs a program in this thread's namespace with some input.
 pub fn run(program: &str, args: &[&str], input: &str) -> String {
     let mut command = Command::new(program);
-    let output = e2e::process::run_with_input(command.args(args), input, Duration::from_secs(20)).unwrap();
+    let output = e2e::process::run_with_input(command.args(args), input, e2e::process::SHORT).unwrap();
     output.ok().unwrap().stdout
 }
