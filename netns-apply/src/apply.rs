@@ -8,6 +8,7 @@
 use crate::{
     ApplyError,
     backend::{self, Backend, Because, Means, NativeTables, Observed},
+    capabilities,
     exec::Programs,
     lock::NetnsLock,
     netlink::{NativeChange, NetlinkError, Transaction},
@@ -21,7 +22,7 @@ use redirect_core::{
     plan::FamilyRules,
 };
 use std::{
-    fmt, fs,
+    fmt,
     time::{Duration, Instant},
 };
 
@@ -202,16 +203,13 @@ fn run(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, ApplyError> {
     Err(ApplyError::Contended { attempts: ATTEMPTS, difference })
 }
 
-/// Effective capabilities, bit 12 (capabilities(7)): asked for before anything is looked at, for a message that says so.
+/// Asked for before anything is looked at, for a message that says so.
 fn require_net_admin() -> Result<(), ApplyError> {
-    const CAP_NET_ADMIN: u64 = 1 << 12;
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let bits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    match bits.map(|bits| u64::from_str_radix(bits.trim(), 16)) {
-        Some(Ok(bits)) if bits & CAP_NET_ADMIN == 0 => Err(ApplyError::NotPermitted),
-        // Where it cannot be told, the kernel will say.
-        _ => Ok(()),
+    // Where it cannot be told, the kernel will say.
+    if capabilities::has(capabilities::NET_ADMIN) == Some(false) {
+        return Err(ApplyError::NotPermitted);
     }
+    Ok(())
 }
 
 fn warnings(observed: &Observed, backend: Backend) -> Vec<String> {

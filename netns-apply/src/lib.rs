@@ -10,6 +10,7 @@
 mod apply;
 #[cfg(feature = "write")]
 mod backend;
+pub mod capabilities;
 #[cfg(feature = "write")]
 mod error;
 #[cfg(feature = "write")]
@@ -20,6 +21,7 @@ mod lock;
 #[cfg(feature = "write")]
 pub mod netlink;
 pub mod netns;
+pub mod pod;
 pub mod routes;
 
 #[cfg(feature = "write")]
