@@ -35,9 +35,9 @@ fn main() -> ExitCode {
     done
 }
 
-/// One thread does the work; two more, which end when idle, wait for the disk.
+/// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
 fn run(settings: Settings, logs: &logging::Handle) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(3).build();
     let done = match runtime {
         Ok(runtime) => runtime.block_on(agent::run(settings, Some(logs.clone()))),
         Err(error) => Err(error.into()),

@@ -1,7 +1,10 @@
 //! Settings as texts, each with where it was given, and their reading into values.
 
+use std::time::Duration;
+
 use super::table::{Kind, SETTINGS, Setting, Status};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use redirect_core::values::parse_duration;
 
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,6 +187,18 @@ impl<'a> Raw<'a> {
         value.unwrap_or_else(|| {
             self.reject(name, "not a whole number");
             0
+        })
+    }
+
+    /// A duration. Set but empty means 0, like a number.
+    pub(super) fn duration(&mut self, name: &'static str) -> Duration {
+        let text = self.text(name);
+        if matches!(text.as_str(), "" | "0") {
+            return Duration::ZERO;
+        }
+        parse_duration(&text).unwrap_or_else(|_| {
+            self.reject(name, "not a duration such as 30s, 5m or 1h30m");
+            Duration::ZERO
         })
     }
 
