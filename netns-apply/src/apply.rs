@@ -149,6 +149,14 @@ pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch
     Ok(rules.or_else(|| missing().map(Mismatch::Routing)))
 }
 
+/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for it is
+/// installed here. Where there are some, rules that [`verify`] misses may be in them.
+#[must_use]
+pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
+    let tables = backend::unreadable(programs).into_iter();
+    tables.map(|(family, table)| format!("{family} {table}")).collect()
+}
+
 /// The first rule of either family that is not as planned.
 fn different(observed: &Observed, variant: Variant, plan: &RulePlan) -> Option<Mismatch> {
     Family::BOTH.into_iter().find_map(|family| {

@@ -25,7 +25,7 @@ pub mod pod;
 pub mod routes;
 
 #[cfg(feature = "write")]
-pub use apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, preflight, verify};
+pub use apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, preflight, unreadable_tables, verify};
 #[cfg(feature = "write")]
 pub use backend::{Backend, Because};
 #[cfg(feature = "write")]

@@ -8,9 +8,11 @@ use std::process::Command;
 use e2e::netns::Namespace;
 use e2e::process::{Background, prefixed};
 use pods::{
-    Foreign, PodApi, Sandboxes, check, eth0, mesh_pod, metric, redirect, wait, wait_at_least, wait_rounds,
+    Foreign, PodApi, Sandboxes, check, eth0, mesh_pod, metric, redirect, redirect_with, wait, wait_at_least,
+    wait_rounds,
 };
 use process::{CALICO, Node};
+use redirect_core::options::{BackendChoice, Variant};
 use serde_json::{Value, json};
 
 const DRIFTED: &str = "istio_cni_drifted_pods";
@@ -225,12 +227,35 @@ fn what_is_missing_is_said_once_and_shown_and_pods_still_start() {
     assert_eq!(agent.end(), Some(0));
 }
 
-/// The agent with no more capabilities than these.
-fn start_with(node: &Node, capabilities: &str) -> Background {
-    let command = node.command(&["--ctrlz_port=0"]);
-    let bounds = format!("--bounding-set={capabilities}");
-    let command: Command = prefixed(&["setpriv", &bounds, "--inh-caps=-all", "--no-new-privs"], &command);
+#[test]
+fn legacy_rules_that_cannot_be_read_are_not_called_missing() {
+    let mut node = node();
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect_with(&web, BackendChoice::Restore(Some(Variant::Legacy)));
+    let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
+    // As in the image: legacy iptables is not there.
+    let hide = "mount --bind /dev/null /usr/sbin/xtables-legacy-multi; exec \"$@\"";
+    let agent = start_in(&node, &["unshare", "--mount", "sh", "-euc", hide, "sh"]);
+    wait_at_least(&node, &check("failed"), 2.0);
+    assert!(is(&node, DRIFTED, 0.0) && api.state().events.is_empty(), "{}", agent.log());
+    assert_eq!(agent.log().matches("but there are legacy tables (IPv4 ").count(), 1, "{}", agent.log());
+    drop(agent);
+    let _agent = node.start_ready();
+    wait_at_least(&node, &check("as_planned"), 2.0);
+    assert!(is(&node, &check("failed"), 0.0));
+}
+
+/// The agent, started by another program.
+fn start_in(node: &Node, program: &[&str]) -> Background {
+    let command: Command = prefixed(program, &node.command(&["--ctrlz_port=0"]));
     Background::start("install-cni", &command, &node.path("log")).expect("starts").killed_on_drop()
+}
+
+/// Runs a program with no more capabilities than these.
+fn setpriv(capabilities: &str) -> [String; 4] {
+    let bounds = format!("--bounding-set={capabilities}");
+    ["setpriv".into(), bounds, "--inh-caps=-all".into(), "--no-new-privs".into()]
 }
 
 #[test]
@@ -245,12 +270,13 @@ fn two_capabilities_are_needed_and_no_more() {
         ("-all,+sys_admin", "CAP_NET_ADMIN;"),
         ("-all,+net_admin", "CAP_SYS_ADMIN;"),
     ] {
-        let agent = start_with(&node, capabilities);
+        let agent = start_in(&node, &setpriv(capabilities).each_ref().map(String::as_str));
         wait_at_least(&node, &blind("no_capability"), 1.0);
         let log = agent.log();
         assert!(log.contains(&format!("the container lacks {lacks}")), "{capabilities}: {log}");
     }
-    let agent = start_with(&node, "-all,+sys_admin,+net_admin");
+    let enough = setpriv("-all,+sys_admin,+net_admin");
+    let agent = start_in(&node, &enough.each_ref().map(String::as_str));
     wait_at_least(&node, &check("as_planned"), 2.0);
     web.sh(DELETE_RULE).expect("deletes");
     wait(&node, "the gauge", || is(&node, DRIFTED, 1.0));

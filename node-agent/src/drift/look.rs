@@ -3,7 +3,7 @@
 use istio_cni::selection::base_settings;
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{owner, suitable};
-use netns_apply::{ApplyOptions, verify};
+use netns_apply::{ApplyOptions, unreadable_tables, verify};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::Decision;
 use redirect_core::settings::NamespaceFacts;
@@ -100,8 +100,17 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Opti
                 let backend = suitable(rules.backend, owner() != outside);
                 let options = ApplyOptions { backend, ..ApplyOptions::default() };
                 let mismatch = verify(&redirect.plan(), &options);
-                let mismatch = mismatch.map_err(|error| Trouble::Failed(error.to_string()))?;
-                Ok(mismatch.map(|mismatch| mismatch.to_string()))
+                let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
+                    return Ok(None);
+                };
+                let hidden = unreadable_tables(&options.programs);
+                if hidden.is_empty() {
+                    return Ok(Some(mismatch.to_string()));
+                }
+                let hidden = hidden.join(", ");
+                Err(Trouble::Failed(format!(
+                    "{mismatch}; but there are legacy tables ({hidden}), and no iptables-legacy-save here to read them"
+                )))
             }
         }
     });

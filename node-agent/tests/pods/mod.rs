@@ -239,13 +239,17 @@ pub fn eth0(addresses: &[&str]) -> String {
 
 /// Does in a namespace what the plugin does there for a pod with a sidecar and no further annotations.
 pub fn redirect(namespace: &Namespace) {
+    redirect_with(namespace, BackendChoice::Auto);
+}
+
+pub fn redirect_with(namespace: &Namespace, choice: BackendChoice) {
     let outside = owner();
     let applied = namespace.enter(|| {
         let addresses = addresses().expect("addresses");
         let decision =
             PodFacts::sidecar([("sidecar.istio.io/status", "")]).decide(&NamespaceFacts::new(&addresses));
         let Ok(Decision::Redirect(redirect)) = decision else { panic!("{decision:?}") };
-        let backend = suitable(BackendChoice::Auto, owner() != outside);
+        let backend = suitable(choice, owner() != outside);
         netns_apply::apply(&redirect.plan(), &ApplyOptions { backend, ..ApplyOptions::default() })
     });
     applied.expect("enters").expect("applies");
