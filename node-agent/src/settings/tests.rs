@@ -273,6 +273,21 @@ fn an_ipv6_server_is_bracketed() {
 }
 
 #[test]
+fn every_flag_completes_in_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let given = command().try_get_matches_from(["install-cni", "completion", shell]).expect("parses");
+        let Action::Completion(shell) = Action::of(&given) else { panic!("{shell}") };
+        let text = completions(shell);
+        let flags =
+            SETTINGS.iter().filter(|setting| !setting.flag.is_empty() && setting.status != Status::Ambient);
+        for setting in flags {
+            assert!(text.contains(setting.flag), "{shell}: {}", setting.flag);
+        }
+    }
+    assert!(command().try_get_matches_from(["install-cni", "completion"]).is_err());
+}
+
+#[test]
 fn unused_settings_are_no_flags() {
     let unused = SETTINGS.iter().filter(|setting| setting.status == Status::Unused);
     assert!(unused.into_iter().all(|setting| setting.flag.is_empty()));
