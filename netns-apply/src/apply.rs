@@ -43,6 +43,8 @@ pub struct ApplyOptions {
     pub programs: Programs,
     /// How long to wait for somebody else who is changing the same namespace.
     pub patience: Duration,
+    /// How many bytes of rules [`verify`] reads at most, of whatever is there; none for all of them.
+    pub most_read: Option<usize>,
     /// Routing of TPROXY that counts as the mesh's although no rule of the mesh is left: that of the settings.
     pub tproxy: Option<Tproxy>,
 }
@@ -55,6 +57,7 @@ impl Default for ApplyOptions {
             native_form: NativeForm::Plain,
             programs: Programs::usual(),
             patience: Duration::from_secs(30),
+            most_read: None,
             tproxy: None,
         }
     }
@@ -130,6 +133,9 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, ApplyError> {
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
     require_net_admin()?;
     let mut means = Means::open(&options.programs, options.backend)?;
+    if let (Some(connection), Some(most)) = (&mut means.netlink, options.most_read) {
+        connection.limit(most);
+    }
     let observed = Observed::now(&mut means)?;
     let (backend, _) = backend::choose(options.backend, &observed, &mut means, plan)?;
     let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();

@@ -10,6 +10,7 @@ mod ledger;
 mod look;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,6 +134,8 @@ impl Watch {
         let of_node = conf.clone();
         let pods = cluster.pods_of_node(move |pod| Candidate::of(pod, &of_node)).await?;
         self.forget_others(&pods);
+        let wanted = pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
+        let wanted: Arc<BTreeSet<IpAddr>> = Arc::new(wanted);
         let mut survey = None;
         let mut doubted = Vec::new();
         let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
@@ -141,7 +144,7 @@ impl Watch {
             tokio::time::sleep_until(start + self.interval / 4 * 3 / count * index).await;
             let survey = match &survey {
                 Some(survey) => Arc::clone(survey),
-                None => survey.insert(self.survey().await?).clone(),
+                None => survey.insert(self.survey(wanted.clone()).await?).clone(),
             };
             let pod = Arc::new(pod);
             let seen = looked(&pod, &survey, &rules).await;
@@ -151,7 +154,7 @@ impl Watch {
                 self.settle(cluster, &pod, &seen).await;
             }
         }
-        self.look_again(cluster, &doubted, &conf, &rules).await
+        self.look_again(cluster, &doubted, wanted, &conf, &rules).await
     }
 
     /// What the plugin is told on this node.
@@ -169,18 +172,18 @@ impl Watch {
     fn forget_others(&mut self, pods: &[Candidate]) {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         for pod in self.ledger.keep(&uids) {
-            log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted runs no more");
+            log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
         }
         self.show();
     }
 
-    async fn survey(&self) -> Result<Arc<Survey>, SurveyError> {
+    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Survey>, SurveyError> {
         let directory: PathBuf = self.settings.paths.netns.clone();
         let panicked = |error: tokio::task::JoinError| SurveyError::Directory {
             directory: self.settings.paths.netns.clone(),
             cause: std::io::Error::other(error.to_string()),
         };
-        let survey = tokio::task::spawn_blocking(move || Survey::of(&directory)).await;
+        let survey = tokio::task::spawn_blocking(move || Survey::of(&directory, &wanted)).await;
         let survey = survey.map_err(panicked)??;
         let (namespaces, others) = survey.counts();
         log::debug!(target: SCOPE, namespaces = namespaces, others = others; "looked for network namespaces");
@@ -192,6 +195,7 @@ impl Watch {
         &mut self,
         cluster: &Cluster,
         doubted: &[Arc<Candidate>],
+        wanted: Arc<BTreeSet<IpAddr>>,
         conf: &Conf,
         rules: &Arc<Rules>,
     ) -> Result<(), Blind> {
@@ -199,7 +203,7 @@ impl Watch {
             return Ok(());
         }
         tokio::time::sleep(LONGEST_DOUBT.min(self.interval / 8)).await;
-        let survey = self.survey().await?;
+        let survey = self.survey(wanted).await?;
         for pod in doubted {
             let Some(now) = same(cluster, pod, conf).await? else {
                 self.count("changed");
@@ -288,10 +292,12 @@ async fn looked(pod: &Arc<Candidate>, survey: &Arc<Survey>, rules: &Arc<Rules>) 
     seen.unwrap_or_else(|error| Look::Trouble(look::Trouble::Failed(format!("the look panicked: {error}"))))
 }
 
-/// The pod as it is now, if it is still the same and still to be looked at.
+/// The pod as it is now, if it is still the same, where it was, and still to be looked at.
 async fn same(cluster: &Cluster, pod: &Candidate, conf: &Conf) -> Result<Option<Candidate>, PodsError> {
     let now = cluster.pod(&pod.name.namespace, &pod.name.name).await?;
-    Ok(now.and_then(|now| Candidate::of(&now, conf)).filter(|now| now.uid == pod.uid))
+    Ok(now
+        .and_then(|now| Candidate::of(&now, conf))
+        .filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
 }
 
 /// From 0 to 1, evenly, and always the same for a node.

@@ -4,7 +4,7 @@
 //! namespaces say. A container with CAP_NET_ADMIN can give its own namespace the address of another pod: then two have it, and neither is
 //! the answer. No namespace is held open between two looks, because an open one outlives its pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -26,6 +26,7 @@ pub struct Survey {
 pub struct Sandbox {
     path: PathBuf,
     id: NetnsId,
+    /// Those that were wanted.
     addresses: Vec<IpAddr>,
 }
 
@@ -96,12 +97,13 @@ pub enum ReopenError {
 }
 
 impl Survey {
-    /// Looks into every namespace of a directory, but never into the host's. Takes some ten milliseconds of a processor for 200 of them:
+    /// Looks into every namespace of a directory, but never into the host's, for addresses that pods have. Of others nothing is kept:
+    /// a container with CAP_NET_ADMIN may make as many as it likes. Takes some ten milliseconds of a processor for 200 of them:
     /// not for an async thread.
     ///
     /// # Errors
     /// The directory has nothing that can be looked into.
-    pub fn of(directory: &Path) -> Result<Self, SurveyError> {
+    pub fn of(directory: &Path, wanted: &BTreeSet<IpAddr>) -> Result<Self, SurveyError> {
         let unreadable = |cause| SurveyError::Directory { directory: directory.to_owned(), cause };
         let mut by_id: BTreeMap<PathBuf, Sandbox> = BTreeMap::new();
         let (mut files, mut example) = (0, None);
@@ -113,7 +115,7 @@ impl Survey {
             }
             let path = entry.path();
             files += 1;
-            match Sandbox::look(&path) {
+            match Sandbox::look(&path, wanted) {
                 Ok(Some(sandbox)) => drop(by_id.insert(path, sandbox)),
                 Ok(None) => {}
                 Err(error) => example = Some(error.to_string()),
@@ -132,7 +134,7 @@ impl Survey {
         Ok(Self { passed_over: files - found.len(), found })
     }
 
-    /// The one namespace that has all these addresses.
+    /// The one namespace that has all these addresses, which must be among those that were wanted.
     ///
     /// # Errors
     /// There is none, or more than one.
@@ -161,13 +163,15 @@ impl Survey {
 
 impl Sandbox {
     /// None for the host's.
-    fn look(path: &Path) -> Result<Option<Self>, NetnsError> {
+    fn look(path: &Path, wanted: &BTreeSet<IpAddr>) -> Result<Option<Self>, NetnsError> {
         let netns = Netns::open(path)?;
         if pod::hosts(&netns)?.is_some() {
             return Ok(None);
         }
         // A namespace that does not say its addresses is nobody's.
-        let addresses = netns.run(|| facts::addresses().unwrap_or_default())?;
+        let mut addresses = netns.run(|| facts::addresses().unwrap_or_default())?;
+        addresses.retain(|address| wanted.contains(address));
+        addresses.shrink_to_fit();
         Ok(Some(Self { path: path.to_owned(), id: netns.id(), addresses }))
     }
 
@@ -239,10 +243,11 @@ mod tests {
     fn a_directory_without_namespaces_says_what_may_be_missing() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("cni-1"), "").expect("writes");
-        let error = Survey::of(folder.path()).expect_err("nothing").to_string();
+        let error = Survey::of(folder.path(), &BTreeSet::new()).expect_err("nothing").to_string();
         assert!(error.contains("1 files") && error.contains("HostToContainer"), "{error}");
         assert!(error.contains("cni-1 is not a network namespace"), "{error}");
-        let error = Survey::of(&folder.path().join("none")).expect_err("no directory").to_string();
+        let error =
+            Survey::of(&folder.path().join("none"), &BTreeSet::new()).expect_err("no directory").to_string();
         assert!(error.contains("none: No such file") && error.contains("MOUNTED_CNI_NETNS_DIR"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ mod process;
 use std::process::Command;
 
 use e2e::netns::Namespace;
-use e2e::process::{Background, prefixed};
+use e2e::process::{Background, command, prefixed, run_with_input};
 use pods::{
     Foreign, PodApi, Sandboxes, check, eth0, mesh_pod, metric, redirect, redirect_with, wait, wait_at_least,
     wait_rounds,
@@ -82,7 +82,7 @@ fn a_pod_that_drifted_and_went_is_forgotten() {
     wait(&node, "the gauge", || is(&node, DRIFTED, 1.0));
     api.state().pods.clear();
     wait(&node, "the gauge to go down", || is(&node, DRIFTED, 0.0));
-    assert!(node.log().contains("the pod that had drifted runs no more"), "{}", node.log());
+    assert!(node.log().contains("the pod that had drifted has ended"), "{}", node.log());
 }
 
 #[test]
@@ -162,6 +162,26 @@ fn two_namespaces_with_a_pods_address_are_not_guessed_between() {
     let [line] = lines[..] else { panic!("{lines:?}\n{log}") };
     assert!(line.contains("cni-again") && line.contains("cni-hostile"), "{line}");
     hostile.ip_batch("addr del 10.1.0.2/32 dev lo\n").expect("deletes");
+    wait(&node, "the pod to be told again", || node.log().contains("the pod can be compared again"));
+}
+
+#[test]
+fn a_namespace_full_of_rules_is_not_read_to_the_end() {
+    let mut node = node();
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect(&web);
+    let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, &check("as_planned"), 1.0);
+    let rules = "-A POSTROUTING -p tcp -m tcp --dport 1 -j RETURN\n".repeat(5000);
+    let table = format!("*nat\n{rules}COMMIT\n");
+    let mut restore: Command = web.command(&command("iptables-nft-restore", ["--noflush"]));
+    run_with_input(&mut restore, &table, pods::LIMIT).expect("runs").ok().expect("fills");
+    wait_at_least(&node, &check("failed"), 2.0);
+    let said = node.log().matches("has more than 1048576 bytes of rules").count();
+    assert!(said == 1 && api.state().events.is_empty(), "{}", node.log());
+    web.sh("iptables-nft -t nat -F POSTROUTING").expect("empties");
     wait(&node, "the pod to be told again", || node.log().contains("the pod can be compared again"));
 }
 

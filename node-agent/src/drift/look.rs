@@ -11,6 +11,9 @@ use redirect_core::settings::NamespaceFacts;
 use super::candidate::Candidate;
 use crate::pod_netns::{Survey, Unfound};
 
+/// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
+const MOST_RULES: usize = 1 << 20;
+
 /// What holds for all pods of the node.
 #[derive(Debug, Clone)]
 pub struct Rules {
@@ -98,7 +101,7 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Opti
             Decision::Skip(_) => Ok(None),
             Decision::Redirect(redirect) => {
                 let backend = suitable(rules.backend, owner() != outside);
-                let options = ApplyOptions { backend, ..ApplyOptions::default() };
+                let options = ApplyOptions { backend, most_read: Some(MOST_RULES), ..ApplyOptions::default() };
                 let mismatch = verify(&redirect.plan(), &options);
                 let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
                     return Ok(None);
