@@ -110,24 +110,30 @@ fn an_agent_that_watches_for_drift_does_not_grow() {
     let checks = || metric(&node, &check("as_planned")).expect("a number");
     let (checked, used, resident) =
         (checks(), processor_seconds(agent.id()), memory_kib(agent.id(), "VmRSS:"));
-    for _ in 0..seconds().div_ceil(10) {
-        wait_rounds(&node, 2.0);
-    }
-    let (used, now) = (processor_seconds(agent.id()) - used, memory_kib(agent.id(), "VmRSS:"));
+    // The first thousands of looks fill what the allocator keeps for threads; after that nothing may be added.
+    let halves: [u64; 2] = std::array::from_fn(|_| {
+        for _ in 0..seconds().div_ceil(20) {
+            wait_rounds(&node, 2.0);
+        }
+        memory_kib(agent.id(), "VmRSS:")
+    });
+    let used = processor_seconds(agent.id()) - used;
+    let [half, now] = halves;
     let looks = checks() - checked;
     println!(
-        "{looks} looks: {resident} KiB resident at first, {now} KiB at the end, {} KiB at most, {:.2} ms of a processor each",
+        "{looks} looks: {resident} KiB resident at first, {half} KiB after half of them, {now} KiB at the end, {} KiB at most, {:.2} ms of a processor each",
         memory_kib(agent.id(), "VmHWM:"),
         used / looks * 1000.0
     );
     assert!(looks >= f64::from(PODS) * 3.0, "{looks}\n{}", node.log());
     assert_eq!(metric(&node, "istio_cni_drifted_pods"), Some(0.0), "{}", node.log());
-    assert!(now <= resident + 1024, "grew from {resident} to {now} KiB");
+    assert!(now <= half + 1024 && now <= resident + 4096, "grew from {resident} and {half} to {now} KiB");
     assert!(now <= if is_release() { 16 * 1024 } else { 48 * 1024 }, "{now} KiB");
     let state = api.state();
+    // Of the last list not every page may have been asked for.
     assert!(
-        state.pages >= state.lists * 4 && state.gets == 0,
-        "in pages: {} of {}",
+        state.pages + 4 > state.lists * 4 && state.gets == 0,
+        "{} pages, {} lists",
         state.pages,
         state.lists
     );
