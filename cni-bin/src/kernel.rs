@@ -3,13 +3,11 @@
 use netns_apply::{
     ApplyOptions, Programs,
     netns::{Netns, NetnsError},
+    pod::{FOREIGN, hosts, owner, suitable},
 };
 use nix::sched::{CloneFlags, unshare};
 use redirect_core::{RulePlan, options::BackendChoice};
-use std::{
-    error::Error, fs, io::ErrorKind, net::IpAddr, os::unix::fs::MetadataExt, path::Path, thread,
-    time::Duration,
-};
+use std::{error::Error, net::IpAddr, path::Path, thread, time::Duration};
 
 /// The network namespaces of this machine.
 pub trait Kernel: Sync {
@@ -89,20 +87,10 @@ pub struct Linux;
 
 impl Kernel for Linux {
     fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError> {
-        let refuse = |why: &str| {
-            KernelError::Namespace(format!("{} is {why}; nothing is changed there", path.display()))
-        };
         let namespace = Netns::open(path).map_err(|error| KernelError::Namespace(error.to_string()))?;
-        if namespace.is_own().map_err(|error| failed(&error))? {
-            return Err(refuse("the network namespace this program runs in"));
-        }
-        match namespace.is_inits() {
-            Ok(true) => return Err(refuse("the network namespace of process 1, the host's")),
-            Ok(false) => {}
-            // Where process 1 has more privileges than we, it is that of a container we are in, and we cannot reach
-            // the host's namespace by a path.
-            Err(NetnsError::Open { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => {}
-            Err(error) => return Err(failed(&error)),
+        if let Some(hosts) = hosts(&namespace).map_err(|error| failed(&error))? {
+            let refusal = format!("{} is {hosts}; nothing is changed there", path.display());
+            return Err(KernelError::Namespace(refusal));
         }
         let outside = owner();
         namespace.run(|| work(&Pod { is_foreign: owner() != outside })).map_err(|error| {
@@ -169,22 +157,6 @@ impl Namespace for Pod {
         let mismatch = netns_apply::verify(plan, &options).map_err(|error| failed(&error))?;
         Ok(mismatch.map(|mismatch| mismatch.to_string()))
     }
-}
-
-/// Why the backend is what it is in the namespace of a pod with `hostUsers: false`.
-const FOREIGN: &str = "the namespace belongs to another user namespace";
-
-/// Whose the calling thread's network namespace is: the root of the user namespace it belongs to, as an id out here, to
-/// whom the kernel gives its settings. None where /proc does not say.
-fn owner() -> Option<u32> {
-    fs::metadata("/proc/sys/net/core/somaxconn").map(|metadata| metadata.uid()).ok()
-}
-
-/// In a namespace of another user namespace the kernel takes the owner match of iptables from processes of that user
-/// namespace only (net/netfilter/xt_owner.c), where a process with threads cannot go (setns(2)). Native rules
-/// compare owners without it.
-const fn suitable(backend: BackendChoice, foreign: bool) -> BackendChoice {
-    if foreign { BackendChoice::NativeNft } else { backend }
 }
 
 /// Helper programs, where one is needed, are those of the runtime's PATH, then those of the usual folders.

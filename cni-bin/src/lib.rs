@@ -10,6 +10,7 @@ pub mod fields;
 pub mod kernel;
 pub mod logs;
 pub mod pod_source;
+pub mod selection;
 pub mod wire;
 
 use commands::Job;

@@ -1,4 +1,5 @@
-//! The node agent on a real node: as its manifest runs it, and under a loop of pod starts while it is restarted, killed and upgraded.
+//! The node agent on a real node: as its manifest runs it, also with the drift watch, and under a loop of pod starts while it is restarted,
+//! killed and upgraded.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -48,9 +49,9 @@ fn project() -> PathBuf {
 }
 
 /// The manifest's objects in a cluster, with the directories of a test's node and a plugin run directory of its own.
-fn apply_manifest(api: &ApiServer, node: &Node<'_>) -> Result<Value> {
+fn apply_manifest(api: &ApiServer, node: &Node<'_>, manifest: &str) -> Result<Value> {
     api.create_namespace(NAMESPACE)?;
-    let manifest = MANIFEST
+    let manifest = manifest
         .replace("localhost/install-cni:latest", IMAGE)
         .replace("path: /opt/cni/bin,", &format!("path: {},", node.bin_dir().display()))
         .replace("path: /etc/cni/net.d,", &format!("path: {},", node.conf_dir().display()))
@@ -88,9 +89,9 @@ fn agent_pod(daemon_set: &Value, api: &ApiServer, name: &str) -> Value {
     pod["metadata"]["namespace"] = json!(NAMESPACE);
     let container = &mut pod["spec"]["containers"][0];
     container["imagePullPolicy"] = json!("Never");
-    // There is no service network.
+    // There is no service network; the agent is on the node's.
     let mut env = container["env"].as_array().cloned().unwrap_or_default();
-    env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": "10.88.0.1"}));
+    env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"}));
     env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": api.port().to_string()}));
     container["env"] = json!(env);
     pod
@@ -124,7 +125,7 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let node = Node::joined(&api)?;
     import_image(&node)?;
     let before = entries(&node)?;
-    let daemon_set = apply_manifest(&api, &node)?;
+    let daemon_set = apply_manifest(&api, &node, MANIFEST)?;
 
     let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
@@ -167,6 +168,66 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let plain = node.start_pod(&plain_pod("plain"))?;
     plain.wait_running(POD)?;
     Ok(())
+}
+
+/// A metric of the agent on the node's network.
+fn metric(node: &Node<'_>, name: &str) -> Result<Option<f64>> {
+    let curl =
+        process::command("curl", ["--silent", "--fail", "--max-time", "5", "http://127.0.0.1:15014/metrics"]);
+    let answer = node.namespace().run(&curl)?;
+    let value = answer.stdout.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    Ok(value.and_then(|value| value.parse().ok()))
+}
+
+#[test]
+fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    let manifest = MANIFEST.replace("# drift-watch: ", "").replace("INTERVAL: 5m", "INTERVAL: 2s");
+    let daemon_set = apply_manifest(&api, &node, &manifest)?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+
+    // These start after the agent: their namespaces have to come through to it.
+    let pods = ["good", "bad"].map(|name| node.start_pod(&sidecar_pod(name)));
+    let plain = node.start_pod(&plain_pod("plain"))?;
+    let [good, bad] = pods;
+    let (good, bad) = (good?, bad?);
+    for pod in [&good, &bad, &plain] {
+        pod.wait_running(POD)?;
+    }
+    assert_redirected(&node, &good)?;
+    let log = || agent.log("install-cni").unwrap_or_default();
+    let wait = |what: &str, name: &str, least: f64| {
+        let waited =
+            until(what, POD, &[], || Ok(metric(&node, name)?.filter(|value| *value >= least).map(drop)));
+        waited.with_context(log)
+    };
+    wait("looks", "istio_cni_drift_checks_total{result=\"as_planned\"}", 4.0)?;
+    assert_eq!(metric(&node, "istio_cni_drifted_pods")?, Some(0.0), "{}", log());
+
+    bad.namespace()?.sh("iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT")?;
+    wait("the gauge", "istio_cni_drifted_pods", 1.0)?;
+    let events = until("the event", POD, &[], || {
+        let events = api.list("events", "default")?;
+        let events: Vec<Value> =
+            events.into_iter().filter(|event| event["reason"] == "RedirectDrift").collect();
+        Ok((!events.is_empty()).then_some(events))
+    })
+    .with_context(log)?;
+    let about = api.get("pod", "default", "bad")?;
+    assert_eq!(events.len(), 1, "{events:#?}");
+    assert_eq!(events[0]["involvedObject"]["uid"], about["metadata"]["uid"]);
+    ensure!(events[0]["message"].as_str().is_some_and(|text| text.contains("ISTIO_OUTPUT")), "{events:#?}");
+    agent.wait("still ready", POD, is_ready)?;
+    ensure!(!log().contains("the drift watch sees nothing"), "{}", log());
+
+    bad.delete(POD)?;
+    until("the gauge to go down", POD, &[], || {
+        Ok(metric(&node, "istio_cni_drifted_pods")?.filter(|value| *value == 0.0).map(drop))
+    })
+    .with_context(log)
 }
 
 /// An agent that runs on the node outside of any pod, with the service account's token.
@@ -256,7 +317,7 @@ impl<'n> HostAgent<'n> {
 fn restarts_kills_and_upgrades_fail_no_pod_and_let_none_bypass() -> Result<()> {
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;
-    apply_manifest(&api, &node)?;
+    apply_manifest(&api, &node, MANIFEST)?;
     let mut agent = HostAgent::new(&node, &api, &programs()?)?;
     agent.start()?;
     agent.wait_ready()?;
@@ -367,7 +428,7 @@ fn disturb(agent: &mut HostAgent<'_>, done: &AtomicBool, disturbances: &AtomicUs
 fn a_rotated_token_serves_the_next_pod_without_a_flap() -> Result<()> {
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;
-    apply_manifest(&api, &node)?;
+    apply_manifest(&api, &node, MANIFEST)?;
     let mut agent = HostAgent::new(&node, &api, &programs()?)?;
     agent.start()?;
     agent.wait_ready()?;

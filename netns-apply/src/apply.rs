@@ -42,6 +42,8 @@ pub struct ApplyOptions {
     pub programs: Programs,
     /// How long to wait for somebody else who is changing the same namespace.
     pub patience: Duration,
+    /// How many bytes of rules [`verify`] reads at most, of whatever is there; none for all of them.
+    pub most_read: Option<usize>,
     /// Routing of TPROXY that counts as the mesh's although no rule of the mesh is left: that of the settings.
     pub tproxy: Option<Tproxy>,
 }
@@ -54,6 +56,7 @@ impl Default for ApplyOptions {
             native_form: NativeForm::Plain,
             programs: Programs::usual(),
             patience: Duration::from_secs(30),
+            most_read: None,
             tproxy: None,
         }
     }
@@ -128,6 +131,9 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, ApplyError> {
 /// The namespace cannot be looked at.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
     let mut means = Means::open(&options.programs, options.backend)?;
+    if let (Some(connection), Some(most)) = (&mut means.netlink, options.most_read) {
+        connection.limit(most);
+    }
     let observed = Observed::now(&mut means)?;
     let (backend, _) = backend::choose(options.backend, &observed, &mut means, plan)?;
     let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
@@ -145,6 +151,14 @@ pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch
     };
     let missing = || Routing::of(plan).beyond(&observed.routing).first().map(ToString::to_string);
     Ok(rules.or_else(|| missing().map(Mismatch::Routing)))
+}
+
+/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for it is
+/// installed here. Where there are some, rules that [`verify`] misses may be in them.
+#[must_use]
+pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
+    let tables = backend::unreadable(programs).into_iter();
+    tables.map(|(family, table)| format!("{family} {table}")).collect()
 }
 
 /// The first rule of either family that is not as planned.

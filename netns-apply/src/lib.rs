@@ -10,6 +10,7 @@
 mod apply;
 #[cfg(feature = "write")]
 mod backend;
+pub mod capabilities;
 #[cfg(feature = "write")]
 mod error;
 #[cfg(feature = "write")]
@@ -20,10 +21,11 @@ mod lock;
 #[cfg(feature = "write")]
 pub mod netlink;
 pub mod netns;
+pub mod pod;
 pub mod routes;
 
 #[cfg(feature = "write")]
-pub use apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, preflight, verify};
+pub use apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, preflight, unreadable_tables, verify};
 #[cfg(feature = "write")]
 pub use backend::{Backend, Because};
 #[cfg(feature = "write")]

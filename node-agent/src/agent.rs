@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::cluster::{Cluster, LastSeen};
+use crate::cluster::{Connection, LastSeen};
 use crate::disk::Real;
+use crate::drift;
 use crate::fight::{Fight, suspect};
 use crate::install::{Conflist, Installer, Pass};
 use crate::kubeconfig;
@@ -50,8 +51,11 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
     let cluster = Arc::new(Connection::new(settings.clone()));
     let seen = Arc::new(LastSeen::default());
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
+    let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
+    let drift = tokio::spawn(drift);
     let mut agent = Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs);
     agent.work(&mut ends).await;
+    drift.abort();
     state.set(Phase::Leaving);
     tokio::select! {
         () = depart(installer, &cluster, &seen) => {}
@@ -125,22 +129,6 @@ impl Ends {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-    }
-}
-
-/// The connection to the API server, made when it is first needed and possible.
-struct Connection {
-    settings: Settings,
-    made: tokio::sync::OnceCell<Cluster>,
-}
-
-impl Connection {
-    fn new(settings: Settings) -> Self {
-        Self { settings, made: tokio::sync::OnceCell::new() }
-    }
-
-    async fn get(&self) -> anyhow::Result<&Cluster> {
-        self.made.get_or_try_init(|| Cluster::prepare(&self.settings)).await
     }
 }
 

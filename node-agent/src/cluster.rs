@@ -1,4 +1,6 @@
-//! The API server, as far as the agent needs it: its own DaemonSet, its node's labels, events.
+//! The API server, as far as the agent needs it: its own DaemonSet, its node's labels and pods, events.
+
+mod pods;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,6 +17,8 @@ use serde_json::json;
 
 use crate::leave::{Lookup, Seen};
 use crate::settings::{Identity, Settings, Trust};
+
+pub use pods::PodsError;
 
 /// How long one request may take. A request that hangs must not hold up the agent's end.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,6 +38,29 @@ pub struct Cluster {
 impl std::fmt::Debug for Cluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cluster").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+/// The connection to the API server, made when it is first needed and possible.
+#[derive(Debug)]
+pub struct Connection {
+    settings: Settings,
+    made: tokio::sync::OnceCell<Cluster>,
+}
+
+impl Connection {
+    /// Nothing is sent or read yet.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, made: tokio::sync::OnceCell::new() }
+    }
+
+    /// The connection.
+    ///
+    /// # Errors
+    /// See [`Cluster::prepare`].
+    pub async fn get(&self) -> anyhow::Result<&Cluster> {
+        self.made.get_or_try_init(|| Cluster::prepare(&self.settings)).await
     }
 }
 

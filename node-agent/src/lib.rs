@@ -7,11 +7,13 @@
 //! ```
 //!
 //! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`agent`] is the loop.
+//! [`drift`] compares the node's pods with what the plugin made of them; [`pod_netns`] finds their namespaces.
 
 pub mod agent;
 pub mod cluster;
 pub mod conflist;
 pub mod disk;
+pub mod drift;
 pub mod fight;
 pub mod install;
 pub mod kubeconfig;
@@ -19,6 +21,7 @@ pub mod leave;
 pub mod log_socket;
 pub mod metrics;
 pub mod plan;
+pub mod pod_netns;
 pub mod ready;
 pub mod serve;
 pub mod settings;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use install_cni::agent;
-use install_cni::settings::{Action, Problem, Settings, command};
+use install_cni::settings::{Action, Problem, Settings, command, completions};
 
 fn main() -> ExitCode {
     let given = command().get_matches();
@@ -11,9 +11,10 @@ fn main() -> ExitCode {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
     let action = Action::of(&given);
-    if action == Action::Version {
-        say(env!("CARGO_PKG_VERSION"));
-        return ExitCode::SUCCESS;
+    match action {
+        Action::Version => return say(env!("CARGO_PKG_VERSION")),
+        Action::Completion(shell) => return say(completions(shell).trim_end()),
+        Action::Run | Action::Cleanup => {}
     }
     let (settings, notices) = match Settings::read(&given, &env) {
         Ok(read) => read,
@@ -29,15 +30,15 @@ fn main() -> ExitCode {
     let done = match action {
         Action::Run => run(settings, &logs),
         Action::Cleanup => cleanup(settings),
-        Action::Version => ExitCode::SUCCESS,
+        Action::Version | Action::Completion(_) => ExitCode::SUCCESS,
     };
     logs.flush();
     done
 }
 
-/// One thread does the work; two more, which end when idle, wait for the disk.
+/// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
 fn run(settings: Settings, logs: &logging::Handle) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(3).build();
     let done = match runtime {
         Ok(runtime) => runtime.block_on(agent::run(settings, Some(logs.clone()))),
         Err(error) => Err(error.into()),
@@ -78,6 +79,7 @@ fn complain(text: &str) -> ExitCode {
 }
 
 #[expect(clippy::print_stdout, reason = "the answer to a question")]
-fn say(text: &str) {
+fn say(text: &str) -> ExitCode {
     println!("{text}");
+    ExitCode::SUCCESS
 }

@@ -49,6 +49,9 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_plugin_add_duration_seconds", "histogram", "outcome", "How long the plugin took for ADD"),
     described("istio_cni_log_entries_total", "counter", "result", "Log entries received from plugins: accepted, malformed, over_rate, over_size"),
     described("istio_cni_events_total", "counter", "result", "Events sent to the API server: sent, failed"),
+    described("istio_cni_drifted_pods", "gauge", "", "Pods of the node that were not redirected as planned when last looked at; 0 where the drift watch is off"),
+    described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), failed"),
+    described("istio_cni_drift_rounds_total", "counter", "result", "Times the drift watch went round the node: complete, or why not: no_capability, no_pods, no_namespaces, no_entry"),
     described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
 ];
 
@@ -120,6 +123,12 @@ pub struct Metrics {
     pub log_entries: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
     pub events: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub drifted: Gauge,
+    /// See [`METRICS`].
+    pub drift_checks: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub drift_rounds: Family<ResultLabel, Counter>,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
 }
 
@@ -149,6 +158,9 @@ impl Metrics {
             add_durations: Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS)),
             log_entries: Family::default(),
             events: Family::default(),
+            drifted: Gauge::default(),
+            drift_checks: Family::default(),
+            drift_rounds: Family::default(),
             reasons: Mutex::default(),
         };
         metrics.register(build);
@@ -177,6 +189,12 @@ impl Metrics {
         for result in ["sent", "failed"] {
             drop(self.events.get_or_create(&ResultLabel { result }));
         }
+        for result in ["as_planned", "drifted", "changed", "not_found", "ambiguous", "failed"] {
+            drop(self.drift_checks.get_or_create(&ResultLabel { result }));
+        }
+        for result in ["complete", "no_capability", "no_pods", "no_namespaces", "no_entry"] {
+            drop(self.drift_rounds.get_or_create(&ResultLabel { result }));
+        }
         drop(self.adds.get_or_create(&AddLabels { outcome: "redirect", reason: String::new() }));
         drop(self.add_durations.get_or_create(&OutcomeLabel { outcome: "redirect" }));
     }
@@ -203,6 +221,9 @@ impl Metrics {
             self.add_durations.clone(),
             self.log_entries.clone(),
             self.events.clone(),
+            self.drifted.clone(),
+            self.drift_checks.clone(),
+            self.drift_rounds.clone(),
             build,
         );
     }

@@ -9,12 +9,15 @@ pub mod table;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use istio_cni::selection::PROCESS_WIDE;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
 
 pub use notice::Notice;
 use raw::Raw;
-pub use raw::{Action, Problem, command};
+pub use raw::{Action, Problem, command, completions};
 
 /// Everything the agent is told.
 #[derive(Debug, Clone)]
@@ -33,6 +36,8 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// Who the agent is in the cluster.
     pub identity: Identity,
+    /// What the drift watch is told.
+    pub drift: DriftSettings,
     /// What the repair controller is told.
     pub repair: RepairSettings,
     /// How the agent logs.
@@ -48,6 +53,8 @@ pub struct Paths {
     pub bin: PathBuf,
     /// The node's network configurations.
     pub net: PathBuf,
+    /// The node's network namespaces.
+    pub netns: PathBuf,
     /// Sockets and the plugin's kubeconfig.
     pub run: PathBuf,
     /// The service account's files.
@@ -146,6 +153,15 @@ pub struct Identity {
     pub daemon_set: String,
 }
 
+/// What the drift watch is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriftSettings {
+    /// How often it looks, if at all.
+    pub interval: Option<Duration>,
+    /// What the container runtime's environment says for all pods: variables and values.
+    pub environment: Vec<(&'static str, String)>,
+}
+
 /// What the repair controller is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepairSettings {
@@ -207,6 +223,7 @@ impl Settings {
                     .unwrap_or_default(),
                 daemon_set: raw.text("DAEMONSET_NAME"),
             },
+            drift: drift(&mut raw),
             repair: repair(&mut raw),
             logging,
         };
@@ -261,6 +278,7 @@ fn paths(raw: &Raw<'_>) -> Paths {
         source_bin: raw.text("SOURCE_CNI_BIN_DIR").into(),
         bin: raw.text("MOUNTED_CNI_BIN_DIR").into(),
         net: raw.text("MOUNTED_CNI_NET_DIR").into(),
+        netns: raw.text("MOUNTED_CNI_NETNS_DIR").into(),
         run: raw.text("CNI_AGENT_RUN_DIR").into(),
         service_account: raw.text("SERVICE_ACCOUNT_DIR").into(),
     }
@@ -355,6 +373,20 @@ fn serve(raw: &mut Raw<'_>) -> ServeSettings {
     let health_port = raw.port("HEALTH_PORT").unwrap_or(0);
     ServeSettings { health_port, monitoring_port: raw.port("MONITORING_PORT"), control }
 }
+
+fn drift(raw: &mut Raw<'_>) -> DriftSettings {
+    let interval = raw.duration("DRIFT_WATCH_INTERVAL");
+    if !interval.is_zero() && interval < LEAST_INTERVAL {
+        raw.reject("DRIFT_WATCH_INTERVAL", "too short: 1s at least, or 0s for never");
+    }
+    let is_wide = |name: &str| PROCESS_WIDE.iter().any(|key| key.setting().env.contains(&name));
+    let given = raw.given().filter(|(setting, _, _)| is_wide(setting.name()));
+    let environment = given.map(|(setting, _, value)| (setting.name(), value.to_owned())).collect();
+    DriftSettings { interval: (!interval.is_zero()).then_some(interval), environment }
+}
+
+/// The shortest time between two looks at a pod.
+const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
 fn repair(raw: &mut Raw<'_>) -> RepairSettings {
     RepairSettings {

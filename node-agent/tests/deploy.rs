@@ -27,7 +27,8 @@ fn the_manifest_uses_the_names_others_depend_on() {
         "- name: install-cni\n",
         "readOnlyRootFilesystem: true",
         "allowPrivilegeEscalation: false",
-        "capabilities: {drop: [ALL]}",
+        "hostNetwork: true\n",
+        "capabilities:\n              drop: [ALL]\n",
         "httpGet: {path: /readyz, port: health}",
         "{name: health, containerPort: 8000}",
         "{name: metrics, containerPort: 15014}",
@@ -35,12 +36,49 @@ fn the_manifest_uses_the_names_others_depend_on() {
         assert!(manifest.contains(part), "{part}");
     }
     assert!(!manifest.contains('*'), "no role for everything");
+    assert!(
+        !manifest.lines().any(|line| !line.trim().starts_with('#') && line.contains("ADMIN")),
+        "no capability"
+    );
+}
+
+/// As the manifest's own head says it is switched on.
+fn with_drift_watch() -> String {
+    let done = Command::new("sed")
+        .arg("s/# drift-watch: //")
+        .arg(project().join("deploy/istio-cni-node.yaml"))
+        .output()
+        .expect("sed");
+    String::from_utf8(done.stdout).expect("a manifest")
+}
+
+#[test]
+fn the_drift_watch_is_switched_on_by_what_is_marked() {
+    assert!(
+        manifest()
+            .contains("#   sed 's/# drift-watch: //' deploy/istio-cni-node.yaml | kubectl apply -f -\n")
+    );
+    let (manifest, marked) = (with_drift_watch(), manifest().matches("# drift-watch: ").count());
+    assert!(!manifest.contains("# drift-watch: "));
+    assert_eq!(marked, 8, "seven and the command");
+    let directory =
+        SETTINGS.iter().find(|setting| setting.name() == "MOUNTED_CNI_NETNS_DIR").expect("a setting");
+    for part in [
+        "\n  - {apiGroups: [\"\"], resources: [pods], verbs: [list]}\n",
+        "\n  - {apiGroups: [\"\"], resources: [events], verbs: [create]}\n",
+        "\n  DRIFT_WATCH_INTERVAL: 5m\n",
+        "\n              add: [NET_ADMIN, SYS_ADMIN]\n",
+        &format!("mountPath: {}, mountPropagation: HostToContainer, readOnly: true}}\n", directory.default),
+        "\n        - name: cni-netns-dir\n          hostPath: {path: /var/run/netns, type: DirectoryOrCreate}\n",
+    ] {
+        assert!(manifest.contains(part), "{part}\n{manifest}");
+    }
 }
 
 #[test]
 fn the_manifest_sets_only_what_the_agent_knows() {
     let known: BTreeSet<&str> = SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).collect();
-    let manifest = manifest();
+    let manifest = with_drift_watch();
     let variables = manifest.lines().filter_map(|line| {
         let name = line.trim().trim_start_matches("- name: ").split(':').next()?;
         let is_variable =

@@ -1,16 +1,40 @@
-//! What the agent costs while nothing happens. IDLE_SECONDS says for how long it is watched; deploy/measure-idle.sh does it for ten
-//! minutes with the release build.
+//! What the agent costs while nothing happens, on a node with 200 pods. IDLE_SECONDS says for how long it is watched;
+//! deploy/measure-idle.sh does it for ten minutes with the release build.
 
+mod pods;
 mod process;
 
 use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use process::{CALICO, FakeApi, Node, daemon_set, get};
+use e2e::netns::Namespace;
+use pods::{PodApi, Sandboxes, check, mesh_pod, metric, redirect, wait_rounds};
+use process::{CALICO, Node, get};
+use serde_json::Value;
 
 /// Clock ticks per second of `/proc/PID/stat`: the same on every Linux that runs this.
 const TICKS: f64 = 100.0;
+/// How many pods the node has.
+const PODS: u8 = 200;
+
+fn seconds() -> u32 {
+    std::env::var("IDLE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+}
+
+fn is_release() -> bool {
+    std::env::var_os("INSTALL_CNI").is_some()
+}
+
+/// The node's pods as the API server has them.
+fn all_pods() -> Vec<Value> {
+    let address = |count: u8| [format!("10.1.0.{count}"), format!("fd00:10::{count:x}")];
+    let pod = |count: u8| {
+        let [v4, v6] = address(count);
+        mesh_pod(&format!("web-{count}"), &[&v4, &v6])
+    };
+    (1..=PODS).map(pod).collect()
+}
 
 fn memory_kib(id: u32, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{id}/status")).expect("a process");
@@ -27,11 +51,9 @@ fn processor_seconds(id: u32) -> f64 {
 
 #[test]
 fn an_idle_agent_costs_next_to_nothing() {
-    let seconds = std::env::var("IDLE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
-    let is_release = std::env::var_os("INSTALL_CNI").is_some();
+    let (seconds, is_release) = (seconds(), is_release());
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
-    let api = FakeApi::start(200, &daemon_set(false));
-    api.serve(&mut node);
+    let api = PodApi::start(&mut node, all_pods());
     let agent = node.start_ready();
     // The kubelet's probes and a scrape are part of idling; let the first of them settle.
     let probe = || {
@@ -61,4 +83,59 @@ fn an_idle_agent_costs_next_to_nothing() {
     // A debug build is larger, and one clock tick is much of a short time.
     assert!(now <= if is_release { 16 * 1024 } else { 32 * 1024 }, "{now} KiB");
     assert!(used <= (f64::from(seconds) * 0.001).max(0.03), "{share} % of a core");
+    let state = api.state();
+    assert_eq!((state.lists, state.gets), (0, 0), "it asks for no pod");
+}
+
+/// A watch that looks at 200 pods every five seconds, sixty times as often as anybody needs it.
+#[test]
+fn an_agent_that_watches_for_drift_does_not_grow() {
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.set("DRIFT_WATCH_INTERVAL", "5s");
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let pods = all_pods();
+    let namespaces: Vec<Namespace> = pods
+        .iter()
+        .map(|pod| {
+            let addresses = pods::addresses_of(pod).iter().map(ToString::to_string).collect::<Vec<_>>();
+            let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+            let namespace = sandboxes.add(pod["metadata"]["name"].as_str().expect("a name"), &addresses);
+            redirect(&namespace);
+            namespace
+        })
+        .collect();
+    let api = PodApi::start(&mut node, pods);
+    let agent = node.start_ready();
+    wait_rounds(&node, 2.0);
+    let checks = || metric(&node, &check("as_planned")).expect("a number");
+    let (checked, used, resident) =
+        (checks(), processor_seconds(agent.id()), memory_kib(agent.id(), "VmRSS:"));
+    // The first thousands of looks fill what the allocator keeps for threads; after that nothing may be added.
+    let halves: [u64; 2] = std::array::from_fn(|_| {
+        for _ in 0..seconds().div_ceil(20) {
+            wait_rounds(&node, 2.0);
+        }
+        memory_kib(agent.id(), "VmRSS:")
+    });
+    let used = processor_seconds(agent.id()) - used;
+    let [half, now] = halves;
+    let looks = checks() - checked;
+    println!(
+        "{looks} looks: {resident} KiB resident at first, {half} KiB after half of them, {now} KiB at the end, {} KiB at most, {:.2} ms of a processor each",
+        memory_kib(agent.id(), "VmHWM:"),
+        used / looks * 1000.0
+    );
+    assert!(looks >= f64::from(PODS) * 3.0, "{looks}\n{}", node.log());
+    assert_eq!(metric(&node, "istio_cni_drifted_pods"), Some(0.0), "{}", node.log());
+    assert!(now <= half + 1024 && now <= resident + 4096, "grew from {resident} and {half} to {now} KiB");
+    assert!(now <= if is_release() { 16 * 1024 } else { 48 * 1024 }, "{now} KiB");
+    let state = api.state();
+    // Of the last list not every page may have been asked for.
+    assert!(
+        state.pages + 4 > state.lists * 4 && state.gets == 0,
+        "{} pages, {} lists",
+        state.pages,
+        state.lists
+    );
+    drop(namespaces);
 }

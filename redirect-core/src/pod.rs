@@ -22,6 +22,8 @@ pub const INIT_CONTAINER: &str = "istio-init";
 pub const STATUS_ANNOTATION: &str = "sidecar.istio.io/status";
 /// The label, or annotation, that keeps a pod out of the mesh.
 pub const INJECT: &str = "sidecar.istio.io/inject";
+/// The proxy's variable that switches it off.
+const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
 
 /// What a decision depends on, taken from a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -203,7 +205,7 @@ impl PodFacts {
             return Some(SkipReason::HasInitContainer);
         }
         let Some(proxy) = &self.proxy else { return Some(SkipReason::NoProxy) };
-        if proxy.says_true("DISABLE_ENVOY") {
+        if proxy.says_true(DISABLE_ENVOY) {
             return Some(SkipReason::ProxyDisabled);
         }
         if proxy.kind().is_some_and(|kind| kind != "sidecar") {
@@ -218,6 +220,26 @@ impl PodFacts {
         let mode =
             Key::InterceptionMode.setting().annotations.iter().find_map(|name| self.annotations.get(*name));
         mode.is_some_and(|mode| mode == "NONE").then_some(SkipReason::InterceptionNone)
+    }
+
+    /// The same without what no decision depends on, for whoever keeps the facts of many pods: their annotations and
+    /// variables may be long.
+    #[must_use]
+    pub fn condensed(mut self) -> Self {
+        let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.annotations.contains(&name));
+        self.labels.retain(|name, _| name == INJECT);
+        self.annotations.retain(|name, _| [INJECT, STATUS_ANNOTATION].contains(&&**name) || is_setting(name));
+        // Of this one only counts that it is there.
+        if let Some(status) = self.annotations.get_mut(STATUS_ANNOTATION) {
+            *status = String::new();
+        }
+        self.containers.retain(|name| [INIT_CONTAINER, PROXY_CONTAINER].contains(&&**name));
+        if let Some(proxy) = &mut self.proxy {
+            let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.proxy_env == Some(name));
+            proxy.args.truncate(2);
+            proxy.env.retain(|name, _| name == DISABLE_ENVOY || is_setting(name));
+        }
+        self
     }
 
     /// The label speaks before the annotation; what is no boolean says nothing.
@@ -310,6 +332,48 @@ mod tests {
         assert_eq!(pod.skip_reason(), Some(SkipReason::ProxyDisabled));
         pod.containers.insert(INIT_CONTAINER.into());
         assert_eq!(pod.skip_reason(), Some(SkipReason::HasInitContainer));
+    }
+
+    #[test]
+    fn condensed_facts_decide_alike() {
+        let mut pods = Vec::new();
+        for setting in SETTINGS {
+            for name in setting.annotations {
+                pods.extend(
+                    ["NONE", "80", "*", "10.0.0.0/8", "false", "x"]
+                        .map(|text| PodFacts::sidecar([(*name, text)])),
+                );
+            }
+            for text in ["true", "false", "x"] {
+                let mut pod = PodFacts::sidecar(NOTHING);
+                let name = setting.proxy_env.unwrap_or("DISABLE_ENVOY").to_owned();
+                pod.proxy.as_mut().unwrap().env.insert(name, text.to_owned());
+                pods.push(pod);
+            }
+        }
+        let all = pods.len();
+        for index in 0..all {
+            let mut pod = pods[index].clone();
+            pod.labels.insert(INJECT.into(), "false".into());
+            pods.push(pod);
+            let mut pod = pods[index].clone();
+            pod.containers.insert(INIT_CONTAINER.into());
+            pods.push(pod);
+            let mut pod = pods[index].clone();
+            pod.proxy.as_mut().unwrap().args[1] = "router".into();
+            pods.push(pod);
+            let mut pod = pods[index].clone();
+            pod.annotations.remove(STATUS_ANNOTATION);
+            pods.push(pod);
+        }
+        for mut pod in pods {
+            pod.annotations.insert("long".into(), "text".repeat(1000));
+            pod.proxy.as_mut().unwrap().env.insert("PROXY_CONFIG".into(), "text".repeat(1000));
+            pod.proxy.as_mut().unwrap().args.push("--log".into());
+            let condensed = pod.clone().condensed();
+            assert_eq!(decide(&condensed), decide(&pod), "{pod:?}");
+            assert!(alloc::format!("{condensed:?}").len() < 1000, "{condensed:?}");
+        }
     }
 
     #[test]

@@ -8,24 +8,19 @@ use crate::{
     kernel::{Kernel, KernelError, Namespace},
     logs::SCOPE,
     pod_source::{self, PodName},
+    selection::base_settings,
     wire::{CniError, Code, Invocation, PodArgs},
 };
 use netns_apply::facts::NameFiles;
 use redirect_core::{
     RulePlan,
-    options::BackendChoice,
     pod::{Decision, PodFacts, SkipReason, unreadable_switches},
-    settings::{Key, NamespaceFacts, RawSettings},
+    settings::NamespaceFacts,
 };
 use std::{
     ffi::OsString,
     time::{Duration, Instant},
 };
-
-/// How the names of the node agent's own pods begin.
-const AGENT_POD_PREFIX: &str = "istio-cni-node-";
-/// What the environment of this process, the container runtime's, may say for all pods.
-const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
 
 /// What a command works with.
 pub struct Job<'a> {
@@ -76,7 +71,7 @@ pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };
     let difference = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
-        Ok(plan) => Ok(namespace.first_difference(&plan, job.backend())?),
+        Ok(plan) => Ok(namespace.first_difference(&plan, job.conf.backend())?),
         Err(_) => Ok(None),
     })?;
     let Some(difference) = difference else { return Ok(()) };
@@ -111,7 +106,7 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
             Err(reason) => return Ok(Err(reason)),
         };
         let patience = job.deadline().saturating_duration_since(Instant::now());
-        let applied = namespace.apply(&plan, job.backend(), patience);
+        let applied = namespace.apply(&plan, job.conf.backend(), patience);
         phases.end("apply");
         Ok(Ok(applied?))
     })?;
@@ -167,14 +162,8 @@ impl Job<'_> {
         if namespace.is_empty() || name.is_empty() {
             return Err(SkipReason::NotAPod);
         }
-        // First of all: without its agent a node never gets better.
-        if name.starts_with(AGENT_POD_PREFIX) && *namespace == self.conf.pod_namespace {
-            return Err(SkipReason::AgentPod);
-        }
-        if self.conf.exclude_namespaces.contains(namespace) {
-            return Err(SkipReason::NamespaceExcluded);
-        }
-        Ok(PodName { namespace: namespace.clone(), name: name.clone() })
+        let pod = PodName { namespace: namespace.clone(), name: name.clone() };
+        self.conf.skips(&pod).map_or(Ok(pod), Err)
     }
 
     fn plan(
@@ -183,9 +172,7 @@ impl Job<'_> {
         namespace: &dyn Namespace,
     ) -> Result<Result<RulePlan, SkipReason>, CniError> {
         let addresses = namespace.addresses()?;
-        let mut base = RawSettings::for_pod();
-        let said = |name: &'static str| (self.env)(name)?.into_string().ok();
-        base.read_environment(|key| PROCESS_WIDE.contains(&key), said);
+        let base = base_settings(|name| (self.env)(name)?.into_string().ok());
         let facts_there = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&addresses) };
         match facts.decide_with(base, &facts_there) {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),
@@ -199,10 +186,6 @@ impl Job<'_> {
                 Err(CniError::new(Code::Pod, format!("pod {pod}: {errors}")).with_details(details))
             }
         }
-    }
-
-    const fn backend(&self) -> BackendChoice {
-        if self.conf.native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto }
     }
 
     fn deadline(&self) -> Instant {

@@ -6,7 +6,6 @@ use crate::{
     wire::{CniError, Code},
 };
 use nix::unistd::{AccessFlags, access};
-use redirect_core::options::BackendChoice;
 use std::path::Path;
 
 /// Looks at the kubeconfig or the manifest folder, the run directory and the kernel; nobody is contacted, nothing changed.
@@ -21,8 +20,7 @@ pub fn status(job: &Job<'_>) -> Result<(), CniError> {
         remedy = error.advice().1;
     }
     problems.extend(check_run_dir(&job.conf.run_dir).err());
-    let backend = if job.conf.native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto };
-    let kernel = job.kernel.preflight(backend).err();
+    let kernel = job.kernel.preflight(job.conf.backend()).err();
     let code = if kernel.is_some() { Code::LimitedConnectivity } else { Code::NotAvailable };
     problems.extend(kernel.map(|error| error.to_string()));
     if problems.is_empty() {

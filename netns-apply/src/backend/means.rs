@@ -1,13 +1,12 @@
 //! The means of a run: helper programs, a routing socket and, where it serves, a socket for nf_tables.
 
 use crate::{
-    ApplyError,
+    ApplyError, capabilities,
     exec::Programs,
     netlink::{Connection, NetlinkError},
     routes::RouteSocket,
 };
 use redirect_core::options::{BackendChoice, Variant};
-use std::fs;
 
 /// What a run looks and acts with, in the calling thread's network namespace.
 pub(crate) struct Means<'a> {
@@ -52,13 +51,9 @@ fn connect() -> Result<Connection, ApplyError> {
 /// Helper programs say in many ways that they lack CAP_NET_ADMIN, some only after a change; it is asked for beforehand, for one
 /// message that says so. Over netlink the kernel answers that to the first question.
 fn without_netlink() -> Result<Option<Connection>, ApplyError> {
-    const CAP_NET_ADMIN: u64 = 1 << 12;
-    // Effective capabilities (proc_pid_status(5), capabilities(7)).
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let bits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    match bits.map(|bits| u64::from_str_radix(bits.trim(), 16)) {
-        Some(Ok(bits)) if bits & CAP_NET_ADMIN == 0 => Err(ApplyError::NotPermitted),
+    match capabilities::has(capabilities::NET_ADMIN) {
+        Some(false) => Err(ApplyError::NotPermitted),
         // Where it cannot be told, the kernel will say.
-        _ => Ok(None),
+        Some(true) | None => Ok(None),
     }
 }

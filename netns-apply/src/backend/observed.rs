@@ -93,6 +93,13 @@ fn rules(programs: &Programs, variant: Variant, family: Family) -> Result<RuleSt
     if ask { restore::save(programs, variant, family) } else { Ok(RuleState::new()) }
 }
 
+/// The legacy tables that this namespace has and nothing installed here can list.
+pub(crate) fn unreadable(programs: &Programs) -> Vec<(Family, String)> {
+    let hidden = |family: &Family| restore::find(programs, Variant::Legacy, *family, "save").is_err();
+    let tables = |family| legacy_tables(family).into_iter().map(move |table| (family, table));
+    Family::BOTH.into_iter().filter(hidden).flat_map(tables).collect()
+}
+
 /// The tables of the legacy variant that this namespace has (ip_tables_names); reading this makes none.
 fn legacy_tables(family: Family) -> Vec<String> {
     let file = match family {

@@ -65,6 +65,9 @@ pub struct Connection {
     socket: Socket,
     sequence: u32,
     buffer: Vec<u8>,
+    /// How many bytes of answers are read at most, and how many were.
+    most: usize,
+    read: usize,
 }
 
 impl Connection {
@@ -88,7 +91,13 @@ impl Connection {
             Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => NetlinkError::NoNfTables,
             cause => NetlinkError::Socket { what: "open a socket", cause },
         })?;
-        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
+        let buffer = Vec::with_capacity(RECEIVE_BUFFER);
+        Ok(Self { socket, sequence: 0, buffer, most: usize::MAX, read: 0 })
+    }
+
+    /// Reads no more than so many bytes from now on: rules may be those of somebody who wants to fill our memory.
+    pub const fn limit(&mut self, bytes: usize) {
+        (self.most, self.read) = (bytes, 0);
     }
 
     /// Whether the kernel has nf_tables and we may use it.
@@ -279,6 +288,10 @@ impl Connection {
         let mut whole = true;
         loop {
             self.receive(what, true)?;
+            self.read = self.read.saturating_add(self.buffer.len());
+            if self.read > self.most {
+                return Err(NetlinkError::TooMuch(self.most));
+            }
             for message in Messages::new(&self.buffer).filter(|message| message.sequence == self.sequence) {
                 whole &= !message.is_interrupted();
                 match message.answer() {

@@ -54,6 +54,9 @@ pub enum NetlinkError {
     /// A plan needs matches or targets that the kernel lacks; nothing was tried.
     #[error("the kernel lacks {}: load on the node", list(.0))]
     Lacking(Vec<Missing>),
+    /// There are more rules than whoever asked wants to read.
+    #[error("this network namespace has more than {0} bytes of rules; they are not read further")]
+    TooMuch(usize),
     /// The changes are none of what is there, or cannot be sent.
     #[error(transparent)]
     Batch(#[from] BatchError),

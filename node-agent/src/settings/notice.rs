@@ -84,9 +84,9 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
             Status::Ambient => notices.push(Notice::Ambient(origin.to_string())),
             Status::Unused => notices.push(Notice::Unused(origin.to_string())),
         }
-        let has_value_when_empty = matches!(setting.kind, Kind::Switch | Kind::Number)
+        let has_value_when_empty = matches!(setting.kind, Kind::Switch | Kind::Number | Kind::Duration)
             && matches!(setting.status, Status::Used | Status::Repair);
-        if value.is_empty() && has_value_when_empty && !matches!(setting.default, "" | "false" | "0") {
+        if value.is_empty() && has_value_when_empty && !matches!(setting.default, "" | "false" | "0" | "0s") {
             notices.push(Notice::Empty { origin: origin.to_string(), default: setting.default });
         }
         match origin {
@@ -119,6 +119,11 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         ("NATIVE_NFTABLES", template, "the template in CNI_NETWORK_CONFIG says what the plugin is told"),
         ("CNI_NETWORK_CONFIG", given("CNI_NETWORK_CONFIG_FILE").is_some(), "CNI_NETWORK_CONFIG_FILE wins"),
         ("KUBE_CA_FILE", on("SKIP_TLS_VERIFY"), "SKIP_TLS_VERIFY is true"),
+        (
+            "MOUNTED_CNI_NETNS_DIR",
+            given("DRIFT_WATCH_INTERVAL").is_none(),
+            "only the drift watch looks there, and DRIFT_WATCH_INTERVAL is not set",
+        ),
     ];
     let silent = cases.into_iter().filter(|(_, ineffective, _)| *ineffective);
     silent

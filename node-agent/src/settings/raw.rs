@@ -1,7 +1,11 @@
 //! Settings as texts, each with where it was given, and their reading into values.
 
+use std::time::Duration;
+
 use super::table::{Kind, SETTINGS, Setting, Status};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap_complete::Shell;
+use redirect_core::values::parse_duration;
 
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,15 +16,18 @@ pub enum Action {
     Cleanup,
     /// Say the version and end.
     Version,
+    /// Print completions for a shell and end.
+    Completion(Shell),
 }
 
 impl Action {
     /// What a command line asks for.
     #[must_use]
     pub fn of(given: &ArgMatches) -> Self {
-        match given.subcommand_name() {
-            Some("cleanup") => Self::Cleanup,
-            Some("version") => Self::Version,
+        match given.subcommand() {
+            Some(("cleanup", _)) => Self::Cleanup,
+            Some(("version", _)) => Self::Version,
+            Some(("completion", of)) => of.get_one("shell").copied().map_or(Self::Run, Self::Completion),
             Some(_) | None => Self::Run,
         }
     }
@@ -50,6 +57,7 @@ pub fn command() -> Command {
             logging::FlagKind::List => arg.action(ArgAction::Append),
         }
     });
+    let shell = Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
     Command::new("install-cni")
         .about("Puts the istio-cni plugin on the node and keeps it there")
         .version(env!("CARGO_PKG_VERSION"))
@@ -58,6 +66,15 @@ pub fn command() -> Command {
             Command::new("cleanup").about("Takes the plugin out of the node: entry, kubeconfig, binary"),
         )
         .subcommand(Command::new("version").about("Says the version"))
+        .subcommand(Command::new("completion").about("Prints completions for a shell").arg(shell))
+}
+
+/// Completions of the command line for a shell.
+#[must_use]
+pub fn completions(shell: Shell) -> String {
+    let mut bytes = Vec::new();
+    clap_complete::generate(shell, &mut command(), "install-cni", &mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn flag(setting: &Setting) -> Arg {
@@ -184,6 +201,18 @@ impl<'a> Raw<'a> {
         value.unwrap_or_else(|| {
             self.reject(name, "not a whole number");
             0
+        })
+    }
+
+    /// A duration. Set but empty means 0, like a number.
+    pub(super) fn duration(&mut self, name: &'static str) -> Duration {
+        let text = self.text(name);
+        if matches!(text.as_str(), "" | "0") {
+            return Duration::ZERO;
+        }
+        parse_duration(&text).unwrap_or_else(|_| {
+            self.reject(name, "not a duration such as 30s, 5m or 1h30m");
+            Duration::ZERO
         })
     }
 

@@ -28,6 +28,8 @@ pub enum Kind {
     Number,
     /// A list separated by commas.
     List,
+    /// A duration with units, such as `1m30s`.
+    Duration,
 }
 
 /// Whether the agent uses a setting.
@@ -60,6 +62,7 @@ impl Kind {
             Self::Switch => "boolean",
             Self::Number => "number",
             Self::List => "list",
+            Self::Duration => "duration",
         }
     }
 }
@@ -92,7 +95,7 @@ const fn unused(env: &'static [&'static str], meaning: &'static str) -> Setting 
     Setting { flag: "", env, kind: Kind::Text, default: "", meaning, status: Status::Unused }
 }
 
-use Kind::{List, Number, Switch, Text};
+use Kind::{Duration, List, Number, Switch, Text};
 
 /// Every setting, in the order of the documentation.
 #[rustfmt::skip]
@@ -106,6 +109,7 @@ pub const SETTINGS: &[Setting] = &[
     used("istio-owned-cni-config-filename", &["ISTIO_OWNED_CNI_CONFIG_FILENAME", "ISTIO_OWNED_CNI_CONF_FILENAME"], Text, "02-istio-cni.conflist", "Name of that copy."),
     used("mounted-cni-net-dir", &["MOUNTED_CNI_NET_DIR"], Text, "/host/etc/cni/net.d", "Where the node's network configuration directory is mounted."),
     used("mounted-cni-bin-dir", &["MOUNTED_CNI_BIN_DIR"], Text, "/host/opt/cni/bin", "Where the node's plugin directory is mounted."),
+    used("mounted-cni-netns-dir", &["MOUNTED_CNI_NETNS_DIR"], Text, "/host/var/run/netns", "Where the directory is mounted in which the node's container runtime keeps network namespaces; for the drift watch."),
     used("source-cni-bin-dir", &["SOURCE_CNI_BIN_DIR"], Text, "/opt/cni/bin", "Directory of the image whose files are copied to the plugin directory."),
     used("cni-agent-run-dir", &["CNI_AGENT_RUN_DIR"], Text, "/var/run/istio-cni", "Directory of the plugin's kubeconfig and of the sockets; the same path on the node and in the container."),
     used("service-account-dir", &["SERVICE_ACCOUNT_DIR"], Text, "/var/run/secrets/kubernetes.io/serviceaccount", "Directory of the service account's token and authority."),
@@ -128,6 +132,10 @@ pub const SETTINGS: &[Setting] = &[
     used("", &["KUBERNETES_SERVICE_HOST"], Text, "", "The API server's host. Required."),
     used("", &["KUBERNETES_SERVICE_PORT"], Text, "", "The API server's port. Required."),
     used("", &["KUBERNETES_SERVICE_PROTOCOL"], Text, "https", "The API server's protocol."),
+    used("drift-watch-interval", &["DRIFT_WATCH_INTERVAL"], Duration, "0s", "How often every pod of the node is compared with what the plugin made of it; 0s: never, else 1s at least. Changes nothing."),
+    used("", &["ISTIO_OUTBOUND_OWNER_GROUPS"], Text, "", "What the container runtime's environment, which the plugin obeys, says; for the drift watch."),
+    used("", &["ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"], Text, "", "Likewise."),
+    used("", &["ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"], Text, "", "Likewise."),
     repair("repair-enabled", &["REPAIR_ENABLED"], Switch, "true", "Whether broken pods are dealt with."),
     repair("", &["REPAIR_REPAIR_PODS"], Switch, "false", "Whether broken pods are repaired in place."),
     repair("repair-delete-pods", &["REPAIR_DELETE_PODS"], Switch, "false", "Whether broken pods are deleted."),

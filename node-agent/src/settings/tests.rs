@@ -43,14 +43,16 @@ fn a_flag_is_the_lower_case_of_its_variable() {
 #[test]
 fn defaults_are_those_of_the_interface() {
     let settings = settings(&[], &[]);
-    let Paths { source_bin, bin, net, run, service_account } = &settings.paths;
-    let paths = [source_bin, bin, net, run, service_account].map(|path| path.to_str().unwrap_or_default());
+    let Paths { source_bin, bin, net, netns, run, service_account } = &settings.paths;
+    let paths =
+        [source_bin, bin, net, netns, run, service_account].map(|path| path.to_str().unwrap_or_default());
     assert_eq!(
         paths,
         [
             "/opt/cni/bin",
             "/host/opt/cni/bin",
             "/host/etc/cni/net.d",
+            "/host/var/run/netns",
             "/var/run/istio-cni",
             "/var/run/secrets/kubernetes.io/serviceaccount"
         ]
@@ -66,6 +68,26 @@ fn defaults_are_those_of_the_interface() {
     let RepairSettings { enabled, repair_pods, exit_code, label, .. } = settings.repair;
     assert_eq!((enabled, repair_pods, exit_code), (true, false, 126));
     assert_eq!(label, ("cni.istio.io/uninitialized".into(), "true".into()));
+}
+
+#[test]
+fn the_drift_watch_is_off_unless_it_is_told_how_often() {
+    assert_eq!(settings(&[], &[]).drift, DriftSettings { interval: None, environment: Vec::new() });
+    for off in ["", "0", "0s"] {
+        assert_eq!(settings(&[], &[("DRIFT_WATCH_INTERVAL", off)]).drift.interval, None, "{off}");
+    }
+    assert_eq!(
+        settings(&["--drift-watch-interval=1m30s"], &[]).drift.interval,
+        Some(std::time::Duration::from_secs(90))
+    );
+    let wide = ("ISTIO_OUTBOUND_OWNER_GROUPS", "1001");
+    assert_eq!(settings(&[], &[wide]).drift.environment, [(wide.0, wide.1.to_owned())]);
+    for (wrong, why) in [("5", "not a duration"), ("-1s", "not a duration"), ("10ms", "too short")] {
+        let problems = read(&[], &[("DRIFT_WATCH_INTERVAL", wrong)]).expect_err("problems");
+        assert!(problems[0].starts_with(&format!("DRIFT_WATCH_INTERVAL: {wrong:?}: {why}")), "{problems:?}");
+    }
+    let [notice] = &notices(&[], &[("MOUNTED_CNI_NETNS_DIR", "/x")])[..] else { panic!("one notice") };
+    assert!(notice.contains("MOUNTED_CNI_NETNS_DIR has no effect"), "{notice}");
 }
 
 #[test]
@@ -248,6 +270,21 @@ fn an_ipv6_server_is_bracketed() {
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let (settings, _) = Settings::read(&given, &env).expect("settings");
     assert_eq!(settings.kubeconfig.server, "http://[fd00::1]:6443");
+}
+
+#[test]
+fn every_flag_completes_in_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let given = command().try_get_matches_from(["install-cni", "completion", shell]).expect("parses");
+        let Action::Completion(shell) = Action::of(&given) else { panic!("{shell}") };
+        let text = completions(shell);
+        let flags =
+            SETTINGS.iter().filter(|setting| !setting.flag.is_empty() && setting.status != Status::Ambient);
+        for setting in flags {
+            assert!(text.contains(setting.flag), "{shell}: {}", setting.flag);
+        }
+    }
+    assert!(command().try_get_matches_from(["install-cni", "completion"]).is_err());
 }
 
 #[test]

@@ -1,0 +1,66 @@
+//! What decides about a pod beside the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
+
+use crate::{conf::Conf, pod_source::PodName};
+use redirect_core::{
+    options::BackendChoice,
+    pod::SkipReason,
+    settings::{Key, RawSettings},
+};
+
+/// How the names of the node agent's own pods begin.
+const AGENT_POD_PREFIX: &str = "istio-cni-node-";
+/// What the environment of the container runtime may say for all pods.
+pub const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
+
+impl Conf {
+    /// Why a pod is left alone for its name, if so.
+    #[must_use]
+    pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
+        // First of all: without its agent a node never gets better.
+        if pod.name.starts_with(AGENT_POD_PREFIX) && pod.namespace == self.pod_namespace {
+            return Some(SkipReason::AgentPod);
+        }
+        self.exclude_namespaces.contains(&pod.namespace).then_some(SkipReason::NamespaceExcluded)
+    }
+
+    /// What programs pods' rules.
+    #[must_use]
+    pub const fn backend(&self) -> BackendChoice {
+        if self.native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto }
+    }
+}
+
+/// The settings every pod starts from; `env` answers what the runtime's environment says.
+pub fn base_settings(env: impl FnMut(&'static str) -> Option<String>) -> RawSettings {
+    let mut base = RawSettings::for_pod();
+    base.read_environment(|key| PROCESS_WIDE.contains(&key), env);
+    base
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{conf::Envelope, wire::Command};
+
+    #[test]
+    fn names_are_left_alone_for_two_reasons() {
+        let text =
+            br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"],
+            "pod_namespace":"istio-system","native_nftables":true}"#;
+        let conf = Envelope::read(text, Command::Add).unwrap().conf().unwrap();
+        let skips = |namespace: &str, name: &str| {
+            conf.skips(&PodName { namespace: namespace.into(), name: name.into() })
+        };
+        assert_eq!(skips("istio-system", "istio-cni-node-x"), Some(SkipReason::AgentPod));
+        assert_eq!(skips("kube-system", "web"), Some(SkipReason::NamespaceExcluded));
+        assert_eq!((skips("shop", "istio-cni-node-x"), skips("istio-system", "istiod-x")), (None, None));
+        assert_eq!(conf.backend(), BackendChoice::NativeNft);
+    }
+
+    #[test]
+    fn only_three_variables_of_the_runtime_count() {
+        let base = base_settings(|name| Some(name.to_lowercase()));
+        assert_eq!(base.get(Key::OwnerGroups).0, "istio_outbound_owner_groups");
+        assert_eq!(base.get(Key::InboundPorts).0, RawSettings::for_pod().get(Key::InboundPorts).0);
+    }
+}

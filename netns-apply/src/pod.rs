@@ -1,0 +1,89 @@
+//! What is special about pods' network namespaces: which ones are never a pod's, and what a pod with users of its own
+//! (`hostUsers: false`) needs.
+
+use crate::netns::{Netns, NetnsError};
+use redirect_core::options::BackendChoice;
+use std::{fmt, fs, io::ErrorKind, os::unix::fs::MetadataExt};
+
+/// Why a network namespace is no pod's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hosts {
+    /// The calling thread is in it, and no program of this project is ever run in the pod it works for.
+    Own,
+    /// Process 1 is in it.
+    Inits,
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own => "the network namespace this program runs in",
+            Self::Inits => "the network namespace of process 1, the host's",
+        })
+    }
+}
+
+/// Why a namespace is the host's and must be left alone; none where it may be a pod's.
+///
+/// # Errors
+/// It cannot be told.
+pub fn hosts(namespace: &Netns) -> Result<Option<Hosts>, NetnsError> {
+    if namespace.is_own()? {
+        return Ok(Some(Hosts::Own));
+    }
+    match namespace.is_inits() {
+        Ok(true) => Ok(Some(Hosts::Inits)),
+        Ok(false) => Ok(None),
+        // Where process 1 has more privileges than we, it is that of a container we are in, and we cannot reach the host's
+        // namespace by a path.
+        Err(NetnsError::Open { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Why the backend is what [`suitable`] says in a foreign namespace, for logs.
+pub const FOREIGN: &str = "the namespace belongs to another user namespace";
+
+/// Whose the calling thread's network namespace is: the root of the user namespace it belongs to, as an id out here, to
+/// whom the kernel gives its settings. None where /proc does not say. A pod's namespace with another owner than the
+/// caller's own is foreign: the pod has users of its own.
+#[must_use]
+pub fn owner() -> Option<u32> {
+    fs::metadata("/proc/sys/net/core/somaxconn").map(|metadata| metadata.uid()).ok()
+}
+
+/// The backend for a namespace, which may be foreign. In a namespace of another user namespace the kernel takes the owner
+/// match of iptables from processes of that user namespace only (net/netfilter/xt_owner.c), where a process with threads
+/// cannot go (setns(2)). Native rules compare owners without it.
+#[must_use]
+pub const fn suitable(backend: BackendChoice, foreign: bool) -> BackendChoice {
+    if foreign { BackendChoice::NativeNft } else { backend }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_namespace_is_the_hosts_by_any_path() {
+        for path in ["/proc/thread-self/ns/net", "/proc/self/ns/net"] {
+            assert_eq!(hosts(&Netns::open(path).unwrap()).unwrap(), Some(Hosts::Own));
+        }
+    }
+
+    #[test]
+    fn foreign_namespaces_get_native_rules_whatever_was_chosen() {
+        for choice in [BackendChoice::Auto, BackendChoice::Netlink, BackendChoice::Restore(None)] {
+            assert_eq!((suitable(choice, false), suitable(choice, true)), (choice, BackendChoice::NativeNft));
+        }
+    }
+
+    #[test]
+    fn a_namespace_of_ours_has_our_owner() {
+        let own = Netns::current().unwrap();
+        // Entering needs CAP_SYS_ADMIN; without it there is nothing to compare.
+        if let Ok(inside) = own.run(owner) {
+            assert!(inside.is_some() && inside == owner());
+        }
+    }
+}

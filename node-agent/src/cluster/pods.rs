@@ -1,0 +1,282 @@
+//! The pods of a node, read as they come: no list of theirs is ever in memory as a whole.
+
+use std::fmt;
+use std::io::{self, BufReader, Read};
+use std::time::Duration;
+
+use futures_util::AsyncReadExt as _;
+use hyper::Request;
+use kube::api::ListParams;
+use kube::core::request::Request as Build;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::{Cluster, PATIENCE};
+
+/// How long reading all pods of a node may take.
+const LIST_PATIENCE: Duration = Duration::from_secs(60);
+/// How many pods the server is asked for at once. Where it answers from memory it sends all of them.
+const PAGE: u32 = 50;
+/// How many bytes are handed to the parser at once, and how many such pieces may wait for it.
+const PIECE: usize = 16 << 10;
+const PIECES: usize = 2;
+
+/// Why pods cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodsError {
+    /// The agent does not know its node.
+    #[error("NODE_NAME is not set, so the agent does not know which pods are those of its node")]
+    NoNode,
+    /// The server refuses (401, 403).
+    #[error(
+        "the agent may not read pods ({code}): {message}; give its service account the verbs get and list on pods (ClusterRole istio-cni)"
+    )]
+    Denied {
+        /// The status.
+        code: u16,
+        /// What the server says.
+        message: String,
+    },
+    /// No answer, or another one.
+    #[error("cannot read the node's pods: {0}")]
+    Unreachable(String),
+}
+
+impl From<kube::Error> for PodsError {
+    fn from(error: kube::Error) -> Self {
+        let kube::Error::Api(status) = error else { return Self::Unreachable(error.to_string()) };
+        let message = status.message.chars().take(300).collect();
+        match status.code {
+            code @ (401 | 403) => Self::Denied { code, message },
+            _ => Self::Unreachable(message),
+        }
+    }
+}
+
+impl Cluster {
+    /// What `keep` keeps of the pods of the agent's node. Pods may be as they were a moment ago: the server need not ask its store.
+    ///
+    /// # Errors
+    /// Why they cannot be read.
+    pub async fn pods_of_node<T: Send + 'static>(
+        &self,
+        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
+    ) -> Result<Vec<T>, PodsError> {
+        if self.identity.node.is_empty() {
+            return Err(PodsError::NoNode);
+        }
+        let read = async {
+            let (mut kept, mut rest) = (Vec::new(), None);
+            loop {
+                let page = self.page(rest.take(), keep.clone()).await?;
+                kept.extend(page.kept);
+                match page.rest {
+                    Some(token) => rest = Some(token),
+                    None => return Ok(kept),
+                }
+            }
+        };
+        let slow = || PodsError::Unreachable(format!("not all of them came within {LIST_PATIENCE:?}"));
+        tokio::time::timeout(LIST_PATIENCE, read).await.map_err(|_| slow())?
+    }
+
+    /// A pod as it is now; none if there is no such pod.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Value>, PodsError> {
+        let build = Build::new(format!("/api/v1/namespaces/{namespace}/pods"));
+        let request = build.get(name, &kube::core::params::GetParams::default());
+        let request = request.map_err(|error| PodsError::Unreachable(error.to_string()))?;
+        match tokio::time::timeout(PATIENCE, self.client.request::<Value>(request)).await {
+            Ok(Ok(pod)) => Ok(Some(pod)),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(PodsError::Unreachable(format!("no answer within {PATIENCE:?}"))),
+        }
+    }
+
+    async fn page<T: Send + 'static>(
+        &self,
+        rest: Option<String>,
+        keep: impl Fn(&Value) -> Option<T> + Send + 'static,
+    ) -> Result<Page<T>, PodsError> {
+        let request = self.page_request(rest)?;
+        let mut answer = std::pin::pin!(self.client.request_stream(request).await?);
+        let (send, pieces) = mpsc::channel(PIECES);
+        let parser = tokio::task::spawn_blocking(move || {
+            let mut page = Page { kept: Vec::new(), rest: None };
+            let text = BufReader::new(Pieces { pieces, piece: io::Cursor::default() });
+            let reader = PageSeed { page: &mut page, keep: &keep };
+            reader.deserialize(&mut serde_json::Deserializer::from_reader(text)).map(|()| page)
+        });
+        loop {
+            let mut piece = vec![0; PIECE];
+            let count =
+                answer.read(&mut piece).await.map_err(|error| PodsError::Unreachable(error.to_string()))?;
+            piece.truncate(count);
+            // The parser ends early where it finds that this is no list.
+            if count == 0 || send.send(piece).await.is_err() {
+                break;
+            }
+        }
+        drop(send);
+        let parsed = parser.await.map_err(|error| PodsError::Unreachable(error.to_string()))?;
+        parsed.map_err(|error| PodsError::Unreachable(format!("the answer is no list of pods: {error}")))
+    }
+
+    fn page_request(&self, rest: Option<String>) -> Result<Request<Vec<u8>>, PodsError> {
+        let of_node = format!("spec.nodeName={}", self.identity.node);
+        let params =
+            ListParams { continue_token: rest, ..ListParams::default().fields(&of_node).limit(PAGE) };
+        let wrong = |error: &dyn fmt::Display| PodsError::Unreachable(error.to_string());
+        let mut request = Build::new("/api/v1/pods").list(&params).map_err(|error| wrong(&error))?;
+        if params.continue_token.is_none() {
+            // From the server's memory, where pods are sorted by node: its store would be searched for them from end to end.
+            let uri = format!("{}&resourceVersion=0", request.uri());
+            *request.uri_mut() = uri.parse().map_err(|error| wrong(&error))?;
+        }
+        Ok(request)
+    }
+}
+
+/// Bytes that come from elsewhere, for a parser on a thread that may wait.
+struct Pieces {
+    pieces: mpsc::Receiver<Vec<u8>>,
+    piece: io::Cursor<Vec<u8>>,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let count = self.piece.read(into)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            match self.pieces.blocking_recv() {
+                Some(piece) => self.piece = io::Cursor::new(piece),
+                None => return Ok(0),
+            }
+        }
+    }
+}
+
+/// What was kept of a page, and what continues it.
+#[derive(Debug)]
+struct Page<T> {
+    kept: Vec<T>,
+    rest: Option<String>,
+}
+
+/// Reads a list, one item after the other.
+struct PageSeed<'a, T, K> {
+    page: &'a mut Page<T>,
+    keep: &'a K,
+}
+
+impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for PageSeed<'_, T, K> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for PageSeed<'_, T, K> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        #[derive(Deserialize)]
+        struct Metadata {
+            r#continue: Option<String>,
+        }
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "items" => map.next_value_seed(ItemsSeed { kept: &mut self.page.kept, keep: self.keep })?,
+                "metadata" => {
+                    let token = map.next_value::<Metadata>()?.r#continue;
+                    self.page.rest = token.filter(|token| !token.is_empty());
+                }
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+struct ItemsSeed<'a, T, K> {
+    kept: &'a mut Vec<T>,
+    keep: &'a K,
+}
+
+impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for ItemsSeed<'_, T, K> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        // The server says null for none.
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for ItemsSeed<'_, T, K> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of pods")
+    }
+
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while let Some(pod) = items.next_element::<Value>()? {
+            self.kept.extend((self.keep)(&pod));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<(Vec<String>, Option<String>), String> {
+        let mut page = Page { kept: Vec::new(), rest: None };
+        let keep = |pod: &Value| pod["metadata"]["name"].as_str().map(str::to_owned);
+        let (send, pieces) = mpsc::channel(text.len().max(1));
+        for piece in text.as_bytes().chunks(7) {
+            send.blocking_send(piece.to_owned()).expect("room for it");
+        }
+        drop(send);
+        let text = BufReader::new(Pieces { pieces, piece: io::Cursor::default() });
+        let seed = PageSeed { page: &mut page, keep: &keep };
+        let read = seed.deserialize(&mut serde_json::Deserializer::from_reader(text));
+        read.map(|()| (page.kept, page.rest)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_list_is_read_item_by_item_in_pieces_of_any_size() {
+        let list = r#"{"kind":"PodList","metadata":{"resourceVersion":"7","continue":"abc"},
+            "items":[{"metadata":{"name":"a"}},{"metadata":{}},{"metadata":{"name":"\u00fc b"}}],"more":[{}]}"#;
+        assert_eq!(read(list), Ok((vec!["a".into(), "ü b".into()], Some("abc".into()))));
+        assert_eq!(read(r#"{"items":null,"metadata":{"continue":""}}"#), Ok((vec![], None)));
+    }
+
+    #[test]
+    fn half_a_list_is_an_error() {
+        assert!(read(r#"{"items":[{"metadata":{"name":"a"}},"#).is_err());
+        assert!(read("[]").is_err());
+        assert!(read("").is_err());
+    }
+}

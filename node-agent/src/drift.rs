@@ -1,0 +1,331 @@
+//! The drift watch: compares every pod of the node with what the plugin made of it, at an interval, and says where they differ. It changes
+//! nothing.
+//!
+//! A round reads the node's pods and looks at those of the mesh one after the other, spread over the interval. What looks bad for the first
+//! time is looked at again at the end of the round, with the pod read anew before and after, so that a pod that starts, ends or is changed at that
+//! moment is no false alarm.
+
+mod candidate;
+mod ledger;
+mod look;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use istio_cni::conf::{Conf, Envelope};
+use istio_cni::wire::Command;
+use k8s_openapi::api::core::v1::ObjectReference;
+use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
+use serde_json::Value;
+
+use crate::cluster::{Cluster, Connection, PodsError};
+use crate::install::Installer;
+use crate::metrics::{Metrics, ResultLabel};
+use crate::pod_netns::{Survey, SurveyError};
+use crate::settings::Settings;
+use candidate::Candidate;
+use ledger::{Ledger, Say};
+use look::{Look, Rules, look};
+
+/// The scope of the agent's lines.
+const SCOPE: &str = "cni-agent";
+/// The longest time between a bad look and the next: enough for a pod that ends to say so.
+const LONGEST_DOUBT: Duration = Duration::from_secs(5);
+/// The longest wait before the first round.
+const LONGEST_START: Duration = Duration::from_secs(60);
+
+/// Why a round could not be made.
+#[derive(Debug, thiserror::Error)]
+enum Blind {
+    #[error(
+        "the container lacks {}; add them to its capabilities, as deploy/istio-cni-node.yaml describes it",
+        .0.join(" and ")
+    )]
+    Capability(Vec<&'static str>),
+    #[error(transparent)]
+    Pods(#[from] PodsError),
+    #[error(transparent)]
+    Namespaces(#[from] SurveyError),
+    #[error("the plugin's entry cannot be read: {0}")]
+    Entry(String),
+}
+
+impl Blind {
+    const fn word(&self) -> &'static str {
+        match self {
+            Self::Capability(_) => "no_capability",
+            Self::Pods(_) => "no_pods",
+            Self::Namespaces(_) => "no_namespaces",
+            Self::Entry(_) => "no_entry",
+        }
+    }
+}
+
+/// The drift watch.
+pub struct Watch {
+    interval: Duration,
+    settings: Settings,
+    installer: Arc<Installer>,
+    connection: Arc<Connection>,
+    metrics: Arc<Metrics>,
+    ledger: Ledger,
+    /// Why the last round could not be made.
+    blind: Option<&'static str>,
+    /// Whether the last event could not be sent.
+    mute: bool,
+}
+
+impl Watch {
+    /// Watches for ever, if the settings say so.
+    pub async fn run(
+        settings: Settings,
+        installer: Arc<Installer>,
+        connection: Arc<Connection>,
+        metrics: Arc<Metrics>,
+    ) {
+        let Some(interval) = settings.drift.interval else { return };
+        log::info!(target: SCOPE, interval = format!("{interval:?}"); "watching the node's pods for drift");
+        // The agents of many nodes start together.
+        let share = spread(&settings.identity.node);
+        tokio::time::sleep(interval.min(LONGEST_START).mul_f64(share)).await;
+        let ledger = Ledger::default();
+        let mut watch =
+            Self { interval, settings, installer, connection, metrics, ledger, blind: None, mute: false };
+        loop {
+            let start = tokio::time::Instant::now();
+            let done = watch.round(start).await;
+            watch.conclude(&done);
+            tokio::time::sleep_until(start + interval).await;
+        }
+    }
+
+    fn conclude(&mut self, done: &Result<(), Blind>) {
+        let result = done.as_ref().map_or_else(Blind::word, |()| "complete");
+        self.metrics.drift_rounds.get_or_create(&ResultLabel { result }).inc();
+        let blind = done.as_ref().err().map(Blind::word);
+        match done {
+            Err(blind) if self.blind != Some(blind.word()) => {
+                log::warn!(target: SCOPE, "the drift watch sees nothing: {blind}");
+            }
+            Ok(()) if self.blind.is_some() => {
+                log::info!(target: SCOPE, "the drift watch sees the pods again");
+            }
+            Ok(()) | Err(_) => {}
+        }
+        self.blind = blind;
+    }
+
+    async fn round(&mut self, start: tokio::time::Instant) -> Result<(), Blind> {
+        let missing =
+            [NET_ADMIN, SYS_ADMIN].into_iter().filter(|wanted| capabilities::has(*wanted) == Some(false));
+        let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
+        if !missing.is_empty() {
+            return Err(Blind::Capability(missing));
+        }
+        let connection = self.connection.clone();
+        let unprepared = |error: anyhow::Error| PodsError::Unreachable(format!("{error:#}"));
+        let cluster = connection.get().await.map_err(unprepared)?;
+        let conf = Arc::new(self.conf()?);
+        let rules =
+            Arc::new(Rules { backend: conf.backend(), environment: self.settings.drift.environment.clone() });
+        let of_node = conf.clone();
+        let pods = cluster.pods_of_node(move |pod| Candidate::of(pod, &of_node)).await?;
+        self.forget_others(&pods);
+        let wanted = pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
+        let wanted: Arc<BTreeSet<IpAddr>> = Arc::new(wanted);
+        let mut survey = None;
+        let mut doubted = Vec::new();
+        let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
+        for (index, pod) in (0..).zip(pods) {
+            // A quarter is left for the second looks.
+            tokio::time::sleep_until(start + self.interval / 4 * 3 / count * index).await;
+            let survey = match &survey {
+                Some(survey) => Arc::clone(survey),
+                None => survey.insert(self.survey(wanted.clone()).await?).clone(),
+            };
+            let pod = Arc::new(pod);
+            let seen = looked(&pod, &survey, &rules).await;
+            if self.ledger.doubts(&pod.uid, &seen) {
+                doubted.push(pod);
+            } else {
+                self.settle(cluster, &pod, &seen).await;
+            }
+        }
+        self.look_again(cluster, &doubted, wanted, &conf, &rules).await
+    }
+
+    /// What the plugin is told on this node.
+    fn conf(&self) -> Result<Conf, Blind> {
+        let wrong = |error: &dyn std::fmt::Display| Blind::Entry(error.to_string());
+        let entry = self.installer.want().map_err(|error| wrong(&error))?.entry;
+        let mut entry: Value = serde_json::from_str(&entry.standalone()).map_err(|error| wrong(&error))?;
+        // In a list, the list's name counts.
+        entry["name"] = "istio-cni".into();
+        let entry = entry.to_string();
+        let envelope = Envelope::read(entry.as_bytes(), Command::Add).map_err(|error| wrong(&error))?;
+        envelope.conf().map_err(|error| wrong(&error))
+    }
+
+    fn forget_others(&mut self, pods: &[Candidate]) {
+        let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        for pod in self.ledger.keep(&uids) {
+            log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
+        }
+        self.show();
+    }
+
+    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Survey>, SurveyError> {
+        let directory: PathBuf = self.settings.paths.netns.clone();
+        let panicked = |error: tokio::task::JoinError| SurveyError::Directory {
+            directory: self.settings.paths.netns.clone(),
+            cause: std::io::Error::other(error.to_string()),
+        };
+        let survey = tokio::task::spawn_blocking(move || Survey::of(&directory, &wanted)).await;
+        let survey = survey.map_err(panicked)??;
+        let (namespaces, others) = survey.counts();
+        log::debug!(target: SCOPE, namespaces = namespaces, others = others; "looked for network namespaces");
+        Ok(Arc::new(survey))
+    }
+
+    /// Looks a second time at the pods that looked bad.
+    async fn look_again(
+        &mut self,
+        cluster: &Cluster,
+        doubted: &[Arc<Candidate>],
+        wanted: Arc<BTreeSet<IpAddr>>,
+        conf: &Conf,
+        rules: &Arc<Rules>,
+    ) -> Result<(), Blind> {
+        if doubted.is_empty() {
+            return Ok(());
+        }
+        tokio::time::sleep(LONGEST_DOUBT.min(self.interval / 8)).await;
+        let survey = self.survey(wanted).await?;
+        for pod in doubted {
+            let Some(now) = same(cluster, pod, conf).await? else {
+                self.count("changed");
+                continue;
+            };
+            let now = Arc::new(now);
+            let seen = looked(&now, &survey, rules).await;
+            // Only if it was this pod, with these settings, all the time.
+            if seen != Look::AsPlanned && same(cluster, pod, conf).await?.as_ref() != Some(&*now) {
+                self.count("changed");
+                continue;
+            }
+            self.settle(cluster, &now, &seen).await;
+        }
+        Ok(())
+    }
+
+    /// Counts what a look has shown, and says what is new.
+    async fn settle(&mut self, cluster: &Cluster, pod: &Candidate, seen: &Look) {
+        self.count(match seen {
+            Look::AsPlanned => "as_planned",
+            Look::Different(_) => "drifted",
+            Look::Trouble(trouble) => trouble.word(),
+        });
+        let said = self.ledger.note(&pod.uid, &pod.name, seen, Instant::now());
+        self.show();
+        let name = pod.name.to_string();
+        match said {
+            None => {}
+            Some(Say::Recovered) => {
+                log::info!(target: SCOPE, pod = name; "the pod is redirected as planned again");
+            }
+            Some(Say::Visible) => {
+                log::info!(target: SCOPE, pod = name; "the pod can be compared again, and is redirected as planned");
+            }
+            Some(Say::Trouble(trouble)) => {
+                log::warn!(target: SCOPE, pod = name; "cannot tell whether the pod is redirected as planned: {trouble}");
+            }
+            Some(Say::Drifted { difference, event }) => {
+                log::warn!(target: SCOPE, pod = name; "the pod is not redirected as planned: {difference}");
+                if event {
+                    self.send_event(cluster, pod, &difference).await;
+                }
+            }
+        }
+    }
+
+    async fn send_event(&mut self, cluster: &Cluster, pod: &Candidate, difference: &str) {
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(pod.name.name.clone()),
+            namespace: Some(pod.name.namespace.clone()),
+            uid: Some(pod.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let message = format!(
+            "the pod is not redirected as planned: {difference}. Its rules were changed after it started, or its annotations were; \
+             a new pod is redirected as planned"
+        );
+        let sent = cluster.warn_about(about, "RedirectDrift", &message).await;
+        let result = if sent.is_ok() { "sent" } else { "failed" };
+        self.metrics.events.get_or_create(&ResultLabel { result }).inc();
+        match sent {
+            Ok(()) => self.mute = false,
+            Err(error) if !self.mute => {
+                log::warn!(target: SCOPE, pod = pod.name.to_string(); "cannot send an event, which needs the verb create on events: {error}");
+                self.mute = true;
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn count(&self, result: &'static str) {
+        self.metrics.drift_checks.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    fn show(&self) {
+        self.metrics.drifted.set(i64::try_from(self.ledger.drifted()).unwrap_or(i64::MAX));
+    }
+}
+
+async fn looked(pod: &Arc<Candidate>, survey: &Arc<Survey>, rules: &Arc<Rules>) -> Look {
+    let (pod, survey, rules) = (pod.clone(), survey.clone(), rules.clone());
+    let seen = tokio::task::spawn_blocking(move || look(&pod, &survey, &rules)).await;
+    seen.unwrap_or_else(|error| Look::Trouble(look::Trouble::Failed(format!("the look panicked: {error}"))))
+}
+
+/// The pod as it is now, if it is still the same, where it was, and still to be looked at.
+async fn same(cluster: &Cluster, pod: &Candidate, conf: &Conf) -> Result<Option<Candidate>, PodsError> {
+    let now = cluster.pod(&pod.name.namespace, &pod.name.name).await?;
+    Ok(now
+        .and_then(|now| Candidate::of(&now, conf))
+        .filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
+}
+
+/// From 0 to 1, evenly, and always the same for a node.
+fn spread(node: &str) -> f64 {
+    use std::hash::{Hash as _, Hasher as _};
+    let mut hasher = std::collections::hash_map::DefaultHasher::new();
+    node.hash(&mut hasher);
+    let number = u16::try_from(hasher.finish() >> 48).unwrap_or_default();
+    f64::from(number) / f64::from(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_begin_at_different_moments() {
+        let shares: Vec<f64> = (0..100).map(|count| spread(&format!("node-{count}"))).collect();
+        assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)));
+        let early = shares.iter().filter(|share| **share < 0.5).count();
+        assert!((25..75).contains(&early), "{early}");
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_the_remedy() {
+        let text = Blind::Capability(vec!["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]).to_string();
+        assert!(text.contains("lacks CAP_NET_ADMIN and CAP_SYS_ADMIN"), "{text}");
+        let denied = Blind::from(PodsError::Denied { code: 403, message: "no".into() });
+        assert!(denied.to_string().contains("list on pods") && denied.word() == "no_pods");
+    }
+}

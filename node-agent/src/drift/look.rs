@@ -1,0 +1,121 @@
+//! One look at one pod. Nothing is changed.
+
+use istio_cni::selection::base_settings;
+use netns_apply::facts::{NameFiles, addresses};
+use netns_apply::pod::{owner, suitable};
+use netns_apply::{ApplyOptions, unreadable_tables, verify};
+use redirect_core::options::BackendChoice;
+use redirect_core::pod::Decision;
+use redirect_core::settings::NamespaceFacts;
+
+use super::candidate::Candidate;
+use crate::pod_netns::{Survey, Unfound};
+
+/// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
+const MOST_RULES: usize = 1 << 20;
+
+/// What holds for all pods of the node.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// What programs the rules.
+    pub backend: BackendChoice,
+    /// What the runtime's environment says: variables and their values.
+    pub environment: Vec<(&'static str, String)>,
+}
+
+/// What a look has shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// All rules, routes and addresses are as planned.
+    AsPlanned,
+    /// This is the first thing that is not.
+    Different(String),
+    /// It cannot be told.
+    Trouble(Trouble),
+}
+
+/// Why it cannot be told whether a pod is redirected as planned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// Its network namespace is not found.
+    #[error("{0}")]
+    NotFound(String),
+    /// More than one may be its network namespace.
+    #[error("{0}")]
+    Ambiguous(String),
+    /// Its network namespace cannot be compared with its plan.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Trouble {
+    /// The word for metrics.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::NotFound(_) => "not_found",
+            Self::Ambiguous(_) => "ambiguous",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+impl From<Unfound> for Trouble {
+    fn from(unfound: Unfound) -> Self {
+        match unfound {
+            Unfound::NoAddress | Unfound::Nowhere(_) => Self::NotFound(unfound.to_string()),
+            Unfound::Ambiguous { .. } => Self::Ambiguous(unfound.to_string()),
+        }
+    }
+}
+
+/// Looks into a pod's network namespace. Takes a few milliseconds: not for an async thread.
+#[must_use]
+pub fn look(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Look {
+    match compare(candidate, survey, rules) {
+        Ok(None) => Look::AsPlanned,
+        Ok(Some(difference)) => Look::Different(difference),
+        Err(trouble) => Look::Trouble(trouble),
+    }
+}
+
+fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Option<String>, Trouble> {
+    let sandbox = survey.find(&candidate.addresses)?;
+    // It may have gone since the survey.
+    let netns = sandbox.open().map_err(|error| Trouble::NotFound(error.to_string()))?;
+    let outside = owner();
+    let compared = netns.run(|| {
+        let there = addresses().map_err(|error| Trouble::Failed(error.to_string()))?;
+        if !candidate.addresses.iter().all(|address| there.contains(address)) {
+            return Err(Trouble::NotFound(format!(
+                "{} has lost the pod's addresses",
+                sandbox.path().display()
+            )));
+        }
+        let env = |name: &'static str| {
+            rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+        };
+        let facts = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&there) };
+        let decided = candidate.facts.decide_with(base_settings(env), &facts);
+        match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
+            Decision::Skip(_) => Ok(None),
+            Decision::Redirect(redirect) => {
+                let backend = suitable(rules.backend, owner() != outside);
+                let options = ApplyOptions { backend, most_read: Some(MOST_RULES), ..ApplyOptions::default() };
+                let mismatch = verify(&redirect.plan(), &options);
+                let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
+                    return Ok(None);
+                };
+                let hidden = unreadable_tables(&options.programs);
+                if hidden.is_empty() {
+                    return Ok(Some(mismatch.to_string()));
+                }
+                let hidden = hidden.join(", ");
+                Err(Trouble::Failed(format!(
+                    "{mismatch}; but there are legacy tables ({hidden}), and no iptables-legacy-save here to read them"
+                )))
+            }
+        }
+    });
+    compared.map_err(|error| Trouble::Failed(error.to_string()))?
+}

@@ -1,0 +1,253 @@
+//! Finding a pod's network namespace among those a container runtime has mounted into a directory.
+//!
+//! A pod's status names its addresses, and the runtime's directory has a file per namespace; which belong together, the addresses inside the
+//! namespaces say. A container with CAP_NET_ADMIN can give its own namespace the address of another pod: then two have it, and neither is
+//! the answer. No namespace is held open between two looks, because an open one outlives its pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use netns_apply::netns::{Netns, NetnsError, NetnsId};
+use netns_apply::{facts, pod};
+
+/// The namespaces of a directory, as they were at one moment.
+#[derive(Debug, Default)]
+pub struct Survey {
+    found: Vec<Sandbox>,
+    /// Files that are no namespaces, or could not be looked into.
+    passed_over: usize,
+}
+
+/// A network namespace that may be a pod's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sandbox {
+    path: PathBuf,
+    id: NetnsId,
+    /// Those that were wanted.
+    addresses: Vec<IpAddr>,
+}
+
+/// Why a directory says nothing about namespaces.
+#[derive(Debug, thiserror::Error)]
+pub enum SurveyError {
+    /// It cannot be read.
+    #[error(
+        "{directory}: {cause}; mount the directory in which the container runtime keeps its network namespaces there, or name it in \
+         MOUNTED_CNI_NETNS_DIR",
+        directory = .directory.display()
+    )]
+    Directory {
+        /// Which.
+        directory: PathBuf,
+        /// What the kernel says.
+        cause: io::Error,
+    },
+    /// No file in it is a namespace that can be looked into.
+    #[error(
+        "{directory} has {files} files and none is a network namespace of a pod; is it the container runtime's directory, and mounted with \
+         mountPropagation: HostToContainer?{}",
+        .example.as_ref().map(|error| format!(" The last one: {error}")).unwrap_or_default(),
+        directory = .directory.display()
+    )]
+    Nothing {
+        /// Which.
+        directory: PathBuf,
+        /// How many files it has.
+        files: usize,
+        /// What came of one of them.
+        example: Option<String>,
+    },
+}
+
+/// Why a pod's namespace is not known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfound {
+    /// The pod has no addresses yet.
+    #[error("the pod has no address")]
+    NoAddress,
+    /// No namespace has all of the pod's addresses.
+    #[error("no network namespace has the pod's addresses {}", list(.0))]
+    Nowhere(Vec<IpAddr>),
+    /// Several have.
+    #[error("{} network namespaces have the pod's addresses {}: {}; which one is the pod's cannot be told", .paths.len(), list(.addresses), list(&.paths.iter().map(|path| path.display()).collect::<Vec<_>>()))]
+    Ambiguous {
+        /// The pod's addresses.
+        addresses: Vec<IpAddr>,
+        /// The namespaces' files, of each namespace one.
+        paths: Vec<PathBuf>,
+    },
+}
+
+fn list<T: ToString>(values: &[T]) -> String {
+    values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Why a namespace that was found cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ReopenError {
+    /// It cannot be opened any more.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// Its file is another namespace's by now.
+    #[error("{path} is another network namespace by now", path = .0.display())]
+    Replaced(PathBuf),
+}
+
+impl Survey {
+    /// Looks into every namespace of a directory, but never into the host's, for addresses that pods have. Of others nothing is kept:
+    /// a container with CAP_NET_ADMIN may make as many as it likes. Takes some ten milliseconds of a processor for 200 of them:
+    /// not for an async thread.
+    ///
+    /// # Errors
+    /// The directory has nothing that can be looked into.
+    pub fn of(directory: &Path, wanted: &BTreeSet<IpAddr>) -> Result<Self, SurveyError> {
+        let unreadable = |cause| SurveyError::Directory { directory: directory.to_owned(), cause };
+        let mut by_id: BTreeMap<PathBuf, Sandbox> = BTreeMap::new();
+        let (mut files, mut example) = (0, None);
+        for entry in fs::read_dir(directory).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            // To open anything else may mean to wait.
+            if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                continue;
+            }
+            let path = entry.path();
+            files += 1;
+            match Sandbox::look(&path, wanted) {
+                Ok(Some(sandbox)) => drop(by_id.insert(path, sandbox)),
+                Ok(None) => {}
+                Err(error) => example = Some(error.to_string()),
+            }
+        }
+        let mut found: Vec<Sandbox> = Vec::with_capacity(by_id.len());
+        for sandbox in by_id.into_values() {
+            // A namespace may be mounted at two places.
+            if !found.iter().any(|other| other.id == sandbox.id) {
+                found.push(sandbox);
+            }
+        }
+        if found.is_empty() {
+            return Err(SurveyError::Nothing { directory: directory.to_owned(), files, example });
+        }
+        Ok(Self { passed_over: files - found.len(), found })
+    }
+
+    /// The one namespace that has all these addresses, which must be among those that were wanted.
+    ///
+    /// # Errors
+    /// There is none, or more than one.
+    pub fn find(&self, addresses: &[IpAddr]) -> Result<&Sandbox, Unfound> {
+        if addresses.is_empty() {
+            return Err(Unfound::NoAddress);
+        }
+        let mut having = self.found.iter().filter(|sandbox| sandbox.has(addresses));
+        match (having.next(), having.next()) {
+            (None, _) => Err(Unfound::Nowhere(addresses.to_owned())),
+            (Some(one), None) => Ok(one),
+            (Some(_), Some(_)) => {
+                let all = self.found.iter().filter(|sandbox| sandbox.has(addresses));
+                let paths = all.map(|sandbox| sandbox.path.clone()).collect();
+                Err(Unfound::Ambiguous { addresses: addresses.to_owned(), paths })
+            }
+        }
+    }
+
+    /// How many namespaces there are, and how many files that are none.
+    #[must_use]
+    pub const fn counts(&self) -> (usize, usize) {
+        (self.found.len(), self.passed_over)
+    }
+}
+
+impl Sandbox {
+    /// None for the host's.
+    fn look(path: &Path, wanted: &BTreeSet<IpAddr>) -> Result<Option<Self>, NetnsError> {
+        let netns = Netns::open(path)?;
+        if pod::hosts(&netns)?.is_some() {
+            return Ok(None);
+        }
+        // A namespace that does not say its addresses is nobody's.
+        let mut addresses = netns.run(|| facts::addresses().unwrap_or_default())?;
+        addresses.retain(|address| wanted.contains(address));
+        addresses.shrink_to_fit();
+        Ok(Some(Self { path: path.to_owned(), id: netns.id(), addresses }))
+    }
+
+    /// Opens it again, if it is still the same and not the host's.
+    ///
+    /// # Errors
+    /// It is gone, or another one.
+    pub fn open(&self) -> Result<Netns, ReopenError> {
+        let netns = Netns::open(&self.path)?;
+        if netns.id() != self.id || pod::hosts(&netns)?.is_some() {
+            return Err(ReopenError::Replaced(self.path.clone()));
+        }
+        Ok(netns)
+    }
+
+    /// The file it was found by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn has(&self, addresses: &[IpAddr]) -> bool {
+        addresses.iter().all(|address| self.addresses.contains(address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn survey(namespaces: &[&[&str]]) -> Survey {
+        let id = Netns::current().expect("a namespace").id();
+        let sandbox = |(index, addresses): (usize, &&[&str])| Sandbox {
+            path: format!("/n/{index}").into(),
+            id,
+            addresses: addresses.iter().map(|text| ip(text)).collect(),
+        };
+        Survey { found: namespaces.iter().enumerate().map(sandbox).collect(), passed_over: 0 }
+    }
+
+    #[test]
+    fn a_namespace_is_the_pods_if_it_alone_has_all_addresses() {
+        let survey =
+            survey(&[&["127.0.0.1", "10.1.0.2", "fd00::2"], &["10.1.0.3", "fd00::3"], &["10.1.0.2"]]);
+        let find = |addresses: &[&str]| {
+            let addresses: Vec<IpAddr> = addresses.iter().map(|text| ip(text)).collect();
+            survey.find(&addresses).map(|sandbox| sandbox.path.display().to_string())
+        };
+        assert_eq!(find(&["10.1.0.3"]).as_deref(), Ok("/n/1"));
+        assert_eq!(
+            find(&["10.1.0.2", "fd00::2"]).as_deref(),
+            Ok("/n/0"),
+            "the third lacks the second address"
+        );
+        assert_eq!(
+            find(&["10.1.0.3", "fd00::2"]),
+            Err(Unfound::Nowhere(vec![ip("10.1.0.3"), ip("fd00::2")]))
+        );
+        assert_eq!(find(&[]), Err(Unfound::NoAddress));
+        let ambiguous = find(&["10.1.0.2"]).expect_err("two have it").to_string();
+        assert!(ambiguous.contains("/n/0, /n/2") && ambiguous.contains("cannot be told"), "{ambiguous}");
+    }
+
+    #[test]
+    fn a_directory_without_namespaces_says_what_may_be_missing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("cni-1"), "").expect("writes");
+        let error = Survey::of(folder.path(), &BTreeSet::new()).expect_err("nothing").to_string();
+        assert!(error.contains("1 files") && error.contains("HostToContainer"), "{error}");
+        assert!(error.contains("cni-1 is not a network namespace"), "{error}");
+        let error =
+            Survey::of(&folder.path().join("none"), &BTreeSet::new()).expect_err("no directory").to_string();
+        assert!(error.contains("none: No such file") && error.contains("MOUNTED_CNI_NETNS_DIR"), "{error}");
+    }
+}

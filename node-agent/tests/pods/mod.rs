@@ -1,0 +1,331 @@
+//! Pods of a node: an API server that has them, and network namespaces as a container runtime leaves them.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{Read, Write as _};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use e2e::netns::{Families, Namespace};
+use e2e::process::until;
+use netns_apply::ApplyOptions;
+use netns_apply::facts::addresses;
+use netns_apply::pod::{owner, suitable};
+use redirect_core::options::BackendChoice;
+use redirect_core::pod::{Decision, PodFacts};
+use redirect_core::settings::NamespaceFacts;
+use serde_json::{Value, json};
+
+use crate::process::{Node, daemon_set, failure};
+
+/// How long anything may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(180);
+
+/// An API server with pods, in pages as small as asked for, that keeps the events it is sent.
+pub struct PodApi {
+    pub port: u16,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+pub struct State {
+    /// What lists say.
+    pub pods: Vec<Value>,
+    /// What the server says about one pod where that is not what lists say: by name.
+    pub newer: BTreeMap<String, Value>,
+    pub events: Vec<Value>,
+    /// How often a list was begun, and pages and single pods were asked for.
+    pub lists: usize,
+    pub pages: usize,
+    pub gets: usize,
+    /// The status of all answers about pods.
+    pub refuse: Option<u16>,
+}
+
+impl PodApi {
+    pub fn start(node: &mut Node, pods: Vec<Value>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let state = Arc::new(Mutex::new(State { pods, ..State::default() }));
+        let shared = state.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = shared.clone();
+                thread::spawn(move || answer(stream, &state));
+            }
+        });
+        node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
+        Self { port, state }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The messages of events about a pod.
+    pub fn events_about(&self, pod: &str) -> Vec<Value> {
+        let about = |event: &&Value| event["involvedObject"]["name"] == pod;
+        self.state().events.iter().filter(about).cloned().collect()
+    }
+}
+
+fn answer(mut stream: TcpStream, state: &Mutex<State>) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read_exact(&mut byte).is_err() {
+            return;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    let length =
+        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    let _ = stream.read_exact(&mut body);
+    let target = head.split(' ').nth(1).unwrap_or_default().to_owned();
+    if target.contains("watch=true") {
+        // A watch on which nothing happens.
+        let _ = stream.write_all(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+        );
+        let _ = stream.read(&mut byte);
+        return;
+    }
+    let (status, object) = respond(&target, &body, state);
+    let answer = format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
+        object.len()
+    );
+    let _ = stream.write_all(answer.as_bytes());
+}
+
+fn respond(target: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    if path.contains("/daemonsets") {
+        return (200, daemon_set(false));
+    }
+    if path.ends_with("/events") {
+        state.events.extend(serde_json::from_slice::<Value>(body));
+        return (201, String::from_utf8_lossy(body).into_owned());
+    }
+    if let (true, Some(status)) = (path.contains("/pods"), state.refuse) {
+        return (status, failure(status));
+    }
+    if path == "/api/v1/pods" {
+        return (200, list(query, &mut state).to_string());
+    }
+    match path.rsplit_once("/pods/") {
+        Some((_, name)) => {
+            state.gets += 1;
+            let listed = || state.pods.iter().find(|pod| pod["metadata"]["name"] == name);
+            match state.newer.get(name).or_else(listed) {
+                Some(pod) => (200, pod.to_string()),
+                None => (404, failure(404)),
+            }
+        }
+        None => (404, failure(404)),
+    }
+}
+
+fn list(query: &str, state: &mut State) -> Value {
+    let parameter = |name: &str| {
+        query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+    };
+    assert_eq!(parameter("fieldSelector").as_deref(), Some("spec.nodeName%3Dnode-1"), "{query}");
+    let limit: usize = parameter("limit").and_then(|text| text.parse().ok()).expect("a limit");
+    assert!((1..=500).contains(&limit), "{limit}");
+    let from: usize = match parameter("continue") {
+        Some(text) => {
+            assert_eq!(parameter("resourceVersion"), None, "a list goes on at its own version");
+            text.parse().expect("what the page before said")
+        }
+        None => {
+            state.lists += 1;
+            assert_eq!(parameter("resourceVersion").as_deref(), Some("0"), "from the server's memory");
+            0
+        }
+    };
+    state.pages += 1;
+    let items: Vec<Value> = state.pods.iter().skip(from).take(limit).cloned().collect();
+    let next = from + items.len();
+    let rest = if next < state.pods.len() { next.to_string() } else { String::new() };
+    json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "7", "continue": rest}, "items": items})
+}
+
+/// A running pod of the mesh with these addresses, as the API server has it: with much that nobody here needs.
+pub fn mesh_pod(name: &str, addresses: &[&str]) -> Value {
+    let addresses: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+    let env: Vec<Value> =
+        (0..40).map(|count| json!({"name": format!("VARIABLE_{count}"), "value": "x".repeat(60)})).collect();
+    json!({
+        "metadata": {
+            "namespace": "shop", "name": name, "uid": format!("uid-of-{name}"), "resourceVersion": "7",
+            "labels": {"app": name, "pod-template-hash": "5d4f8c7b9"},
+            "annotations": {"sidecar.istio.io/status": "{\"initContainers\":[\"istio-validation\"],\"containers\":[\"istio-proxy\"]}",
+                "kubectl.kubernetes.io/last-applied-configuration": "y".repeat(4000)},
+            "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {"f:conditions": {".": {}, "k": "z".repeat(4000)}}}}],
+        },
+        "spec": {"nodeName": "node-1", "containers": [
+            {"name": "app", "image": "app", "env": env},
+            {"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar", "--domain", "x"], "env": env,
+             "securityContext": {"runAsUser": 1337, "runAsGroup": 1337}},
+        ]},
+        "status": {"phase": "Running", "podIP": addresses.first().map(|first| first["ip"].clone()), "podIPs": addresses,
+            "containerStatuses": [{"name": "app", "ready": true, "state": {"running": {}}}]},
+    })
+}
+
+/// A directory in which network namespaces are mounted, as a container runtime has it. The mounts go with the value.
+pub struct Sandboxes {
+    folder: tempfile::TempDir,
+    mounts: Vec<PathBuf>,
+}
+
+impl Sandboxes {
+    pub fn new(node: &mut Node) -> Self {
+        let sandboxes = Self { folder: tempfile::tempdir().expect("a folder"), mounts: Vec::new() };
+        node.set("MOUNTED_CNI_NETNS_DIR", &sandboxes.folder.path().display().to_string());
+        sandboxes
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Mounts a namespace under a name.
+    pub fn mount(&mut self, name: &str, namespace: &Path) {
+        let path = self.folder.path().join(name);
+        File::create(&path).expect("a file");
+        run(Command::new("mount").arg("--bind").arg(namespace).arg(&path));
+        self.mounts.push(path);
+    }
+
+    /// A new namespace with these addresses on its `eth0`, mounted under a name, without rules.
+    pub fn add(&mut self, name: &str, addresses: &[&str]) -> Namespace {
+        let namespace = Namespace::empty(Families::Dual).expect("a namespace");
+        namespace.ip_batch(&eth0(addresses)).expect("addresses");
+        self.mount(name, &namespace.path());
+        namespace
+    }
+}
+
+impl Drop for Sandboxes {
+    fn drop(&mut self) {
+        for path in &self.mounts {
+            let _ = Command::new("umount").arg("--lazy").arg(path).status();
+        }
+    }
+}
+
+/// Lines for `ip -batch` that make an `eth0` with these addresses.
+pub fn eth0(addresses: &[&str]) -> String {
+    let mut lines =
+        String::from("link add eth0 type veth peer name pe0\nlink set pe0 up\nlink set eth0 up\n");
+    for address in addresses {
+        let end = if address.contains(':') { "/128 dev eth0 nodad" } else { "/32 dev eth0" };
+        writeln!(lines, "addr add {address}{end}").expect("memory");
+    }
+    lines
+}
+
+/// Does in a namespace what the plugin does there for a pod with a sidecar and no further annotations.
+pub fn redirect(namespace: &Namespace) {
+    redirect_with(namespace, BackendChoice::Auto);
+}
+
+pub fn redirect_with(namespace: &Namespace, choice: BackendChoice) {
+    let outside = owner();
+    let applied = namespace.enter(|| {
+        let addresses = addresses().expect("addresses");
+        let decision =
+            PodFacts::sidecar([("sidecar.istio.io/status", "")]).decide(&NamespaceFacts::new(&addresses));
+        let Ok(Decision::Redirect(redirect)) = decision else { panic!("{decision:?}") };
+        let backend = suitable(choice, owner() != outside);
+        netns_apply::apply(&redirect.plan(), &ApplyOptions { backend, ..ApplyOptions::default() })
+    });
+    applied.expect("enters").expect("applies");
+}
+
+/// Waits until something is so; shows the agent's log if it never is.
+pub fn wait(node: &Node, what: &str, mut is_so: impl FnMut() -> bool) {
+    let waited = until(what, LIMIT, &[], || Ok(is_so().then_some(())));
+    waited.unwrap_or_else(|error| panic!("{error:#}\n{}", node.log()));
+}
+
+/// A metric of the agent; none while it does not answer.
+pub fn metric(node: &Node, name: &str) -> Option<f64> {
+    let (_, text) = crate::process::get(node.monitoring, "/metrics")?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    value.parse().ok()
+}
+
+/// Waits for a metric to be at least so much.
+pub fn wait_at_least(node: &Node, name: &str, least: f64) {
+    wait(node, &format!("{name} to be {least} at least"), || {
+        metric(node, name).is_some_and(|value| value >= least)
+    });
+}
+
+/// Waits until a number of further rounds went round all pods.
+pub fn wait_rounds(node: &Node, more: f64) {
+    const ROUNDS: &str = "istio_cni_drift_rounds_total{result=\"complete\"}";
+    let now = metric(node, ROUNDS).unwrap_or_default();
+    wait_at_least(node, ROUNDS, now + more);
+}
+
+pub fn check(result: &str) -> String {
+    format!("istio_cni_drift_checks_total{{result=\"{result}\"}}")
+}
+
+/// All addresses of a pod's object.
+pub fn addresses_of(pod: &Value) -> Vec<IpAddr> {
+    let listed = pod["status"]["podIPs"].as_array().into_iter().flatten();
+    listed.filter_map(|item| item["ip"].as_str()?.parse().ok()).collect()
+}
+
+fn run(command: &mut Command) {
+    let done = command.output().expect("runs");
+    assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// A process with a user namespace in which ids begin at 100000 outside, as a kubelet makes it for `hostUsers: false`, and a network
+/// namespace that belongs to it. Ends with the value.
+pub struct Foreign(std::process::Child);
+
+impl Foreign {
+    pub fn start() -> Self {
+        let child =
+            Command::new("unshare").args(["--user", "--net", "sleep", "infinity"]).spawn().expect("starts");
+        let foreign = Self(child);
+        let proc = |file: &str| format!("/proc/{}/{file}", foreign.0.id());
+        let own = fs::read_link("/proc/self/ns/user").expect("a namespace");
+        until("the user namespace to be made", LIMIT, &[], || {
+            Ok((fs::read_link(proc("ns/user"))? != own).then_some(()))
+        })
+        .expect("is made");
+        for map in ["uid_map", "gid_map"] {
+            fs::write(proc(map), "0 100000 65536").expect("maps");
+        }
+        foreign
+    }
+
+    pub fn network(&self) -> PathBuf {
+        format!("/proc/{}/ns/net", self.0.id()).into()
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
