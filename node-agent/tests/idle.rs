@@ -39,6 +39,9 @@ fn an_idle_agent_costs_next_to_nothing() {
         assert_eq!(get(node.monitoring, "/metrics").expect("answers").0, 200);
     };
     probe();
+    let probed = processor_seconds(agent.id());
+    (0..50).for_each(|_| probe());
+    let probed = (processor_seconds(agent.id()) - probed) / 50.0;
     thread::sleep(Duration::from_secs(2));
     let (used, resident, passes) = (
         processor_seconds(agent.id()),
@@ -60,5 +63,7 @@ fn an_idle_agent_costs_next_to_nothing() {
     assert_eq!(agent.metric("istio_cni_passes_total"), passes, "it does not poll");
     // A debug build is larger, and one clock tick is much of a short time.
     assert!(now <= if is_release { 16 * 1024 } else { 32 * 1024 }, "{now} KiB");
-    assert!(used <= (f64::from(seconds) * 0.001).max(0.03), "{share} % of a core");
+    // Nor is a machine as fast as another: the probes may cost twice what they cost above.
+    let allowed = (f64::from(seconds) * 0.001).max(0.05) + f64::from(seconds / 5) * probed * 2.0;
+    assert!(used <= allowed, "{share} % of a core, {used} s where {allowed} s are allowed");
 }
