@@ -83,7 +83,7 @@ fn it_waits_for_a_network_and_says_so() {
     node.write_conf("10-calico.conflist", CALICO);
     agent.wait_ready();
     assert!(node.calls_us());
-    assert!(agent.metric("istio_cni_install_ready") > 0.0);
+    agent.wait_metric("istio_cni_install_ready", 1.0);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_file_that_comes_to_be_first_is_followed() {
     agent.wait_ready();
     let list = node.conf("05-bridge.conflist").expect("a list");
     assert!(list.contains("\"cniVersion\": \"0.4.0\"") && list.contains("\"name\": \"b\""), "{list}");
-    assert!(agent.metric("istio_cni_conflist_obstacles_total{kind=\"preempted\"}") >= 1.0);
+    agent.wait_metric("istio_cni_conflist_obstacles_total{kind=\"preempted\"}", 1.0);
     agent.wait("an event", || {
         api.posted.lock().expect("posted").iter().any(|event| event.contains("NetworkConfigPreempted"))
     });
@@ -182,7 +182,7 @@ fn another_writer_who_fights_is_named_and_left_alone_for_a_while() {
         fighting.store(false, Ordering::Relaxed);
     });
     agent.wait_ready();
-    assert!(agent.metric("istio_cni_fights_total") >= 1.0);
+    agent.wait_metric("istio_cni_fights_total", 1.0);
     agent.wait("an event", || {
         api.posted.lock().expect("posted").iter().any(|event| event.contains("NetworkConfigContested"))
     });
@@ -341,7 +341,7 @@ fn a_directory_that_is_replaced_is_watched_again() {
     fs::create_dir(node.path("net.d")).expect("makes");
     node.write_conf("10-flannel.conflist", REAL[2].1);
     agent.wait_ready();
-    assert!(agent.metric("istio_cni_watch_restarts_total{watch=\"files\"}") >= 1.0);
+    agent.wait_metric("istio_cni_watch_restarts_total{watch=\"files\"}", 1.0);
     node.write_conf("10-flannel.conflist", REAL[2].1);
     agent.wait("the entry again", || node.calls_us());
 }
@@ -381,7 +381,7 @@ fn a_failed_start_removes_nothing_and_says_why() {
     let agent = node.start();
     let reason = agent.wait_not_ready("account/token");
     assert!(reason.contains("cannot write the plugin's kubeconfig"), "{reason}");
-    assert!(agent.metric("istio_cni_installs_total{result=\"CREATE_KUBECONFIG_FAILURE\"}") >= 1.0);
+    agent.wait_metric("istio_cni_installs_total{result=\"CREATE_KUBECONFIG_FAILURE\"}", 1.0);
     assert_eq!((node.confs(), node.has_plugin(), node.kubeconfig().is_some()), (before.clone(), true, true));
     fs::write(node.path("account/token"), "token-2").expect("writes");
     agent.wait_ready();
@@ -403,7 +403,7 @@ fn an_image_without_the_plugin_is_said() {
     let agent = node.start();
     agent.wait_not_ready("the image lacks it");
     assert!(!node.calls_us(), "no entry without its binary");
-    assert!(agent.metric("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"}") >= 1.0);
+    agent.wait_metric("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"}", 1.0);
 }
 
 #[test]
@@ -511,6 +511,7 @@ fn plugins_lines_are_logged_and_counted() {
     assert_eq!(agent.metric("istio_cni_log_entries_total{result=\"malformed\"}"), 2.0);
     post(&vec![b'['; 3 << 20]);
     // The answer may be lost when the agent hangs up on the rest.
+    agent.wait_metric("istio_cni_log_entries_total{result=\"over_size\"}", 1.0);
     let over_size = agent.metric("istio_cni_log_entries_total{result=\"over_size\"}");
     assert!((1.0..=5.0).contains(&over_size), "{over_size}");
     let connect = || UnixStream::connect(node.path("run/log.sock")).expect("connects");

@@ -184,9 +184,18 @@ impl Agent<'_> {
 
     /// The value of a metric, by its name with labels.
     pub fn metric(&self, name: &str) -> f64 {
+        self.find_metric(name).unwrap_or_else(|| panic!("no {name}\n{}", self.node.log()))
+    }
+
+    /// Waits until a metric is as high: what it counts can be seen before it is counted.
+    pub fn wait_metric(&self, name: &str, least: f64) {
+        self.wait(name, || self.find_metric(name).is_some_and(|value| value >= least));
+    }
+
+    fn find_metric(&self, name: &str) -> Option<f64> {
         let text = get(self.node.monitoring, "/metrics").expect("metrics").1;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().expect("a number")
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        Some(line.parse().expect("a number"))
     }
 
     pub fn signal(&self, signal: &str) {
