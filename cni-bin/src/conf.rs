@@ -2,6 +2,7 @@
 
 use crate::{
     fields::Reader,
+    selection::Programming,
     wire::{CniError, Code, Command, PrevResult, RawObject, Version},
 };
 use logging::Levels;
@@ -40,7 +41,7 @@ const IGNORED: [&str; 15] = [
     "log_uds_address",
     "prevResult",
 ];
-const KNOWN: [&str; 13] = [
+const KNOWN: [&str; 14] = [
     "cniVersion",
     "name",
     "type",
@@ -50,6 +51,7 @@ const KNOWN: [&str; 13] = [
     "exclude_namespaces",
     "pod_namespace",
     "native_nftables",
+    "nft_sets",
     "kubernetes",
     "add_timeout",
     "pod_manifest_dir",
@@ -73,8 +75,8 @@ pub struct Conf {
     pub exclude_namespaces: Vec<String>,
     /// The agent's own namespace; empty where nobody said.
     pub pod_namespace: String,
-    /// Whether rules are native nftables ones.
-    pub native_nftables: bool,
+    /// What programs pods' rules, and in which form.
+    pub programming: Programming,
     /// How long an ADD may take.
     pub add_timeout: Duration,
     /// A folder of pod manifests, in place of the API server.
@@ -150,8 +152,8 @@ impl<'a> Envelope<'a> {
             None => levels("log_level", &old_level.unwrap_or_default(), reader),
         };
         let exclude = self.object.value("exclude_namespaces");
-        let native = self.object.value("native_nftables");
-        let native = reader.bool("native_nftables", native.as_ref()).unwrap_or_default();
+        let mut switch = |key: &str| reader.bool(key, self.object.value(key).as_ref()).unwrap_or_default();
+        let programming = Programming::new(switch("native_nftables"), switch("nft_sets"));
         Conf {
             version: self.version,
             prev_result: PrevResult::read(&self.object, reader),
@@ -163,7 +165,7 @@ impl<'a> Envelope<'a> {
                 None => older.exclude_namespaces,
             },
             pod_namespace,
-            native_nftables: native,
+            programming,
             add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
             manifest_dir,
             node_name,
@@ -279,7 +281,10 @@ mod tests {
         assert_eq!(conf.kubeconfig, PathBuf::from("/run/x/istio-cni-kubeconfig"));
         assert_eq!(conf.levels.of(crate::logs::SCOPE), Level::Debug);
         assert_eq!(conf.exclude_namespaces, ["kube-system"]);
-        assert_eq!((conf.pod_namespace.as_str(), conf.native_nftables), ("istio-system", true));
+        assert_eq!(
+            (conf.pod_namespace.as_str(), conf.programming),
+            ("istio-system", Programming::new(true, false))
+        );
         assert_eq!((conf.add_timeout, conf.manifest_dir), (Duration::from_millis(1500), Some("/m".into())));
         assert_eq!(conf.unknown_keys, ["surprise"]);
     }
@@ -318,7 +323,7 @@ mod tests {
     #[test]
     fn all_problems_come_together() {
         let error = conf(
-            r#"{"cniVersion":"1.0.0","name":"a/b","plugin_log_level":"loud","cni_agent_run_dir":"run","native_nftables":"yes",
+            r#"{"cniVersion":"1.0.0","name":"a/b","plugin_log_level":"loud","cni_agent_run_dir":"run","native_nftables":"yes","nft_sets":1,
             "exclude_namespaces":["a",1],"pod_namespace":[],"add_timeout":0,"pod_manifest_dir":7,"kubernetes":{"kubeconfig":"x"},
             "prevResult":5}"#,
         )
@@ -329,6 +334,7 @@ mod tests {
             "plugin_log_level:",
             "cni_agent_run_dir:",
             "native_nftables:",
+            "nft_sets:",
             "exclude_namespaces[1]:",
             "pod_namespace:",
             "add_timeout:",

@@ -1,12 +1,13 @@
 //! What the plugin asks of network namespaces, so that decisions can be tested without any.
 
+use crate::selection::Programming;
 use netns_apply::{
     ApplyOptions, Programs,
     netns::{Netns, NetnsError},
     pod::{FOREIGN, hosts, owner, suitable},
 };
 use nix::sched::{CloneFlags, unshare};
-use redirect_core::{RulePlan, options::BackendChoice};
+use redirect_core::RulePlan;
 use std::{error::Error, net::IpAddr, path::Path, thread, time::Duration};
 
 /// The network namespaces of this machine.
@@ -21,7 +22,7 @@ pub trait Kernel: Sync {
     ///
     /// # Errors
     /// What is missing.
-    fn preflight(&self, backend: BackendChoice) -> Result<(), KernelError>;
+    fn preflight(&self, programming: Programming) -> Result<(), KernelError>;
 }
 
 /// What is done inside a namespace. It may be done on another thread.
@@ -42,7 +43,7 @@ pub trait Namespace {
     fn apply(
         &self,
         plan: &RulePlan,
-        backend: BackendChoice,
+        programming: Programming,
         patience: Duration,
     ) -> Result<Applied, KernelError>;
 
@@ -53,7 +54,7 @@ pub trait Namespace {
     fn first_difference(
         &self,
         plan: &RulePlan,
-        backend: BackendChoice,
+        programming: Programming,
     ) -> Result<Option<String>, KernelError>;
 }
 
@@ -103,8 +104,8 @@ impl Kernel for Linux {
 
     /// Looks from a new, empty namespace, which is what a pod's is like: the host's may hold ten thousand rules of others,
     /// and says nothing about pods.
-    fn preflight(&self, backend: BackendChoice) -> Result<(), KernelError> {
-        let options = options(backend);
+    fn preflight(&self, programming: Programming) -> Result<(), KernelError> {
+        let options = options(programming, false);
         let look = || {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|error| {
                 format!("cannot make a network namespace: {error}; CAP_SYS_ADMIN is needed")
@@ -135,10 +136,10 @@ impl Namespace for Pod {
     fn apply(
         &self,
         plan: &RulePlan,
-        backend: BackendChoice,
+        programming: Programming,
         patience: Duration,
     ) -> Result<Applied, KernelError> {
-        let options = ApplyOptions { patience, ..options(suitable(backend, self.is_foreign)) };
+        let options = ApplyOptions { patience, ..options(programming, self.is_foreign) };
         let outcome = netns_apply::apply(plan, &options).map_err(|error| failed(&error))?;
         Ok(Applied {
             backend: outcome.backend.to_string(),
@@ -151,16 +152,17 @@ impl Namespace for Pod {
     fn first_difference(
         &self,
         plan: &RulePlan,
-        backend: BackendChoice,
+        programming: Programming,
     ) -> Result<Option<String>, KernelError> {
-        let options = options(suitable(backend, self.is_foreign));
+        let options = options(programming, self.is_foreign);
         let mismatch = netns_apply::verify(plan, &options).map_err(|error| failed(&error))?;
         Ok(mismatch.map(|mismatch| mismatch.to_string()))
     }
 }
 
 /// Helper programs, where one is needed, are those of the runtime's PATH, then those of the usual folders.
-fn options(backend: BackendChoice) -> ApplyOptions {
+fn options(programming: Programming, is_foreign: bool) -> ApplyOptions {
     let programs = Programs::in_path(&std::env::var_os("PATH").unwrap_or_default());
-    ApplyOptions { backend, programs, ..ApplyOptions::default() }
+    let Programming { backend, native_form } = programming;
+    ApplyOptions { backend: suitable(backend, is_foreign), native_form, programs, ..ApplyOptions::default() }
 }

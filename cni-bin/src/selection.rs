@@ -2,6 +2,7 @@
 
 use crate::{conf::Conf, pod_source::PodName};
 use redirect_core::{
+    netlink::NativeForm,
     options::BackendChoice,
     pod::SkipReason,
     settings::{Key, RawSettings},
@@ -22,11 +23,25 @@ impl Conf {
         }
         self.exclude_namespaces.contains(&pod.namespace).then_some(SkipReason::NamespaceExcluded)
     }
+}
 
-    /// What programs pods' rules.
+/// What programs pods' rules, and in which form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Programming {
+    /// What programs them, unless the pod needs something else.
+    pub backend: BackendChoice,
+    /// How native nftables rules are written.
+    pub native_form: NativeForm,
+}
+
+impl Programming {
+    /// As the keys `native_nftables` and `nft_sets` say.
     #[must_use]
-    pub const fn backend(&self) -> BackendChoice {
-        if self.native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto }
+    pub const fn new(native_nftables: bool, nft_sets: bool) -> Self {
+        Self {
+            backend: if native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto },
+            native_form: if nft_sets { NativeForm::Sets } else { NativeForm::Plain },
+        }
     }
 }
 
@@ -46,7 +61,7 @@ mod tests {
     fn names_are_left_alone_for_two_reasons() {
         let text =
             br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"],
-            "pod_namespace":"istio-system","native_nftables":true}"#;
+            "pod_namespace":"istio-system","native_nftables":true,"nft_sets":true}"#;
         let conf = Envelope::read(text, Command::Add).unwrap().conf().unwrap();
         let skips = |namespace: &str, name: &str| {
             conf.skips(&PodName { namespace: namespace.into(), name: name.into() })
@@ -54,7 +69,10 @@ mod tests {
         assert_eq!(skips("istio-system", "istio-cni-node-x"), Some(SkipReason::AgentPod));
         assert_eq!(skips("kube-system", "web"), Some(SkipReason::NamespaceExcluded));
         assert_eq!((skips("shop", "istio-cni-node-x"), skips("istio-system", "istiod-x")), (None, None));
-        assert_eq!(conf.backend(), BackendChoice::NativeNft);
+        assert_eq!(
+            conf.programming,
+            Programming { backend: BackendChoice::NativeNft, native_form: NativeForm::Sets }
+        );
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::{ffi::OsString, path::Path};
 use istio_cni::{
     kernel::{Kernel, KernelError, Work},
     pod_source::pod_facts,
+    selection::Programming,
 };
 use proptest::prelude::*;
-use redirect_core::options::BackendChoice;
 use serde_json::{Map, Value};
 
 /// A kernel that must not be asked: no input of these tests names a pod that can be found.
@@ -18,7 +18,7 @@ impl Kernel for Untouched {
         panic!("{} was entered", path.display())
     }
 
-    fn preflight(&self, _: BackendChoice) -> Result<(), KernelError> {
+    fn preflight(&self, _: Programming) -> Result<(), KernelError> {
         Ok(())
     }
 }
@@ -60,6 +60,7 @@ fn key() -> impl Strategy<Value = String> {
         "interfaces",
         "kubernetes",
         "kubeconfig",
+        "nft_sets",
         "exclude_namespaces",
         "add_timeout",
         "plugin_log_level",

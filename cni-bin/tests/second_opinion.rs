@@ -18,8 +18,9 @@ use cni_plugin::{
 use istio_cni::{
     Answer,
     kernel::{Applied, Kernel, KernelError, Namespace, Work},
+    selection::Programming,
 };
-use redirect_core::{RulePlan, options::BackendChoice};
+use redirect_core::RulePlan;
 use serde_json::{Value, json};
 
 /// The versions the other implementation knows.
@@ -38,7 +39,7 @@ impl Kernel for Willing {
         Ok(())
     }
 
-    fn preflight(&self, _: BackendChoice) -> Result<(), KernelError> {
+    fn preflight(&self, _: Programming) -> Result<(), KernelError> {
         Ok(())
     }
 }
@@ -50,11 +51,11 @@ impl Namespace for Pod {
         Ok(vec![IpAddr::from([10, 1, 0, 2])])
     }
 
-    fn apply(&self, _: &RulePlan, _: BackendChoice, _: Duration) -> Result<Applied, KernelError> {
+    fn apply(&self, _: &RulePlan, _: Programming, _: Duration) -> Result<Applied, KernelError> {
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn first_difference(&self, _: &RulePlan, _: BackendChoice) -> Result<Option<String>, KernelError> {
+    fn first_difference(&self, _: &RulePlan, _: Programming) -> Result<Option<String>, KernelError> {
         Ok(None)
     }
 }

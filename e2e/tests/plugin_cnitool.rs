@@ -171,6 +171,25 @@ fn native_tables_are_added_and_checked() -> Result<()> {
 }
 
 #[test]
+fn native_tables_gather_lists_in_sets_where_asked_for() -> Result<()> {
+    let chain = Chain::new("1.1.0", &[("native_nftables", json!(true)), ("nft_sets", json!(true))])?;
+    let exclude = |ports: &str| {
+        let annotation = ("traffic.sidecar.istio.io/excludeOutboundPorts", ports);
+        chain.run_dir.write_manifest("web.json", &sidecar("web", &[annotation]))
+    };
+    exclude("3306,5432,6379,9092")?;
+    let pod = Namespace::empty(Families::Dual)?;
+    chain.tool.added(NETWORK, &pod)?;
+    let rules = pod.sh("nft list ruleset")?.stdout;
+    assert!(rules.contains("tcp dport { 3306, 5432, 6379, 9092 }"), "{rules}");
+    chain.tool.check(NETWORK, &pod)?.ok()?;
+    exclude("3306,5432,6379,9093")?;
+    let check = chain.tool.check(NETWORK, &pod)?;
+    assert!(text(&check).contains("not redirected as planned"), "{}", text(&check));
+    Ok(())
+}
+
+#[test]
 fn a_pod_that_cannot_be_redirected_fails_with_its_reason() -> Result<()> {
     let chain = Chain::new("1.0.0", &[])?;
     let annotation = "traffic.sidecar.istio.io/excludeOutboundPorts";

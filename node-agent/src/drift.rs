@@ -129,8 +129,10 @@ impl Watch {
         let unprepared = |error: anyhow::Error| PodsError::Unreachable(format!("{error:#}"));
         let cluster = connection.get().await.map_err(unprepared)?;
         let conf = Arc::new(self.conf()?);
-        let rules =
-            Arc::new(Rules { backend: conf.backend(), environment: self.settings.drift.environment.clone() });
+        let rules = Arc::new(Rules {
+            programming: conf.programming,
+            environment: self.settings.drift.environment.clone(),
+        });
         let of_node = conf.clone();
         let pods = cluster.pods_of_node(move |pod| Candidate::of(pod, &of_node)).await?;
         self.forget_others(&pods);

@@ -335,6 +335,7 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
             exclude_namespaces: raw.list("EXCLUDE_NAMESPACES"),
             pod_namespace: raw.text("POD_NAMESPACE"),
             native_nftables: raw.switch("NATIVE_NFTABLES"),
+            nft_sets: raw.switch("NFT_SETS"),
         },
         template,
         template_log_level: raw.text("LOG_LEVEL"),

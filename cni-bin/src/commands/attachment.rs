@@ -71,7 +71,7 @@ pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };
     let difference = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
-        Ok(plan) => Ok(namespace.first_difference(&plan, job.conf.backend())?),
+        Ok(plan) => Ok(namespace.first_difference(&plan, job.conf.programming)?),
         Err(_) => Ok(None),
     })?;
     let Some(difference) = difference else { return Ok(()) };
@@ -106,7 +106,7 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
             Err(reason) => return Ok(Err(reason)),
         };
         let patience = job.deadline().saturating_duration_since(Instant::now());
-        let applied = namespace.apply(&plan, job.conf.backend(), patience);
+        let applied = namespace.apply(&plan, job.conf.programming, patience);
         phases.end("apply");
         Ok(Ok(applied?))
     })?;

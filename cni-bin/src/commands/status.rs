@@ -20,7 +20,7 @@ pub fn status(job: &Job<'_>) -> Result<(), CniError> {
         remedy = error.advice().1;
     }
     problems.extend(check_run_dir(&job.conf.run_dir).err());
-    let kernel = job.kernel.preflight(job.conf.backend()).err();
+    let kernel = job.kernel.preflight(job.conf.programming).err();
     let code = if kernel.is_some() { Code::LimitedConnectivity } else { Code::NotAvailable };
     problems.extend(kernel.map(|error| error.to_string()));
     if problems.is_empty() {

@@ -18,6 +18,8 @@ pub struct Facts {
     pub pod_namespace: String,
     /// Whether rules are written as native nftables.
     pub native_nftables: bool,
+    /// Whether those gather long lists in sets.
+    pub nft_sets: bool,
 }
 
 /// The entry's keys in the order in which they are written.
@@ -34,6 +36,9 @@ struct Keys<'a> {
     exclude_namespaces: &'a [String],
     pod_namespace: &'a str,
     native_nftables: bool,
+    /// The reference has no such key: it is there only where it says something.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    nft_sets: bool,
     enable_ambient_detection_retry: bool,
 }
 
@@ -85,6 +90,7 @@ impl Entry {
             exclude_namespaces: &facts.exclude_namespaces,
             pod_namespace: &facts.pod_namespace,
             native_nftables: facts.native_nftables,
+            nft_sets: facts.nft_sets,
             enable_ambient_detection_retry: false,
         };
         let text = serde_json::to_string(&keys).unwrap_or_default();

@@ -20,13 +20,18 @@ const REAL: [(&str, &str); 14] = [
 ];
 
 fn entry() -> Entry {
-    Entry::of(&Facts {
+    Entry::of(&facts())
+}
+
+fn facts() -> Facts {
+    Facts {
         log_level: "info".into(),
         run_dir: "/var/run/istio-cni".into(),
         exclude_namespaces: vec!["kube-system".into(), "istio-system".into()],
         pod_namespace: "istio-system".into(),
         native_nftables: false,
-    })
+        nft_sets: false,
+    }
 }
 
 fn with(file: &str, text: &str) -> String {
@@ -212,7 +217,9 @@ fn the_entry_has_the_keys_of_the_reference() {
         entry().standalone().starts_with("{\n  \"cniVersion\": \"0.3.1\",\n  \"name\": \"istio-cni\",\n")
     );
     let chained = with("x.conflist", "{\"name\":\"a\",\"plugins\":[{\"type\":\"b\"}]}");
-    assert!(!chained.contains("cniVersion"));
+    assert!(!chained.contains("cniVersion") && !chained.contains("nft_sets"));
+    let with_sets = Entry::of(&Facts { nft_sets: true, ..facts() });
+    assert!(with_sets.standalone().contains("\"nft_sets\": true"));
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! One look at one pod. Nothing is changed.
 
-use istio_cni::selection::base_settings;
+use istio_cni::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{owner, suitable};
 use netns_apply::{ApplyOptions, unreadable_tables, verify};
-use redirect_core::options::BackendChoice;
 use redirect_core::pod::Decision;
 use redirect_core::settings::NamespaceFacts;
 
@@ -17,8 +16,8 @@ const MOST_RULES: usize = 1 << 20;
 /// What holds for all pods of the node.
 #[derive(Debug, Clone)]
 pub struct Rules {
-    /// What programs the rules.
-    pub backend: BackendChoice,
+    /// What programs the rules, and in which form.
+    pub programming: Programming,
     /// What the runtime's environment says: variables and their values.
     pub environment: Vec<(&'static str, String)>,
 }
@@ -100,8 +99,13 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Opti
         match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
             Decision::Skip(_) => Ok(None),
             Decision::Redirect(redirect) => {
-                let backend = suitable(rules.backend, owner() != outside);
-                let options = ApplyOptions { backend, most_read: Some(MOST_RULES), ..ApplyOptions::default() };
+                let Programming { backend, native_form } = rules.programming;
+                let options = ApplyOptions {
+                    backend: suitable(backend, owner() != outside),
+                    native_form,
+                    most_read: Some(MOST_RULES),
+                    ..ApplyOptions::default()
+                };
                 let mismatch = verify(&redirect.plan(), &options);
                 let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
                     return Ok(None);

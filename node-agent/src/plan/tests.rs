@@ -12,6 +12,7 @@ fn entry() -> Entry {
         exclude_namespaces: Vec::new(),
         pod_namespace: "istio-system".into(),
         native_nftables: false,
+        nft_sets: false,
     })
 }
 

@@ -129,6 +129,7 @@ pub const SETTINGS: &[Setting] = &[
     used("", &["NODE_NAME"], Text, "", "The node's name."),
     used("", &["KUBERNETES_NODE_NAME"], Text, "", "The node's name, where NODE_NAME is not given."),
     used("", &["NATIVE_NFTABLES"], Switch, "false", "Whether the plugin writes native nftables rules."),
+    used("", &["NFT_SETS"], Switch, "false", "Whether native nftables rules gather long lists of ports and ranges in sets."),
     used("", &["KUBERNETES_SERVICE_HOST"], Text, "", "The API server's host. Required."),
     used("", &["KUBERNETES_SERVICE_PORT"], Text, "", "The API server's port. Required."),
     used("", &["KUBERNETES_SERVICE_PROTOCOL"], Text, "https", "The API server's protocol."),

@@ -237,11 +237,15 @@ fn a_charts_environment_is_silent() {
 
 #[test]
 fn the_entry_says_what_the_settings_say() {
-    let env =
-        [("EXCLUDE_NAMESPACES", " a, ,b "), ("POD_NAMESPACE", "istio-system"), ("NATIVE_NFTABLES", "1")];
+    let env = [
+        ("EXCLUDE_NAMESPACES", " a, ,b "),
+        ("POD_NAMESPACE", "istio-system"),
+        ("NATIVE_NFTABLES", "1"),
+        ("NFT_SETS", "true"),
+    ];
     let facts = settings(&["--log_output_level=cni-plugin:debug"], &env).entry.facts;
     assert_eq!(facts.exclude_namespaces, ["a", "b"]);
-    assert_eq!((facts.log_level.as_str(), facts.native_nftables), ("debug", true));
+    assert_eq!((facts.log_level.as_str(), facts.native_nftables, facts.nft_sets), ("debug", true, true));
 }
 
 #[test]
