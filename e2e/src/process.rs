@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -11,6 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -81,6 +84,19 @@ impl Patience {
         self.left = self.left.saturating_sub(now.duration_since(self.asked).min(self.turn));
         self.asked = now;
         self.left.is_zero()
+    }
+
+    /// Waits for something at a socket; the error is [`io::ErrorKind::TimedOut`].
+    pub fn wait_for(&mut self, socket: &impl AsFd, what: PollFlags) -> io::Result<()> {
+        let turn = PollTimeout::try_from(self.turn).unwrap_or(PollTimeout::MAX);
+        loop {
+            match poll(&mut [PollFd::new(socket.as_fd(), what)], turn) {
+                Ok(0) | Err(Errno::EINTR) if self.is_over() => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 

@@ -26,7 +26,8 @@ fn everything(namespace: &Namespace) -> Result<Vec<String>> {
         "iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save; nft -s list ruleset inet
          ip -4 rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all; ip -o addr show dev lo",
     )?;
-    let lines = shown.stdout.lines().filter(|line| !line.starts_with('#'));
+    // The kernel's own link-local addresses come a while after their interface.
+    let lines = shown.stdout.lines().filter(|line| !line.starts_with('#') && !line.contains("fe80:"));
     Ok(lines.map(|line| line.split(" [").next().unwrap_or(line).to_owned()).collect())
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use common::mesh::any;
 use e2e::netns::{Families, Namespace, Topology, pod_address, remote_address};
-use e2e::process;
+use e2e::process::{self, Patience};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
@@ -24,8 +24,8 @@ const APP: u16 = 8080;
 const SERVICE: u16 = 80;
 /// Between two connections of one client: enough connections for every gap, and a machine that still does other work.
 const PAUSE: Duration = Duration::from_micros(500);
-/// How long the door may take to answer on a busy machine.
-const ANSWER: Duration = Duration::from_secs(60);
+/// How long the door may take to answer on a busy machine. Not longer, because a connection can be lost also after it was made.
+const ANSWER: Duration = Duration::from_secs(5);
 /// A connection counts as lost when the kernel gives it up, which it does a few seconds after the first packet was sent once more: by its
 /// own clock, whoever of us stands still meanwhile.
 const GIVE_UP: &str = "sysctl -qw net.ipv4.tcp_syn_retries=1";
@@ -279,7 +279,7 @@ impl Notes {
 
 fn visit(target: SocketAddr) -> std::io::Result<String> {
     let stream = TcpStream::connect(target)?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    Patience::new(ANSWER).wait_for(&stream, PollFlags::POLLIN)?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     Ok(answer.trim_end().to_owned())

@@ -2,12 +2,12 @@
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, getsockopt, setsockopt, socket,
     sockopt,
@@ -65,23 +65,10 @@ fn over_tcp(fd: OwnedFd, target: SocketAddr, patience: Duration) -> io::Result<O
 }
 
 fn wait_until_connected(stream: &TcpStream, patience: Duration) -> io::Result<()> {
-    wait(stream, PollFlags::POLLOUT, &mut Patience::new(patience))?;
+    Patience::new(patience).wait_for(stream, PollFlags::POLLOUT)?;
     match getsockopt(stream, sockopt::SocketError)? {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
-    }
-}
-
-/// Waits in turns, so that a machine that stands still does not look like a server that does not answer.
-fn wait(socket: &impl AsFd, what: PollFlags, patience: &mut Patience) -> io::Result<()> {
-    let turn = PollTimeout::try_from(patience.turn()).unwrap_or(PollTimeout::MAX);
-    loop {
-        match poll(&mut [PollFd::new(socket.as_fd(), what)], turn) {
-            Ok(0) | Err(Errno::EINTR) if patience.is_over() => return Err(io::ErrorKind::TimedOut.into()),
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
     }
 }
 
@@ -91,7 +78,7 @@ fn read_answer(mut stream: &TcpStream, patience: Duration) -> io::Result<Outcome
     let mut answer = Vec::new();
     let mut buffer = [0; 512];
     while !answer.contains(&b'\n') && answer.len() < ANSWER {
-        wait(&stream, PollFlags::POLLIN, &mut patience)?;
+        patience.wait_for(&stream, PollFlags::POLLIN)?;
         match stream.read(&mut buffer)? {
             0 => break,
             length => answer.extend_from_slice(&buffer[..length]),
@@ -104,7 +91,7 @@ fn over_udp(fd: OwnedFd, target: SocketAddr, patience: Duration) -> io::Result<O
     let socket = UdpSocket::from(fd);
     socket.connect(target)?;
     socket.send(b"hello\n")?;
-    wait(&socket, PollFlags::POLLIN, &mut Patience::new(patience))?;
+    Patience::new(patience).wait_for(&socket, PollFlags::POLLIN)?;
     let mut buffer = [0; ANSWER];
     let length = socket.recv(&mut buffer)?;
     Ok(understand(&buffer[..length]))
