@@ -160,21 +160,29 @@ impl Installer {
             (self.settings.paths.source_bin.join(name), self.settings.paths.bin.join(name));
         let from = context(self.disk.stat(&source), "find", &source)?;
         let mode = from.mode | 0o111;
-        let there = self.disk.stat(&target).ok();
-        if there.is_some_and(|there| self.compared().get(&target) == Some(&(from, there))) {
-            return Ok(false);
-        }
-        let mut content = context(self.disk.open(&source), "open", &source)?;
-        let is_same = there
-            .is_some_and(|there| there.is_file && there.length == from.length && there.mode == mode)
-            && context(disk::has_content(self.disk(), &target, &mut *content), "compare", &target)?;
-        if !is_same {
+        let mut replaced = false;
+        loop {
+            let there = self.disk.stat(&target).ok();
+            let known = there.map(|there| (from, there));
+            if known.is_some() && self.compared().get(&target) == known.as_ref() {
+                return Ok(replaced);
+            }
+            let alike =
+                there.is_some_and(|there| there.is_file && there.length == from.length && there.mode == mode);
+            let mut content = context(self.disk.open(&source), "open", &source)?;
+            if alike && context(disk::has_content(self.disk(), &target, &mut *content), "compare", &target)? {
+                // As it was before it was compared: what became of it since is another file.
+                self.compared().extend(known.map(|known| (target, known)));
+                return Ok(replaced);
+            }
+            if replaced {
+                // Somebody else writes it, too. It is not known to be ours, and their writing wakes the next pass.
+                return Ok(true);
+            }
             let mut content = context(self.disk.open(&source), "open", &source)?;
             disk::replace(self.disk(), &target, &mut *content, Dress::Mode(mode))?;
+            replaced = true;
         }
-        let there = context(self.disk.stat(&target), "find", &target)?;
-        self.compared().insert(target, (from, there));
-        Ok(!is_same)
     }
 
     /// Never held while the disk works, so that readiness is answered meanwhile.

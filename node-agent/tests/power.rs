@@ -2,9 +2,13 @@
 
 mod model;
 
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::Arc;
 
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
+use install_cni::disk::{Disk, Output, Stat};
 use install_cni::install::{Conflist, Installer};
 use install_cni::leave;
 use install_cni::plan::Directory;
@@ -283,4 +287,56 @@ fn the_model_loses_what_is_not_synced() {
 
 fn text(model: &Model, name: &str) -> String {
     String::from_utf8(model.content(&format!("{NET}/{name}")).expect("is there").0).expect("text")
+}
+
+/// A disk on which somebody else writes the plugin's binary each time it has been read.
+struct Meddled(Arc<Model>);
+
+impl Disk for Meddled {
+    fn list(&self, directory: &Path) -> io::Result<Vec<OsString>> {
+        self.0.list(directory)
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.0.stat(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>> {
+        let mut content = Vec::new();
+        self.0.open(path)?.read_to_end(&mut content)?;
+        if path.starts_with(BIN) {
+            self.0.put(&path.to_string_lossy(), &b"old! plugin ".repeat(20_000), 0o755);
+        }
+        Ok(Box::new(io::Cursor::new(content)))
+    }
+
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
+        self.0.create(path, mode)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.0.remove(path)
+    }
+
+    fn sync_directory(&self, directory: &Path) -> io::Result<()> {
+        self.0.sync_directory(directory)
+    }
+}
+
+#[test]
+fn a_binary_changed_behind_the_comparison_is_not_taken_for_ours() {
+    let model = Arc::new(node(("10-calico.conflist", CALICO)));
+    model.put(&format!("{BIN}/istio-cni"), &b"new plugin ".repeat(20_000), 0o755);
+    let meddled = Installer::new(Arc::new(Meddled(model.clone())), settings(&[]));
+    for _ in 0..2 {
+        meddled.pass(&Conflist::Repair).expect("installs");
+        assert!(meddled.check().is_err(), "ready with a binary of somebody else");
+    }
+    let left_alone = installer(&model, &[]);
+    assert_eq!(left_alone.pass(&Conflist::Repair).expect("installs").binaries, ["istio-cni"]);
+    left_alone.check().expect("ready");
 }
