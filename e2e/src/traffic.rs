@@ -7,9 +7,11 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use serde::{Deserialize, Serialize};
 
 use crate::netns::Namespace;
@@ -213,4 +215,18 @@ pub(crate) fn helper() -> Result<PathBuf> {
     let helper = folder.join("e2e-helper");
     anyhow::ensure!(helper.exists(), "{} is missing: build the package e2e", helper.display());
     Ok(helper)
+}
+
+/// Runs a closure on a thread whose new sockets belong to this user and group, in the eyes of the owner match. Threads
+/// it starts inherit that. The thread keeps the capabilities of root.
+pub fn as_user<T: Send>(user: u32, group: u32, action: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let acting = scope.spawn(|| {
+            // The user last: a thread that is not root's may not choose its group.
+            setfsgid(Gid::from_raw(group));
+            setfsuid(Uid::from_raw(user));
+            action()
+        });
+        acting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }

@@ -8,11 +8,11 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use common::apply;
 use common::mesh::{Mesh, any, assert_asked, assert_reaches, loopback, other_address, passthrough};
-use common::{apply, as_user};
 use e2e::netns::{Families, Namespace, client_address, pod_address, remote_address};
 use e2e::process;
-use e2e::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer};
+use e2e::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, as_user};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt, socket,
     sockopt,

@@ -98,26 +98,24 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
         Ok(sidecar) => sidecar,
         Err(reason) => return Ok(Done::Skipped(reason)),
     };
-    let applied = job.inside(|namespace| {
+    let done = job.inside(|namespace| {
         let planned = job.plan(&sidecar, namespace);
         phases.end("plan");
         let plan = match planned? {
             Ok(plan) => plan,
-            Err(reason) => return Ok(Err(reason)),
+            Err(reason) => return Ok(Done::Skipped(reason)),
         };
         let patience = job.deadline().saturating_duration_since(Instant::now());
         let applied = namespace.apply(&plan, job.conf.programming, patience);
         phases.end("apply");
-        Ok(Ok(applied?))
+        Ok(Done::Redirected(applied?))
     })?;
-    let applied = match applied {
-        Ok(applied) => applied,
-        Err(reason) => return Ok(Done::Skipped(reason)),
-    };
-    for warning in &applied.warnings {
-        log::warn!(target: SCOPE, pod = job.pod_label(); "{warning}");
+    if let Done::Redirected(applied) = &done {
+        for warning in &applied.warnings {
+            log::warn!(target: SCOPE, pod = job.pod_label(); "{warning}");
+        }
     }
-    Ok(Done::Redirected(applied))
+    Ok(done)
 }
 
 impl Job<'_> {

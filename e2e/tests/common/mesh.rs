@@ -4,9 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use e2e::netns::{Families, Namespace, Topology, pod_address, remote_address};
-use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer, UdpServer};
-
-use super::as_user;
+use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer, UdpServer, as_user};
 
 /// The application's ports. Nobody but the rules treats them differently.
 pub const APP: [u16; 3] = [8080, 8081, 15008];

@@ -1,4 +1,4 @@
-//! What the tests of `istio-iptables` share: the program, running it in a namespace, users of threads, spreading work.
+//! What the tests of `istio-iptables` share: the program, running it in a namespace, spreading work.
 
 // Every test program takes what it needs of this module.
 #![allow(dead_code)]
@@ -17,7 +17,6 @@ use anyhow::{Result, ensure};
 use e2e::netns::Namespace;
 use e2e::process::{self, Output};
 use e2e::program;
-use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 /// The PATH programs under test get.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -53,20 +52,6 @@ pub fn apply(namespace: &Namespace, args: &str) -> Result<Output> {
     let output = run(namespace, &words)?.ok()?;
     ensure!(output.stdout.is_empty(), "standard output: {}", output.stdout);
     Ok(output)
-}
-
-/// Runs a closure on a thread whose new sockets belong to this user and group, in the eyes of the owner match. Threads
-/// it starts inherit that. The thread keeps the capabilities of root.
-pub fn as_user<T: Send>(user: u32, group: u32, action: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let acting = scope.spawn(|| {
-            // The user last: a thread that is not root's may not choose its group.
-            setfsgid(Gid::from_raw(group));
-            setfsuid(Uid::from_raw(user));
-            action()
-        });
-        acting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }
 
 /// Runs `work` on every item, on a few threads; returns the problems in the order of the items.

@@ -5,8 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{Read, Write as _};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +22,7 @@ use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::NamespaceFacts;
 use serde_json::{Value, json};
 
-use crate::process::{Node, daemon_set, failure};
+use crate::process::{Node, answer, daemon_set, failure};
 
 /// How long anything may take on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(180);
@@ -58,7 +57,11 @@ impl PodApi {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = shared.clone();
-                thread::spawn(move || answer(stream, &state));
+                thread::spawn(move || {
+                    answer(stream, |head, body| {
+                        respond(head.split(' ').nth(1).unwrap_or_default(), body, &state)
+                    });
+                });
             }
         });
         node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
@@ -74,37 +77,6 @@ impl PodApi {
         let about = |event: &&Value| event["involvedObject"]["name"] == pod;
         self.state().events.iter().filter(about).cloned().collect()
     }
-}
-
-fn answer(mut stream: TcpStream, state: &Mutex<State>) {
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") {
-        if stream.read_exact(&mut byte).is_err() {
-            return;
-        }
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8_lossy(&head).into_owned();
-    let length =
-        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
-    let mut body = vec![0; length.unwrap_or(0)];
-    let _ = stream.read_exact(&mut body);
-    let target = head.split(' ').nth(1).unwrap_or_default().to_owned();
-    if target.contains("watch=true") {
-        // A watch on which nothing happens.
-        let _ = stream.write_all(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
-        );
-        let _ = stream.read(&mut byte);
-        return;
-    }
-    let (status, object) = respond(&target, &body, state);
-    let answer = format!(
-        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
-        object.len()
-    );
-    let _ = stream.write_all(answer.as_bytes());
 }
 
 fn respond(target: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {

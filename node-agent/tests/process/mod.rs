@@ -282,7 +282,9 @@ impl FakeApi {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (kept, object) = (kept.clone(), object.clone());
-                thread::spawn(move || answer(stream, status, &object, &kept));
+                thread::spawn(move || {
+                    answer(stream, |head, body| respond(head, body, status, &object, &kept));
+                });
             }
         });
         Self { port, posted }
@@ -293,7 +295,8 @@ impl FakeApi {
     }
 }
 
-fn answer(mut stream: TcpStream, status: u16, object: &str, posted: &Mutex<Vec<String>>) {
+/// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens.
+pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, String)) {
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
@@ -307,27 +310,31 @@ fn answer(mut stream: TcpStream, status: u16, object: &str, posted: &Mutex<Vec<S
         head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     let _ = stream.read_exact(&mut body);
-    if head.starts_with("POST") {
-        posted.lock().expect("posted").push(String::from_utf8_lossy(&body).into_owned());
-    }
     if head.contains("watch=true") {
-        // A watch on which nothing happens.
         let _ = stream.write_all(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
         );
         let _ = stream.read(&mut byte);
         return;
     }
-    let (status, object) = match () {
-        () if head.contains("/daemonsets") => (status, object.to_owned()),
-        () if head.contains("/events") => (201, String::from_utf8_lossy(&body).into_owned()),
-        () => (404, r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"NotFound","code":404}"#.to_owned()),
-    };
+    let (status, object) = respond(&head, &body);
     let answer = format!(
         "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
         object.len()
     );
     let _ = stream.write_all(answer.as_bytes());
+}
+
+fn respond(head: &str, body: &[u8], status: u16, object: &str, posted: &Mutex<Vec<String>>) -> (u16, String) {
+    let body = String::from_utf8_lossy(body).into_owned();
+    if head.starts_with("POST") {
+        posted.lock().expect("posted").push(body.clone());
+    }
+    match () {
+        () if head.contains("/daemonsets") => (status, object.to_owned()),
+        () if head.contains("/events") => (201, body),
+        () => (404, r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"NotFound","code":404}"#.to_owned()),
+    }
 }
 
 /// A DaemonSet as the API server has it.

@@ -3,17 +3,15 @@
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
 use e2e::netns::Namespace;
-use e2e::traffic::{PROXY_ID, Report, TcpServer, UdpServer};
+use e2e::traffic::{PROXY_ID, Report, TcpServer, UdpServer, as_user};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
-use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 /// What the proxy calls itself on each of its ports.
 pub(crate) const INBOUND: &str = "proxy inbound 15006";
@@ -97,18 +95,4 @@ impl Onward {
 
 fn as_proxy<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     as_user(PROXY_ID, PROXY_ID, action)
-}
-
-/// Runs a closure on a thread whose sockets belong to this user and group, which is what the rules look at: the answers to DNS
-/// queries, for example, find their way back by it. The thread keeps the other rights of root.
-fn as_user<T: Send>(user: u32, group: u32, action: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let acting = scope.spawn(|| {
-            // The user last: a thread that is not root's may not choose its group.
-            setfsgid(Gid::from_raw(group));
-            setfsuid(Uid::from_raw(user));
-            action()
-        });
-        acting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }

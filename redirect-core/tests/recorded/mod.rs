@@ -1,0 +1,68 @@
+//! What was recorded of the reference, as plans of ours. The tests of netns-apply read it, too.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use redirect_core::{
+    Redirect, RulePlan,
+    settings::{Kind, NameLookup, NamespaceFacts, RawSettings, SETTINGS, Setting, Source},
+};
+use serde_json::Value;
+use std::{collections::BTreeMap, net::IpAddr};
+
+/// The users and groups of the machine the recordings were made on, as far as they matter.
+struct Recorded;
+
+impl NameLookup for Recorded {
+    fn user(&self, name: &str) -> Option<u32> {
+        (name == "root").then_some(0)
+    }
+
+    fn group(&self, name: &str) -> Option<u32> {
+        (name == "root").then_some(0)
+    }
+}
+
+/// A file of the recordings.
+pub fn fixtures(file: &str) -> Value {
+    let path = format!("{}/../e2e/fixtures/{file}", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// A list of texts; none where there is no list.
+pub fn strings(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
+}
+
+/// Reads a command line by the table, as simply as possible; `None` for one that is no use of the table.
+fn flags(args: &[String], raw: &mut RawSettings) -> Option<()> {
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let by_name = |setting: &&Setting| match (arg.strip_prefix("--"), setting.flag, setting.short) {
+            (Some(long), Some(flag), _) => long == flag,
+            (Some(_), None, _) => false,
+            (None, _, short) => short.is_some_and(|short| *arg == format!("-{short}")),
+        };
+        let setting = SETTINGS.iter().find(by_name)?;
+        let text = if setting.kind == Kind::Bool { "true".to_owned() } else { args.next()?.clone() };
+        raw.set(setting.key, text, Source::Flag(setting.flag.unwrap()));
+    }
+    Some(())
+}
+
+/// The plan of what was recorded; none where its input is wrong.
+pub fn plan(case: &Value) -> Option<RulePlan> {
+    let mut raw = RawSettings::new();
+    let env: BTreeMap<String, String> = serde_json::from_value(case["env"].clone()).unwrap_or_default();
+    raw.read_environment(|_| true, |name| env.get(name).cloned());
+    flags(&strings(&case["args"]), &mut raw)?;
+    let families = case["families"].as_str().unwrap_or("46");
+    let mut addresses: Vec<IpAddr> = vec!["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()];
+    addresses.extend(families.contains('4').then(|| "10.1.0.2".parse::<IpAddr>().unwrap()));
+    addresses.extend(families.contains('6').then(|| "fd00:10::2".parse::<IpAddr>().unwrap()));
+    let nameservers: Vec<IpAddr> = match case.get("nameservers") {
+        Some(list) if !list.is_null() => strings(list).iter().map(|text| text.parse().unwrap()).collect(),
+        _ => vec!["10.96.0.10".parse().unwrap()],
+    };
+    let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &Recorded };
+    Redirect::parse(&raw, &facts).ok().map(|redirect| redirect.plan())
+}
