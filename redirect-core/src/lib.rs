@@ -42,9 +42,11 @@ pub mod plan;
 pub mod pod;
 mod redirect;
 pub mod render;
+pub mod routing;
 pub mod rule;
 pub mod settings;
 pub mod state;
+pub mod steps;
 pub mod values;
 
 pub use plan::RulePlan;

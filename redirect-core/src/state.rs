@@ -1,7 +1,14 @@
 //! Rules in force, or to be: tables of chains of rules, of one family.
 
-use crate::rule::{Chain, Hook, Match, Rule, Table, Target};
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use crate::{
+    rule::{Chain, Hook, Is, Match, OurChain, Rule, Table, Target},
+    values::{InterfaceName, Mark},
+};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::String,
+    vec::Vec,
+};
 
 /// A rule as found: one this library understands, or another's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +50,17 @@ impl RuleState {
         self.tables.get(&table).into_iter().flatten().map(|(chain, entries)| (chain, entries.as_slice()))
     }
 
+    /// The chains that a change may touch: those of the mesh, and built-in ones with rules.
+    pub(crate) fn chains_of_changes(&self) -> BTreeMap<(Table, &Chain), &[Entry]> {
+        let all = Table::ALL
+            .into_iter()
+            .flat_map(|table| self.chains(table).map(move |(chain, rules)| (table, chain, rules)));
+        let touched = all.filter(|(_, chain, rules)| {
+            chain.is_the_meshs() || matches!(chain, Chain::Hook(_)) && !rules.is_empty()
+        });
+        touched.map(|(table, chain, rules)| ((table, chain), rules)).collect()
+    }
+
     /// The rules of a chain; none where there is no such chain.
     #[must_use]
     pub fn rules(&self, table: Table, chain: &Chain) -> &[Entry] {
@@ -78,11 +96,20 @@ impl RuleState {
     /// The part of this state that is the mesh's: its chains, and its rules in built-in chains.
     #[must_use]
     pub fn the_meshs(&self) -> Self {
+        self.the_meshs_beside(&Self::new())
+    }
+
+    /// The same, while `wanted` is being put in force.
+    #[must_use]
+    pub fn the_meshs_beside(&self, wanted: &Self) -> Self {
         let mut ours = Self::new();
         for table in Table::ALL {
             for (chain, entries) in self.chains(table) {
-                let kept: Vec<Entry> =
-                    entries.iter().filter(|entry| self.owns(table, chain, entry)).cloned().collect();
+                let kept: Vec<Entry> = entries
+                    .iter()
+                    .filter(|entry| self.owns_beside(wanted, table, chain, entry))
+                    .cloned()
+                    .collect();
                 if chain.is_the_meshs() || !kept.is_empty() {
                     *ours.declare(table, chain.clone()) = kept;
                 }
@@ -93,20 +120,119 @@ impl RuleState {
 
     /// Whether an entry of a chain is the mesh's.
     ///
-    /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is; and, as long as the
-    /// namespace has a chain of the mesh at all, so is a rule of one of the shapes a plan puts there.
+    /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is. So is a rule of a shape that
+    /// a plan puts there, if the rest of the plan is there, too: the mark of a TPROXY rule is one that a chain of the
+    /// mesh gives or asks for, and an interface that is left alone is left alone in both directions. Others have rules of
+    /// the same shapes, and keep them.
     #[must_use]
     pub fn owns(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
+        self.owns_beside(&Self::new(), table, chain, entry)
+    }
+
+    /// The same, while `wanted` is being put in force: what it wants counts as being there, too.
+    #[must_use]
+    pub fn owns_beside(&self, wanted: &Self, table: Table, chain: &Chain, entry: &Entry) -> bool {
         match (chain, entry) {
             (Chain::Ours(_), _) => true,
             (Chain::Other(_), _) => chain.is_the_meshs(),
             (Chain::Hook(_), Entry::Foreign(text)) => jumps_to_the_mesh(text),
             (Chain::Hook(hook), Entry::Rule(rule)) => {
                 matches!(&rule.target, Target::Jump(to) if to.is_the_meshs())
-                    || self.is_redirected() && has_planned_shape(table, *hook, rule)
+                    || Plans([self, wanted]).have(table, *hook, rule)
+                    || wanted.rules(table, chain).contains(entry)
             }
         }
     }
+
+    /// The marks that the chains of the mesh give to packets or ask for, and the proxy's own where there are any.
+    #[must_use]
+    pub fn marks(&self) -> BTreeSet<Mark> {
+        let chains = self.chains(Table::Mangle).filter(|(chain, _)| chain.is_the_meshs());
+        let rules = chains.flat_map(|(_, entries)| entries).filter_map(Entry::understood);
+        let mut marks: BTreeSet<Mark> = rules.flat_map(marks_of).collect();
+        if !marks.is_empty() {
+            marks.insert(crate::PROXY_MARK);
+        }
+        marks
+    }
+
+    /// Whether a table hands inbound connections to the proxy: a packet that arrives jumps to `ISTIO_INBOUND`.
+    #[must_use]
+    pub fn captures_inbound(&self, table: Table) -> bool {
+        let jumps = |rule: &Rule| rule.target == Target::Jump(OurChain::Inbound.into());
+        table != Table::Raw
+            && self
+                .rules(table, &Chain::Hook(Hook::Prerouting))
+                .iter()
+                .filter_map(Entry::understood)
+                .any(jumps)
+    }
+}
+
+/// What is in force and what is wanted, taken together.
+struct Plans<'a>([&'a RuleState; 2]);
+
+impl Plans<'_> {
+    /// Whether a rule of a built-in chain that is no jump belongs to a plan whose chains are there.
+    fn have(&self, table: Table, hook: Hook, rule: &Rule) -> bool {
+        if !self.0.iter().any(|state| state.is_redirected()) {
+            return false;
+        }
+        match (hook, rule.matches.as_slice(), &rule.target) {
+            (Hook::Prerouting, [Match::InInterface(Is { value, not: false })], Target::Return)
+            | (Hook::Output, [Match::OutInterface(Is { value, not: false })], Target::Return) => {
+                table != Table::Raw && self.leave_alone(table, value)
+            }
+            _ => {
+                let is_known = |mark| self.0.iter().any(|state| state.marks().contains(&mark));
+                table == Table::Mangle && marks_of_shape(hook, rule).is_some_and(is_known)
+            }
+        }
+    }
+
+    /// Whether an interface is left alone as a plan does it: coming in and going out, or, coming in, behind a capture
+    /// of what comes from there as outbound.
+    fn leave_alone(&self, table: Table, interface: &InterfaceName) -> bool {
+        let (comes_in, goes_out) =
+            (Match::InInterface(Is::so(interface.clone())), Match::OutInterface(Is::so(interface.clone())));
+        let any = |hook: Hook, test: &dyn Fn(&Rule) -> bool| {
+            let chain = Chain::Hook(hook);
+            let rules = self.0.iter().flat_map(|state| state.rules(table, &chain));
+            rules.filter_map(Entry::understood).any(test)
+        };
+        let returns = |hook, condition: &Match| {
+            any(hook, &|rule| rule.matches == [condition.clone()] && rule.target == Target::Return)
+        };
+        let captured = |rule: &Rule| {
+            rule.matches.contains(&comes_in) && matches!(&rule.target, Target::Jump(to) if to.is_the_meshs())
+        };
+        returns(Hook::Prerouting, &comes_in) && returns(Hook::Output, &goes_out)
+            || any(Hook::Prerouting, &captured)
+    }
+}
+
+impl Entry {
+    /// The rule, where it is understood.
+    #[must_use]
+    pub const fn understood(&self) -> Option<&Rule> {
+        match self {
+            Self::Rule(rule) => Some(rule),
+            Self::Foreign(_) => None,
+        }
+    }
+}
+
+/// The marks a rule gives or asks for.
+fn marks_of(rule: &Rule) -> impl Iterator<Item = Mark> + '_ {
+    let asked = rule.matches.iter().filter_map(|one| {
+        if let Match::Mark(is) | Match::ConnMark(is) = one { Some(is.value) } else { None }
+    });
+    let given = if let Target::SetMark(mark) | Target::Tproxy { mark, .. } = &rule.target {
+        Some(*mark)
+    } else {
+        None
+    };
+    asked.chain(given)
 }
 
 const fn is_built_in(chain: &Chain) -> bool {
@@ -124,27 +250,24 @@ fn jumps_to_the_mesh(text: &str) -> bool {
     false
 }
 
-/// Whether a rule that is no jump has a shape that a plan gives to rules in this built-in chain.
-fn has_planned_shape(table: Table, hook: Hook, rule: &Rule) -> bool {
-    let in_mangle = table == Table::Mangle;
+/// The mark of a rule with one of the shapes that TPROXY mode puts into mangle's built-in chains.
+fn marks_of_shape(hook: Hook, rule: &Rule) -> Option<Mark> {
     match (hook, rule.matches.as_slice(), &rule.target) {
-        (Hook::Prerouting, [Match::InInterface(i)], Target::Return) => table != Table::Raw && !i.not,
-        (Hook::Output, [Match::OutInterface(o)], Target::Return) => table != Table::Raw && !o.not,
-        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SaveMark) => in_mangle && !m.not,
-        (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(m)], Target::Return) => {
-            in_mangle && !m.not
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SaveMark)
+        | (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(is)], Target::Return)
+        | (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
+            (!is.not).then_some(is.value)
         }
         (
             Hook::Output,
             [
-                Match::Destination(d),
+                Match::Destination(to),
                 Match::OutInterface(_),
                 Match::Protocol(_),
                 Match::OwnerUid(_) | Match::OwnerGid(_),
             ],
             Target::SetMark(mark),
-        ) => in_mangle && d.not && *mark == crate::PROXY_MARK,
-        (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::RestoreMark) => in_mangle && !m.not,
-        _ => false,
+        ) => to.not.then_some(*mark),
+        _ => None,
     }
 }

@@ -239,14 +239,17 @@ impl Kernel {
         }
     }
 
-    /// What is not the mesh's, in order.
-    fn others(&self) -> BTreeMap<(Table, Chain), Vec<Entry>> {
+    /// What is not the mesh's while a plan is put in force, in order.
+    fn others(&self, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec<Entry>> {
         let state = self.observe();
         let mut others = BTreeMap::new();
         for table in Table::ALL {
             for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
-                let kept: Vec<Entry> =
-                    rules.iter().filter(|rule| !state.owns(table, chain, rule)).cloned().collect();
+                let kept: Vec<Entry> = rules
+                    .iter()
+                    .filter(|rule| !state.owns_beside(wanted.state(), table, chain, rule))
+                    .cloned()
+                    .collect();
                 if !kept.is_empty() || !matches!(chain, Chain::Hook(_)) {
                     others.insert((table, chain.clone()), kept);
                 }
@@ -267,6 +270,15 @@ fn goes_to(entry: &Entry) -> Option<Chain> {
             (!extension).then(|| Chain::named(name))
         }
     }
+}
+
+/// Whether a plan leaves an interface alone coming in, and neither going out nor captures what comes from there.
+fn leaves_alone_only(plan: &RulePlan) -> bool {
+    let rules = |family| plan.rules(family).state().rules(Table::Nat, &Hook::Prerouting.into()).to_vec();
+    Family::BOTH.into_iter().any(|family| {
+        let state = plan.rules(family);
+        rules(family).iter().any(|entry| !state.state().owns(Table::Nat, &Hook::Prerouting.into(), entry))
+    })
 }
 
 /// Something that happens to the tables of a kernel, by somebody else or by accident.
@@ -369,7 +381,8 @@ impl Kernel {
     /// Whether a plan is in force exactly: nothing of the mesh but what is wanted, in order, and what leads in front.
     fn check(&self, wanted: &FamilyRules) -> Result<(), TestCaseError> {
         let observed = self.observe();
-        prop_assert_eq!(Self::holding(&observed.the_meshs()), Self::holding(wanted.state()));
+        let ours = observed.the_meshs_beside(wanted.state());
+        prop_assert_eq!(Self::holding(&ours), Self::holding(wanted.state()));
         prop_assert_eq!(Difference::find(&observed, wanted), None);
         for table in Table::ALL {
             for hook in Hook::ALL {
@@ -477,18 +490,21 @@ proptest! {
     ) {
         for family in Family::BOTH {
             let mut kernel = Kernel::with(&before, &earlier.plan().rules(family), &after);
-            let (wanted, others) = (wanted.plan().rules(family), kernel.others());
+            let wanted = wanted.plan().rules(family);
+            let others = kernel.others(&wanted);
             let change = if rewrite { Change::rewriting } else { Change::between };
             let change = change(&kernel.observe(), &wanted);
             kernel.apply(&change).map_err(TestCaseError::fail)?;
             kernel.check(&wanted)?;
-            prop_assert_eq!(kernel.others(), others);
+            prop_assert_eq!(kernel.others(&wanted), others);
             prop_assert!(Change::between(&kernel.observe(), &wanted).is_empty());
         }
     }
 
     #[test]
     fn applied_and_cleaned_up_is_as_before(settings in settings(), before in events()) {
+        // Nothing tells an interface that is left alone and captured nowhere from somebody else's rule.
+        prop_assume!(!leaves_alone_only(&settings.plan()));
         for family in Family::BOTH {
             let mut kernel = Kernel::default();
             let others = before.iter().filter(|event| !matches!(event, Event::Leftover(..)));
@@ -515,7 +531,7 @@ proptest! {
             // Tables come into force one after the other: any number of them may have.
             change.tables.truncate(done);
             kernel.apply(&change).map_err(TestCaseError::fail)?;
-            let back = Change::back(&kernel.observe(), &was);
+            let back = Change::back(&kernel.observe(), &was, &change);
             kernel.apply(&back).map_err(TestCaseError::fail)?;
             prop_assert_eq!(kernel.observe(), was);
         }

@@ -66,12 +66,16 @@ pub struct Batch<'a> {
 const BEGIN: u32 = 1;
 
 impl<'a> Batch<'a> {
-    /// A transaction that is valid as long as the ruleset is as observed.
+    /// A transaction that is valid as long as the ruleset is as observed, if that was bound to a generation.
     #[must_use]
     pub fn new(observed: &'a Observed) -> Self {
         let mut writer = Writer::default();
         let begin = Head { kind: kind::BATCH_BEGIN, ..head(BEGIN) };
-        writer.message(begin, |body| body.u32(attribute::batch::GENERATION, observed.generation()));
+        writer.message(begin, |body| {
+            if let Some(generation) = observed.generation() {
+                body.u32(attribute::batch::GENERATION, generation);
+            }
+        });
         Self { observed, writer, parts: Vec::new(), sets: 0 }
     }
 

@@ -29,17 +29,8 @@ pub enum NativeForm {
 const INTERFACE_LENGTH: usize = 16;
 
 impl<'a> Batch<'a> {
-    /// Removes the native tables that are there.
-    pub fn remove_native(&mut self, tables: impl IntoIterator<Item = &'static str>) {
-        for name in tables {
-            self.part(kind::DELETE_TABLE, 0, family::INET, Part::RemovedTable(name), |body| {
-                body.text(attribute::table::NAME, name);
-            });
-        }
-    }
-
-    /// Adds native tables with a plan's rules. Those that are there are removed before, with
-    /// [`remove_native`](Self::remove_native).
+    /// Adds native tables with a plan's rules, where there are none.
+    /// [`native_change`](Self::native_change) is for those that are there.
     pub fn native(&mut self, rules: &'a NativeRules<'a>) {
         for NativeTable { table, chains } in &rules.tables {
             let name = render::nft_table(*table);

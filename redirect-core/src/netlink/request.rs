@@ -63,6 +63,51 @@ pub fn native_sets(sequence: u32, table: &str) -> Vec<u8> {
     })
 }
 
+/// The stateful objects of a native table.
+#[must_use]
+pub fn native_objects(sequence: u32, table: &str) -> Vec<u8> {
+    question(kind::GET_OBJECT, flags::DUMP, sequence, family::INET, |body| {
+        body.text(attribute::object::TABLE, table);
+    })
+}
+
+/// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
+/// ends with that socket. Refused with EEXIST while another socket has it.
+///
+/// The message about the table has a number of its own, so that a refusal of the table can be told from one of the whole
+/// transaction. `None` if a length does not fit, which cannot happen.
+#[must_use]
+pub fn take_lock(transaction: u32, table: u32) -> Option<Vec<u8>> {
+    lock_transaction(kind::NEW_TABLE, flags::CREATE | flags::EXCLUSIVE, transaction, table)
+}
+
+/// A transaction that ends the lock's table.
+#[must_use]
+pub fn release_lock(transaction: u32) -> Option<Vec<u8>> {
+    lock_transaction(kind::DELETE_TABLE, 0, transaction, transaction)
+}
+
+fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -> Option<Vec<u8>> {
+    let limit = |kind| Head {
+        kind,
+        flags: flags::REQUEST,
+        sequence: transaction,
+        family: family::UNSPECIFIED,
+        resource: abi::NFTABLES,
+    };
+    let mut writer = Writer::default();
+    writer.message(limit(kind::BATCH_BEGIN), |_| {});
+    let flags = table_flags | flags::REQUEST | flags::ACK;
+    writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {
+        body.text(attribute::table::NAME, crate::render::NFT_LOCK_TABLE);
+        if kind == kind::NEW_TABLE {
+            body.u32(attribute::table::FLAGS, abi::OWNED_BY_SOCKET);
+        }
+    });
+    writer.message(limit(kind::BATCH_END), |_| {});
+    writer.finish()
+}
+
 /// The elements of a set of a native table.
 #[must_use]
 pub fn native_elements(sequence: u32, table: &str, set: &str) -> Vec<u8> {

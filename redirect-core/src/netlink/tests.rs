@@ -167,7 +167,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
     let mut state = RuleState::new();
     state.declare(Table::Nat, Chain::named("ISTIO_OLD"));
     state.declare(Table::Nat, Hook::Output.into()).push(Entry::Foreign(foreign.clone()));
-    let change = Change::back(&RuleState::new(), &state);
+    let change = Change::back(&RuleState::new(), &state, &Change::default());
     let mut batch = Batch::new(&nothing);
     batch.change(Family::V4, &change).unwrap();
     let observed = in_force(batch.finish().unwrap().bytes());
@@ -318,12 +318,12 @@ proptest! {
     fn any_two_states_are_one_transaction_apart(from in chains(), to in chains()) {
         let nothing = Observed::at(1);
         let (from, to) = (state(&from), state(&to));
-        let first = Change::back(&RuleState::new(), &from);
+        let first = Change::back(&RuleState::new(), &from, &Change::default());
         let mut batch = Batch::new(&nothing);
         batch.change(Family::V4, &first).unwrap();
         let observed = in_force(batch.finish().unwrap().bytes());
         prop_assert_eq!(observed.state(Family::V4), &from);
-        let second = Change::back(&from, &to);
+        let second = Change::back(&from, &to, &Change::default());
         let mut batch = Batch::new(&observed);
         batch.change(Family::V4, &second).unwrap();
         prop_assert!(batch.finish().is_ok());

@@ -17,6 +17,9 @@ use ipnet::IpNet;
 /// The names of the native tables, all of family inet.
 pub const NFT_TABLES: [&str; 3] = [nft_table(Table::Raw), nft_table(Table::Mangle), nft_table(Table::Nat)];
 
+/// The name of the table, of family inet, that a run holds while it works in several steps. It has no chain.
+pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
+
 /// The name of a native table.
 pub(crate) const fn nft_table(table: Table) -> &'static str {
     match table {
