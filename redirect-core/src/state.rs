@@ -1,8 +1,8 @@
 //! Rules in force, or to be: tables of chains of rules, of one family.
 
 use crate::{
-    rule::{Chain, Hook, Is, Match, OurChain, Rule, Table, Target},
-    values::{InterfaceName, Mark},
+    rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
+    values::Mark,
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -28,10 +28,22 @@ impl From<Rule> for Entry {
 /// The rules of one family, by table and chain. Chains without rules count: a declared chain is there.
 ///
 /// Built-in chains without rules do not: they are always there.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+///
+/// Two are equal when they hold the same rules; whether those are signed means nothing.
+#[derive(Debug, Clone, Default)]
 pub struct RuleState {
     tables: BTreeMap<Table, BTreeMap<Chain, Vec<Entry>>>,
+    /// Rules of built-in chains that carry this program's signature. Only nf_tables can hold one.
+    signed: BTreeMap<Table, BTreeSet<(Chain, Entry)>>,
 }
+
+impl PartialEq for RuleState {
+    fn eq(&self, other: &Self) -> bool {
+        self.tables == other.tables
+    }
+}
+
+impl Eq for RuleState {}
 
 impl RuleState {
     /// No rule at all.
@@ -43,6 +55,11 @@ impl RuleState {
     /// Declares a chain, empty unless it is there already.
     pub fn declare(&mut self, table: Table, chain: Chain) -> &mut Vec<Entry> {
         self.tables.entry(table).or_default().entry(chain).or_default()
+    }
+
+    /// Notes that a rule of a built-in chain carries this program's signature.
+    pub(crate) fn sign(&mut self, table: Table, chain: Chain, entry: Entry) {
+        self.signed.entry(table).or_default().insert((chain, entry));
     }
 
     /// The chains of a table, by name, each with its rules in order.
@@ -120,10 +137,10 @@ impl RuleState {
 
     /// Whether an entry of a chain is the mesh's.
     ///
-    /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is. So is a rule of a shape that
-    /// a plan puts there, if the rest of the plan is there, too: the mark of a TPROXY rule is one that a chain of the
-    /// mesh gives or asks for, and an interface that is left alone is left alone in both directions. Others have rules of
-    /// the same shapes, and keep them.
+    /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is. Others have rules of the shapes
+    /// that a plan puts there besides, and keep them: where a table has rules with this program's signature, only those
+    /// are the mesh's. Where it has none (iptables' own programs write none), a rule counts that leaves an interface alone,
+    /// or that has a mark which a chain of the mesh gives or asks for.
     #[must_use]
     pub fn owns(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
         self.owns_beside(&Self::new(), table, chain, entry)
@@ -138,8 +155,26 @@ impl RuleState {
             (Chain::Hook(_), Entry::Foreign(text)) => jumps_to_the_mesh(text),
             (Chain::Hook(hook), Entry::Rule(rule)) => {
                 matches!(&rule.target, Target::Jump(to) if to.is_the_meshs())
-                    || Plans([self, wanted]).have(table, *hook, rule)
                     || wanted.rules(table, chain).contains(entry)
+                    || match self.signed.get(&table) {
+                        Some(signed) => signed.contains(&(chain.clone(), entry.clone())),
+                        None => self.is_redirected() && self.has_shape_of_a_plan(wanted, table, *hook, rule),
+                    }
+            }
+        }
+    }
+
+    /// Whether a rule of a built-in chain that is no jump looks like one of a plan.
+    fn has_shape_of_a_plan(&self, wanted: &Self, table: Table, hook: Hook, rule: &Rule) -> bool {
+        match (hook, rule.matches.as_slice(), &rule.target) {
+            (Hook::Prerouting, [Match::InInterface(is)], Target::Return)
+            | (Hook::Output, [Match::OutInterface(is)], Target::Return) => table != Table::Raw && !is.not,
+            _ => {
+                let is_known = |mark| {
+                    let (own, wanted) = (self.marks(), wanted.marks());
+                    own.is_empty() || own.contains(&mark) || wanted.contains(&mark)
+                };
+                table == Table::Mangle && marks_of_shape(hook, rule).is_some_and(is_known)
             }
         }
     }
@@ -166,48 +201,6 @@ impl RuleState {
                 .iter()
                 .filter_map(Entry::understood)
                 .any(jumps)
-    }
-}
-
-/// What is in force and what is wanted, taken together.
-struct Plans<'a>([&'a RuleState; 2]);
-
-impl Plans<'_> {
-    /// Whether a rule of a built-in chain that is no jump belongs to a plan whose chains are there.
-    fn have(&self, table: Table, hook: Hook, rule: &Rule) -> bool {
-        if !self.0.iter().any(|state| state.is_redirected()) {
-            return false;
-        }
-        match (hook, rule.matches.as_slice(), &rule.target) {
-            (Hook::Prerouting, [Match::InInterface(Is { value, not: false })], Target::Return)
-            | (Hook::Output, [Match::OutInterface(Is { value, not: false })], Target::Return) => {
-                table != Table::Raw && self.leave_alone(table, value)
-            }
-            _ => {
-                let is_known = |mark| self.0.iter().any(|state| state.marks().contains(&mark));
-                table == Table::Mangle && marks_of_shape(hook, rule).is_some_and(is_known)
-            }
-        }
-    }
-
-    /// Whether an interface is left alone as a plan does it: coming in and going out, or, coming in, behind a capture
-    /// of what comes from there as outbound.
-    fn leave_alone(&self, table: Table, interface: &InterfaceName) -> bool {
-        let (comes_in, goes_out) =
-            (Match::InInterface(Is::so(interface.clone())), Match::OutInterface(Is::so(interface.clone())));
-        let any = |hook: Hook, test: &dyn Fn(&Rule) -> bool| {
-            let chain = Chain::Hook(hook);
-            let rules = self.0.iter().flat_map(|state| state.rules(table, &chain));
-            rules.filter_map(Entry::understood).any(test)
-        };
-        let returns = |hook, condition: &Match| {
-            any(hook, &|rule| rule.matches == [condition.clone()] && rule.target == Target::Return)
-        };
-        let captured = |rule: &Rule| {
-            rule.matches.contains(&comes_in) && matches!(&rule.target, Target::Jump(to) if to.is_the_meshs())
-        };
-        returns(Hook::Prerouting, &comes_in) && returns(Hook::Output, &goes_out)
-            || any(Hook::Prerouting, &captured)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     foreign,
     iptables::{self, Unencodable},
     layout::{Item, Layout},
-    observed::Observed,
+    observed::{Observed, SIGNATURE},
     part::{Part, Place},
     wire::{Head, Writer},
 };
@@ -211,6 +211,9 @@ impl<'a> Batch<'a> {
             body.text(attribute::rule::TABLE, place.table.name());
             body.text(attribute::rule::CHAIN, place.chain.name());
             result = rule_body(body, entry, family);
+            if matches!((place.chain, entry), (Chain::Hook(_), Entry::Rule(_))) {
+                body.bytes(attribute::rule::USER_DATA, SIGNATURE);
+            }
             if let Some(handle) = before {
                 body.u64(attribute::rule::POSITION, handle);
             }

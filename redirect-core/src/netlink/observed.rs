@@ -19,6 +19,10 @@ use alloc::{
     vec::Vec,
 };
 
+/// What this program writes beside its rules in built-in chains, so that they can be told from others of the same shape: an
+/// entry of a type that neither iptables nor nft has a meaning for, and that both pass over (libnftnl's `udata`).
+pub(super) const SIGNATURE: &[u8] = b"\x69\x06istio\0";
+
 /// The iptables tables of both families and the mesh's native tables as the kernel holds them at one moment, and what
 /// is needed to change them.
 #[derive(Debug, Clone, Default)]
@@ -228,8 +232,12 @@ impl Observed {
         let expressions = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let user_data = attributes.find(attribute::rule::USER_DATA);
         let family = abi::family_of(message.family)?;
-        let entry = entry(expressions, user_data, family, &chain);
+        let is_signed = user_data.is_some_and(|data| data.0 == SIGNATURE);
+        let entry = entry(expressions, user_data.filter(|_| !is_signed), family, &chain);
         let tables = self.family_mut(family);
+        if is_signed {
+            tables.state.sign(table, chain.clone(), entry.clone());
+        }
         tables.state.declare(table, chain.clone()).push(entry);
         tables.tables.entry(table).or_default().entry(chain).or_default().handles.push(handle);
         Some(())
