@@ -11,7 +11,8 @@ use crate::process::{self, SHORT};
 
 /// What is compared before and after: both variants of iptables, all of nftables, policy rules, the routes of all tables, the addresses of `lo`.
 ///
-/// Left out is what comes and goes by itself, or does nothing: counters, link-local addresses, and built-in chains of iptables that accept everything.
+/// Left out is what comes and goes by itself, or does nothing: counters, link-local addresses, the routes that an interface's addresses bring
+/// with them once it has a carrier, and built-in chains of iptables that accept everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeMap<&'static str, Vec<String>>);
 
@@ -117,7 +118,9 @@ fn saved(section: &str) -> Result<Vec<String>> {
 
 fn lines(text: &str) -> Vec<String> {
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    text.lines().map(words).filter(|line| !line.is_empty() && !line.contains("fe80:")).collect()
+    let brought_by_carrier = |line: &str| line.contains(" proto kernel ") && !line.contains(" dev lo ");
+    let kept = |line: &String| !line.is_empty() && !line.contains("fe80:") && !brought_by_carrier(line);
+    text.lines().map(words).filter(kept).collect()
 }
 
 /// Parses `ip -oneline addr`: the words that say address and scope.
