@@ -129,40 +129,41 @@ fn addresses(text: &str) -> Vec<String> {
     lines.map(|line| line.split(" valid_lft").next().unwrap_or_default().to_owned()).collect()
 }
 
-/// The lines of `nft list ruleset`, each behind its table and chain; without what iptables-nft leaves of tables and chains that hold nothing.
+/// The lines of `nft list ruleset`, each behind its table and chain, sorted by those; without what iptables-nft leaves of tables and chains that
+/// hold nothing.
 fn ruleset(text: &str) -> Vec<String> {
-    let (mut found, mut table, mut inner) = (Vec::new(), String::new(), Vec::new());
-    let mut block: Vec<String> = Vec::new();
+    let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let (mut table, mut chain) = (String::new(), None::<String>);
     for line in text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
         let depth = line.len() - line.trim_start_matches('\t').len();
         let line = line.trim();
-        match (depth, line) {
-            (0, "}") => {
-                if !(inner.is_empty() && is_of_iptables(&table)) {
-                    found.push(table.clone());
-                    found.append(&mut inner);
-                }
-            }
-            (0, _) => line.trim_end_matches(" {").clone_into(&mut table),
-            (1, "}") => {
-                let is_idle =
-                    block.len() == 2 && block[1].ends_with("policy accept;") && is_of_iptables(&table);
-                if !is_idle {
-                    inner.append(&mut block);
-                }
-                block.clear();
-            }
-            (1, _) if line.ends_with('{') => {
-                block = vec![format!("{table} / {}", line.trim_end_matches(" {"))]
-            }
-            (1, _) => inner.push(format!("{table} / {line}")),
-            _ => {
-                let chain = block.first().cloned().unwrap_or_default();
-                block.push(format!("{chain} / {line}"));
-            }
+        let name = line.trim_end_matches(" {");
+        if depth == 0 && line != "}" {
+            name.clone_into(&mut table);
+            blocks.entry(table.clone()).or_default();
+        } else if depth == 1 && line.ends_with(" {") {
+            chain = Some(format!("{table} / {name}"));
+        } else if depth == 1 && line == "}" {
+            chain = None;
+        } else if depth > 0 {
+            blocks.entry(chain.clone().unwrap_or_else(|| table.clone())).or_default().push(line.to_owned());
         }
+        blocks.extend(
+            chain.clone().filter(|chain| !blocks.contains_key(chain)).map(|chain| (chain, Vec::new())),
+        );
     }
-    found
+    blocks.retain(|name, lines| {
+        !(lines.len() == 1 && lines[0].ends_with("policy accept;") && is_of_iptables(name))
+    });
+    let is_idle = |name: &String, lines: &Vec<String>| {
+        let has_chains = blocks.keys().any(|other| other.starts_with(&format!("{name} / ")));
+        lines.is_empty() && !has_chains && is_of_iptables(name)
+    };
+    let kept = blocks.iter().filter(|(name, lines)| !is_idle(name, lines));
+    kept.flat_map(|(name, lines)| {
+        std::iter::once(name.clone()).chain(lines.iter().map(move |line| format!("{name} / {line}")))
+    })
+    .collect()
 }
 
 fn is_of_iptables(table: &str) -> bool {
@@ -184,11 +185,11 @@ mod tests {
         assert_eq!(
             ruleset(text),
             [
+                "table inet nat",
                 "table ip raw",
                 "table ip raw / flags dormant",
                 "table ip raw / chain OUTPUT",
                 "table ip raw / chain OUTPUT / type filter hook output priority raw; policy drop;",
-                "table inet nat",
             ]
         );
     }
