@@ -204,9 +204,8 @@ fn replace_the_policy_rule(namespace: &Namespace, by: &str) -> Result<()> {
     namespace.sh(&format!(
         "for family in -4 -6; do
             ip $family route replace default dev eth0
-            ip $family rule del fwmark 0x539 lookup 133; ip $family rule add {}
-        done",
-        by
+            ip $family rule del fwmark 0x539 lookup 133; ip $family rule add {by}
+        done"
     ))?;
     Ok(())
 }
