@@ -1,7 +1,8 @@
 //! One configuration in the place of another while connections come without a pause: not one reaches the application beside the proxy.
 //!
 //! A packet passes base chain after base chain, and a change may come into force while it is between two. Rules of somebody else make that way long here, so
-//! that in a thousand changes there are hundreds of packets on it. SWAPS says how often each configuration takes the place of each other (`make swap`: 50).
+//! that in a thousand changes there are hundreds of packets on it. SWAPS says how often each configuration takes the place of each other (`make swap`: 50),
+//! SWAP_ONLY leaves out what does not contain it (`redirect, netlink | tproxy`).
 
 mod common;
 
@@ -18,8 +19,8 @@ const APP: u16 = 8080;
 /// The proxy's port.
 const INBOUND: u16 = 15006;
 const CLIENTS: usize = 2;
-/// Between mangle and nat, on the way in.
-const FOREIGN_RULES: usize = 400;
+/// Between mangle and nat, on the way in. With so many, every third packet that is handled at all is among them.
+const FOREIGN_RULES: usize = 2000;
 /// How often each takes the place of each other, where nobody says.
 const FEW: usize = 5;
 /// Connections that have to arrive after a change before the next.
@@ -40,7 +41,7 @@ const CONFIGURATIONS: [(&str, &str); 10] = [
 ];
 
 /// Other sets in the place of sets: the same chains on the same hooks, other elements.
-const SETS: [[(&str, &str); 2]; 3] = [
+const SETS: [[(&str, &str); 2]; 2] = [
     [
         ("redirect, sets", "--native-nftables --nft-sets -b 80,81,82,8080 -i *"),
         ("redirect, other sets", "--native-nftables --nft-sets -b 90,91,92,93,8080 -i *"),
@@ -49,10 +50,6 @@ const SETS: [[(&str, &str); 2]; 3] = [
         ("tproxy, sets", "--native-nftables --nft-sets -m TPROXY -b 80,81,82,8080 -i *"),
         ("tproxy, other sets", "--native-nftables --nft-sets -m TPROXY -b 90,91,92,93,8080 -i *"),
     ],
-    [
-        ("redirect, excluding", "--native-nftables --nft-sets -b * -d 80,81,82,83 -i *"),
-        ("redirect, excluding others", "--native-nftables --nft-sets -b * -d 90,91,92,93,94 -i *"),
-    ],
 ];
 
 /// Changes of one transaction are quick, and what is to be shown is rare.
@@ -60,18 +57,25 @@ const SETS_FACTOR: usize = 10;
 
 #[test]
 fn no_connection_gets_by_while_every_configuration_takes_the_place_of_every_other() -> Result<()> {
-    let swaps = swaps()?;
-    let pairs = CONFIGURATIONS
-        .iter()
-        .enumerate()
-        .flat_map(|(index, one)| CONFIGURATIONS[index + 1..].iter().map(move |other| [*one, *other]));
-    judge(&pairs.map(|pair| swap(pair, swaps)).collect::<Result<Vec<_>>>()?.concat())
+    let (swaps, only) = (swaps()?, std::env::var("SWAP_ONLY").unwrap_or_default());
+    let mut counts = Vec::new();
+    for (index, one) in CONFIGURATIONS.iter().enumerate() {
+        for other in &CONFIGURATIONS[index + 1..] {
+            if format!("{} | {}", one.0, other.0).contains(&only) {
+                counts.extend(swap([*one, *other], swaps)?);
+            }
+        }
+    }
+    println!("{}", judge(&counts)?);
+    Ok(())
 }
 
 #[test]
 fn no_connection_gets_by_while_sets_take_the_place_of_other_sets() -> Result<()> {
     let swaps = swaps()? * SETS_FACTOR;
-    judge(&SETS.map(|pair| swap(pair, swaps)).into_iter().collect::<Result<Vec<_>>>()?.concat())
+    let counts = SETS.map(|pair| swap(pair, swaps)).into_iter().collect::<Result<Vec<_>>>()?.concat();
+    println!("{}", judge(&counts)?);
+    Ok(())
 }
 
 fn swaps() -> Result<usize> {
@@ -90,7 +94,8 @@ struct Count {
     connections: u64,
 }
 
-fn judge(counts: &[Count]) -> Result<()> {
+/// The table of them, which is an error where somebody got by.
+fn judge(counts: &[Count]) -> Result<String> {
     let mut table = format!(
         "{:28}{:28}{:>10}{:>10}{:>10}{:>14}\n",
         "from", "to", "changes", "leaky", "escaped", "connections"
@@ -101,13 +106,12 @@ fn judge(counts: &[Count]) -> Result<()> {
     let sum = |of: fn(&Count) -> usize| counts.iter().map(of).sum::<usize>();
     let (changes, leaky) = (sum(|count| count.changes), sum(|count| count.leaky));
     writeln!(table, "{leaky} of {changes} changes let {} connections by", sum(|count| count.escaped))?;
-    println!("{table}");
     ensure!(
         counts.iter().all(|count| count.connections > count.changes as u64 * 10),
         "hardly a connection:\n{table}"
     );
     ensure!(leaky == 0, "{table}");
-    Ok(())
+    Ok(table)
 }
 
 /// Lets two configurations take each other's place again and again.
@@ -149,15 +153,16 @@ fn settle(proxy: &Turnstile) -> Result<()> {
     })
 }
 
-/// Rules of somebody else that no packet meets, but every packet passes.
+/// Rules of somebody else that match no packet, but every first packet of a connection passes.
 fn stretch_the_way(pod: &Namespace) -> Result<()> {
-    let mut text = String::from("table inet others {\n");
+    let mut text = String::from("table inet others {\nchain long {\n");
+    for number in 0..FOREIGN_RULES {
+        writeln!(text, "tcp sport 9 tcp dport {} counter drop", 1 + number)?;
+    }
+    text.push_str("}\n");
     for hook in ["prerouting", "input"] {
         writeln!(text, "chain {hook} {{ type filter hook {hook} priority -120;")?;
-        for number in 0..FOREIGN_RULES {
-            writeln!(text, "tcp sport 9 tcp dport {} counter drop", 1 + number)?;
-        }
-        text.push_str("}\n");
+        text.push_str("tcp flags & (syn | ack) == syn jump long\n}\n");
     }
     text.push_str("}\n");
     let mut nft = pod.command(&e2e::process::command("nft", ["-f", "-"]));
