@@ -117,6 +117,8 @@ fn whichever_step_fails_or_is_the_last_nothing_is_half_done() -> Result<()> {
         ensure!(faults.len() > 10, "{story}: hardly a step: {faults:?}");
         shares.extend(faults.chunks(24).map(|share| (story, share.to_vec())));
     }
+    let count: usize = shares.iter().map(|(_, faults)| faults.len()).sum();
+    println!("{count} faults in {} kinds of change", stories.len());
     let tally = Mutex::new(Tally::default());
     let problems = in_parallel(THREADS, &shares, |_, (story, faults)| {
         let (mut stage, mut problems) = (None, Vec::new());
