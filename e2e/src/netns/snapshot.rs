@@ -11,8 +11,8 @@ use crate::process::{self, SHORT};
 
 /// What is compared before and after: both variants of iptables, all of nftables, policy rules, the routes of all tables, the addresses of `lo`.
 ///
-/// Left out is what comes and goes by itself, or does nothing: counters, link-local addresses, the routes that an interface's addresses bring
-/// with them once it has a carrier, and built-in chains of iptables that accept everything.
+/// Left out is what comes and goes by itself, or does nothing: counters, link-local addresses, the routes that addresses bring with them a moment
+/// later, and built-in chains of iptables that accept everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeMap<&'static str, Vec<String>>);
 
@@ -118,15 +118,15 @@ fn saved(section: &str) -> Result<Vec<String>> {
 
 fn lines(text: &str) -> Vec<String> {
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    let brought_by_carrier = |line: &str| line.contains(" proto kernel ") && !line.contains(" dev lo ");
-    let kept = |line: &String| !line.is_empty() && !line.contains("fe80:") && !brought_by_carrier(line);
+    let is_brought = |line: &String| line.contains("fe80:") || line.contains(" proto kernel ");
+    let kept = |line: &String| !line.is_empty() && !is_brought(line);
     text.lines().map(words).filter(kept).collect()
 }
 
-/// Parses `ip -oneline addr`: the words that say address and scope.
+/// Parses `ip -oneline addr`: the words that say address and scope. A new address is tentative for a moment.
 fn addresses(text: &str) -> Vec<String> {
     let lines = lines(text).into_iter();
-    lines.map(|line| line.split(" valid_lft").next().unwrap_or_default().to_owned()).collect()
+    lines.map(|line| line.split(" scope global").next().unwrap_or_default().to_owned()).collect()
 }
 
 /// The lines of `nft list ruleset`, each behind its table and chain, sorted by those; without what iptables-nft leaves of tables and chains that
