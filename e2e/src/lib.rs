@@ -11,6 +11,7 @@
 //! | [`process`] | commands, waiting with patience, servers in the background |
 //! | [`port`] | ports of loopback that nobody else has |
 //! | [`program`] | the programs under test, built where they are not |
+//! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
 //!
@@ -29,6 +30,7 @@ pub mod node;
 pub mod port;
 pub mod process;
 pub mod program;
+pub mod strace;
 pub mod traffic;
 
 mod leftovers;

@@ -18,9 +18,11 @@ use crate::netns::Namespace;
 use crate::process;
 
 mod client;
+mod flood;
 mod relay;
 mod server;
 
+pub use flood::{Flood, Turnstile};
 pub(crate) use relay::Relay;
 pub use server::{TcpServer, UdpServer};
 

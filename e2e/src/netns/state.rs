@@ -154,7 +154,7 @@ fn saved(family: &str) -> Result<Tables> {
 }
 
 /// Parses the text of `iptables-save`.
-fn tables(text: &str) -> Tables {
+pub(super) fn tables(text: &str) -> Tables {
     let mut tables = Tables::new();
     let mut current = String::new();
     for line in text.lines().map(str::trim) {
