@@ -10,6 +10,7 @@
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
 //! | [`process`] | commands, waiting with patience, servers in the background |
 //! | [`port`] | ports of loopback that nobody else has |
+//! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
@@ -29,6 +30,7 @@ pub mod node;
 pub mod port;
 pub mod process;
 pub mod program;
+pub mod rewrites;
 pub mod traffic;
 
 mod leftovers;

@@ -4,7 +4,7 @@
 //! plan gives the plan.
 
 use crate::{
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Table, Target},
+    rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     state::{Entry, RuleState},
     values::{InterfaceName, Mark, Port, PortRange, PortSyntax, parse_cidr},
 };
@@ -107,10 +107,12 @@ fn rule(words: &[&str]) -> Option<Rule> {
         match word {
             "-m" if !not => module = reader.take()?,
             "-j" if !not => target = Some(reader.target()?),
+            "--ctdir" if !not && module == "conntrack" => with_direction(&mut matches, reader.take()?)?,
             _ => matches.push(reader.condition(word, not, module)?),
         }
     }
-    if names_port_module(words) && !matches.iter().any(compares_ports) {
+    let has_flags = matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+    if names_port_module(words) && !has_flags && !matches.iter().any(compares_ports) {
         // iptables-save leaves away a comparison with all ports, and prints only the module that would make it.
         matches.push(Match::DestinationPort(Is::so(PortRange::ALL)));
     }
@@ -122,14 +124,27 @@ fn names_port_module(words: &[&str]) -> bool {
     words.windows(2).any(|pair| matches!(pair, ["-m", "tcp" | "udp"]))
 }
 
+/// `--ctdir` behind `--ctstate`.
+fn with_direction(matches: &mut [Match], name: &str) -> Option<()> {
+    let Some(Match::Tracked(tracked)) = matches.last_mut() else { return None };
+    let of_name = [Direction::Original, Direction::Reply].into_iter().find(|one| one.name() == name)?;
+    tracked.direction.replace(of_name).is_none().then_some(())
+}
+
 const fn compares_ports(condition: &Match) -> bool {
     matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
 }
 
-/// Whether a rule that compares ports says of which protocol, and says it once.
+/// Whether a rule that compares ports or flags says of which protocol, and says it once.
 fn says_its_protocol(rule: &Rule) -> bool {
     let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
-    protocols == 1 || protocols == 0 && !rule.matches.iter().any(compares_ports)
+    let has_flags = rule.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+    match rule.protocol() {
+        _ if protocols > 1 => false,
+        Some(Protocol::Tcp) => true,
+        Some(Protocol::Udp) => !has_flags,
+        None => !has_flags && !rule.matches.iter().any(compares_ports),
+    }
 }
 
 /// The words of a rule, read one after the other.
@@ -176,7 +191,13 @@ impl<'a> Words<'a> {
             ("tcp" | "udp", "--sport") => Match::SourcePort(port(value)?),
             ("tcp" | "udp", "--dport") => Match::DestinationPort(port(value)?),
             ("multiport", "--dports") => Match::DestinationPorts(Is { value: ports(value)?, not }),
-            ("conntrack", "--ctstate") if !not => Match::ConnState(conn_state(value)?),
+            ("tcp", "--tcp-flags") => {
+                let value = TcpFlags::new(flags(value)?, flags(self.take()?)?)?;
+                Match::TcpFlags(Is { value, not })
+            }
+            ("conntrack", "--ctstate") if !not => {
+                Match::Tracked(Tracked { state: conn_state(value)?, direction: None })
+            }
             ("owner", "--uid-owner") => Match::OwnerUid(id(value)?),
             ("owner", "--gid-owner") => Match::OwnerGid(id(value)?),
             ("mark", "--mark") => Match::Mark(mark(value)?),
@@ -241,6 +262,17 @@ fn protocol(name: &str) -> Option<Protocol> {
 
 fn ports(list: &str) -> Option<Vec<PortRange>> {
     list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
+}
+
+/// `FIN,SYN`, `NONE` or `ALL`.
+fn flags(list: &str) -> Option<u8> {
+    match list {
+        "NONE" => Some(0),
+        "ALL" => Some(TcpFlags::NAMED.into_iter().fold(0, |all, (flag, _)| all | flag)),
+        _ => list.split(',').try_fold(0, |flags, word| {
+            TcpFlags::NAMED.into_iter().find(|(_, name)| *name == word).map(|(flag, _)| flags | flag)
+        }),
+    }
 }
 
 fn conn_state(states: &str) -> Option<ConnState> {

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use redirect_core::{
     Family,
     plan::FamilyRules,
-    rule::{Chain, Hook, Is, Match, Protocol, Rule, Table, Target},
+    rule::{Chain, Hook, Is, Match, Protocol, Rule, Table, Target, TcpFlags},
     state::Entry,
     values::{Mark, Port, PortRange},
 };
@@ -170,7 +170,11 @@ impl Walk<'_> {
             Match::SourcePort(_) => None,
             Match::DestinationPort(range) => Some(is(range, |range| range.contains(port))),
             Match::DestinationPorts(ranges) => Some(is(ranges, |ranges| any(ranges, port))),
-            Match::ConnState(_) => Some(false),
+            Match::TcpFlags(flags) => {
+                Some(packet.protocol == Protocol::Tcp && is(flags, |flags| flags.covers(TcpFlags::SYN)))
+            }
+            // The packet opens a connection.
+            Match::Tracked(_) => Some(false),
             Match::OwnerUid(uid) => self.owner(uid, packet.who.uid),
             Match::OwnerGid(gid) => self.owner(gid, packet.who.gid),
             Match::Mark(mark) => Some(is(mark, |mark| mark.0 == self.mark)),

@@ -2,13 +2,13 @@
 //! the same.
 
 use super::{
-    abi::{attribute, base, ct, meta, operator, register, verdict},
-    expression::{AddressOffset, DESTINATION_PORT, SOURCE_PORT},
+    abi::{attribute, base, ct, direction, meta, operator, register, verdict},
+    expression::{AddressOffset, DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
     wire::{Attribute, Attributes, read_array},
     xt,
 };
 use crate::{
-    rule::{Chain, Is, Match, Protocol, Rule, Target},
+    rule::{Chain, Direction, Is, Match, Protocol, Rule, Target, TcpFlags},
     values::{Family, InterfaceName, Mark, Port, PortRange},
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
@@ -17,7 +17,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Reads the expressions of a rule; `None` for a rule that none of ours can be.
 pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> {
-    let mut reader = Reader { family, registers: BTreeMap::new(), matches: Vec::new(), target: None };
+    let mut reader =
+        Reader { family, direction: None, registers: BTreeMap::new(), matches: Vec::new(), target: None };
     for (_, element) in expressions {
         let (name, data) = expression(element)?;
         // Behind the target nothing more can happen.
@@ -26,12 +27,18 @@ pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> 
         }
         reader.expression(name, data)?;
     }
+    if reader.direction.is_some() {
+        return None;
+    }
     let rule = Rule { matches: reader.matches, target: reader.target? }.canonical();
-    // Ports without a protocol would read as something else.
-    let has_ports = |m: &Match| {
-        matches!(m, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
+    // Ports without a protocol would read as something else; flags are TCP's.
+    let has_flags = || rule.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+    let understood = match rule.protocol() {
+        None => !rule.matches.iter().any(Match::is_of_protocol),
+        Some(Protocol::Tcp) => true,
+        Some(Protocol::Udp) => !has_flags(),
     };
-    (rule.protocol().is_some() || !rule.matches.iter().any(has_ports)).then_some(rule)
+    understood.then_some(rule)
 }
 
 /// The name of an expression and its attributes.
@@ -69,6 +76,8 @@ enum Loaded {
 
 struct Reader {
     family: Family,
+    /// A direction that belongs to the state that follows.
+    direction: Option<Direction>,
     registers: BTreeMap<u32, Loaded>,
     matches: Vec<Match>,
     target: Option<Target>,
@@ -94,8 +103,7 @@ impl Reader {
                 let not = negated(u32_of(attribute::cmp::OPERATOR)?)?;
                 let value = value_of(data, attribute::cmp::DATA)?;
                 let loaded = self.registers.get(&u32_of(attribute::cmp::REGISTER)?)?.clone();
-                let found = compared(&loaded, not, value, self.family)?;
-                self.matches.extend(found);
+                self.compared(&loaded, not, value)?;
             }
             "range" => {
                 let not = negated(u32_of(attribute::range::OPERATOR)?)?;
@@ -127,6 +135,23 @@ impl Reader {
             }
             _ => return None,
         }
+        Some(())
+    }
+
+    fn compared(&mut self, loaded: &Loaded, not: bool, value: &[u8]) -> Option<()> {
+        if let Loaded::Field(Field::Ct(ct::DIRECTION)) = loaded {
+            let found = match (value, not) {
+                ([direction::ORIGINAL], false) => Direction::Original,
+                ([direction::REPLY], false) => Direction::Reply,
+                _ => return None,
+            };
+            return self.direction.replace(found).is_none().then_some(());
+        }
+        let mut found = compared(loaded, not, value, self.family)?;
+        if let [Match::Tracked(tracked)] = found.as_mut_slice() {
+            tracked.direction = self.direction.take();
+        }
+        self.matches.extend(found);
         Some(())
     }
 
@@ -251,12 +276,16 @@ fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<
             (mask.len() == value.len()).then_some(())?;
             address(*offset, not, value, prefix_of(mask)?, family).and_then(one)
         }
+        Loaded::Masked(Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 }, mask) => {
+            let ([mask], [set]) = (mask.as_slice(), value) else { return None };
+            one(Match::TcpFlags(Is { value: TcpFlags::new(*mask, *set)?, not }))
+        }
         Loaded::Masked(Field::Meta(meta::MARK), mask) if *mask == [0xff; 4] => {
             one(Match::Mark(Is { value: mark(value)?, not }))
         }
         Loaded::Masked(Field::Ct(ct::STATE), mask) if not && value.iter().all(|byte| *byte == 0) => {
             let bits = <[u8; 4]>::try_from(mask.as_slice()).ok().map(u32::from_ne_bytes)?;
-            one(Match::ConnState(xt::conn_state(bits)?))
+            one(Match::Tracked(xt::conn_state(bits)?.into()))
         }
         Loaded::Masked(..) => None,
     }

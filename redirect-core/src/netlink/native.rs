@@ -10,7 +10,7 @@ use super::{
 use crate::{
     plan::{PlannedRule, RulePlan},
     render,
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target},
+    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -109,9 +109,12 @@ impl<'a> NativeRules<'a> {
     /// The rules of a plan in this form.
     #[must_use]
     pub fn new(plan: &'a RulePlan, form: NativeForm) -> Self {
-        let lines = |planned: Vec<&'a PlannedRule>| match form {
-            NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
-            NativeForm::Sets => sets::gather(&planned),
+        let lines = |planned: Vec<&'a PlannedRule>| -> Vec<Line<'a>> {
+            let lines = match form {
+                NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
+                NativeForm::Sets => sets::gather(&planned),
+            };
+            lines.into_iter().flat_map(Line::complete).collect()
         };
         let chains = |chains: BTreeMap<Chain, Vec<&'a PlannedRule>>| {
             chains.into_iter().map(|(chain, planned)| (chain, lines(planned))).collect()
@@ -133,7 +136,7 @@ fn rule(out: &mut Expressions<'_>, line: &Line<'_>, set: Option<u32>) {
             _ => self::condition(out, rule, condition, set),
         }
     }
-    target(out, &rule.target, planned.scope);
+    target(out, line.target(), planned.scope);
 }
 
 fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: sets::Kind, set: u32) {
@@ -157,8 +160,8 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         Match::Destination(is) => address(out, AddressOffset::destination, is),
         Match::InInterface(is) => interface(out, meta::IN_INTERFACE, is),
         Match::OutInterface(is) => interface(out, meta::OUT_INTERFACE, is),
-        // A comparison of ports says the protocol itself.
-        Match::Protocol(_) if has_ports(rule) => {}
+        // A comparison of ports or flags says the protocol itself.
+        Match::Protocol(_) if rule.matches.iter().any(Match::is_of_protocol) => {}
         Match::Protocol(protocol) => out.protocol(protocol.number()),
         Match::SourcePort(is) => port(out, rule, SOURCE_PORT, is),
         Match::DestinationPort(is) => port(out, rule, DESTINATION_PORT, is),
@@ -166,12 +169,14 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
             load_port(out, rule, DESTINATION_PORT);
             out.lookup(is.not, set.unwrap_or_default());
         }
-        // In native tables the reference drops only TCP.
-        Match::ConnState(ConnState::Invalid) => {
-            out.protocol(Protocol::Tcp.number());
-            out.state(state::INVALID);
+        Match::TcpFlags(is) => {
+            // As nft does: a comparison of ports before it has said the protocol already.
+            if !rule.matches.iter().any(compares_ports) {
+                out.protocol(Protocol::Tcp.number());
+            }
+            out.flags(is);
         }
-        Match::ConnState(ConnState::RelatedOrEstablished) => out.state(state::RELATED_OR_ESTABLISHED),
+        Match::Tracked(tracked) => self::tracked(out, *tracked),
         Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
         Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
         Match::Mark(is) => number(out, meta::MARK, is.not, is.value.0),
@@ -182,10 +187,22 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
     }
 }
 
-fn has_ports(rule: &Rule) -> bool {
-    rule.matches
-        .iter()
-        .any(|m| matches!(m, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_)))
+const fn compares_ports(condition: &Match) -> bool {
+    matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
+}
+
+fn tracked(out: &mut Expressions<'_>, Tracked { state, direction }: Tracked) {
+    if let Some(direction) = direction {
+        out.direction(direction);
+    }
+    match state {
+        ConnState::Invalid => {
+            // In native tables the reference drops only TCP.
+            out.protocol(Protocol::Tcp.number());
+            out.state(state::INVALID);
+        }
+        ConnState::RelatedOrEstablished => out.state(state::RELATED_OR_ESTABLISHED),
+    }
 }
 
 fn number(out: &mut Expressions<'_>, key: u32, not: bool, value: u32) {

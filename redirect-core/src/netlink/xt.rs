@@ -3,7 +3,7 @@
 
 use super::{abi::state, wire::read_array};
 use crate::{
-    rule::{ConnState, Is, Match, Protocol, Target},
+    rule::{ConnState, Direction, Is, Match, Target, TcpFlags, Tracked},
     values::{Family, Mark, Port, PortRange},
 };
 use alloc::vec::Vec;
@@ -43,7 +43,7 @@ impl Extension {
     pub const fn of_match(condition: &Match) -> Option<Self> {
         match condition {
             Match::DestinationPorts(_) => Some(Self::MULTIPORT),
-            Match::ConnState(_) => Some(Self::CONNTRACK),
+            Match::Tracked(_) => Some(Self::CONNTRACK),
             Match::OwnerUid(_) | Match::OwnerGid(_) => Some(Self::OWNER),
             Match::ConnMark(_) => Some(Self::CONNMARK_MATCH),
             Match::Source(_)
@@ -53,6 +53,7 @@ impl Extension {
             | Match::Protocol(_)
             | Match::SourcePort(_)
             | Match::DestinationPort(_)
+            | Match::TcpFlags(_)
             | Match::Mark(_) => None,
         }
     }
@@ -113,6 +114,10 @@ const CONNTRACK_FLAGS: usize = 146;
 const CONNTRACK_STATES: usize = 150;
 /// `XT_CONNTRACK_STATE`.
 const CONNTRACK_STATE: u16 = 1;
+/// `XT_CONNTRACK_DIRECTION`: the original direction; inverted, the other.
+const CONNTRACK_DIRECTION: u16 = 1 << 12;
+/// `XT_TCP_INV_FLAGS`.
+const TCP_INVERTED_FLAGS: u8 = 8;
 /// Modes of CONNMARK.
 const SAVE_MARK: u8 = 1;
 const RESTORE_MARK: u8 = 2;
@@ -150,19 +155,7 @@ pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
         Match::OwnerUid(is) => Some(owner(OWNER_UID, is)),
         Match::OwnerGid(is) => Some(owner(OWNER_GID, is)),
         Match::DestinationPorts(is) => multiport(is),
-        Match::ConnState(state) => {
-            let bits = match state {
-                ConnState::Invalid => state::INVALID,
-                ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
-            };
-            let bits = u16::try_from(bits).unwrap_or_default();
-            let info = Info::new(size::CONNTRACK)
-                .skip_to(CONNTRACK_FLAGS)
-                .put(&CONNTRACK_STATE.to_ne_bytes())
-                .skip_to(CONNTRACK_STATES)
-                .put(&bits.to_ne_bytes());
-            Some(info.fill(size::CONNTRACK))
-        }
+        Match::Tracked(tracked) => Some(conntrack(*tracked)),
         Match::ConnMark(is) => {
             let info = Info::new(size::MARK_MATCH).put(&is.value.0.to_ne_bytes()).put(&ALL_BITS);
             Some(info.put(&[u8::from(is.not)]).fill(size::MARK_MATCH))
@@ -174,8 +167,28 @@ pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
         | Match::Protocol(_)
         | Match::SourcePort(_)
         | Match::DestinationPort(_)
+        | Match::TcpFlags(_)
         | Match::Mark(_) => None,
     }
+}
+
+fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
+    let bits = match state {
+        ConnState::Invalid => state::INVALID,
+        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+    };
+    let (flags, inverted) = match direction {
+        None => (CONNTRACK_STATE, 0),
+        Some(Direction::Original) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, 0),
+        Some(Direction::Reply) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, CONNTRACK_DIRECTION),
+    };
+    let info = Info::new(size::CONNTRACK)
+        .skip_to(CONNTRACK_FLAGS)
+        .put(&flags.to_ne_bytes())
+        .put(&inverted.to_ne_bytes())
+        .skip_to(CONNTRACK_STATES)
+        .put(&u16::try_from(bits).unwrap_or_default().to_ne_bytes());
+    info.fill(size::CONNTRACK)
 }
 
 fn owner(which: u8, is: &Is<u32>) -> Vec<u8> {
@@ -262,8 +275,11 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
         ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
         ("connmark", 1) => decode_mark(info).map(|is| [Match::ConnMark(is)].into()),
         ("mark", 1) => decode_mark(info).map(|is| [Match::Mark(is)].into()),
-        ("tcp", 0) => decode_ports(Protocol::Tcp, info),
-        ("udp", 0) => decode_ports(Protocol::Udp, info),
+        ("tcp", 0) => decode_tcp(info),
+        ("udp", 0) => {
+            let [inverted] = read_array(info, 8)?;
+            decode_ports(info, inverted)
+        }
         _ => None,
     }
 }
@@ -301,6 +317,9 @@ fn decode_multiport(info: &[u8]) -> Option<Match> {
     Some(Match::DestinationPorts(Is { value, not: not != 0 }))
 }
 
+/// What a match of state and direction says it looks at.
+const STATE_AND_DIRECTION: u16 = CONNTRACK_STATE | CONNTRACK_DIRECTION;
+
 fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
     let (flags, inverted) =
         (read_u16(info, CONNTRACK_FLAGS)?, read_u16(info, CONNTRACK_FLAGS.checked_add(2)?)?);
@@ -308,8 +327,13 @@ fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
         1 => u16::from(*info.get(CONNTRACK_STATES)?),
         _ => read_u16(info, CONNTRACK_STATES)?,
     };
-    (flags == CONNTRACK_STATE && inverted == 0).then_some(())?;
-    conn_state(u32::from(states)).map(Match::ConnState)
+    let direction = match (flags, inverted) {
+        (CONNTRACK_STATE, 0) => None,
+        (STATE_AND_DIRECTION, 0) => Some(Direction::Original),
+        (STATE_AND_DIRECTION, CONNTRACK_DIRECTION) => Some(Direction::Reply),
+        _ => return None,
+    };
+    Some(Match::Tracked(Tracked { state: conn_state(u32::from(states))?, direction }))
 }
 
 /// The state of connections that these bits stand for.
@@ -326,18 +350,23 @@ fn decode_mark(info: &[u8]) -> Option<Is<Mark>> {
     (mask == u32::MAX).then_some(Is { value: mark(value)?, not: not != 0 })
 }
 
+/// Ports and flags of older versions of iptables-nft.
+fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
+    let [option, mask, set, inverted] = read_array(info, 8)?;
+    (option == 0).then_some(())?;
+    let mut found = decode_ports(info, inverted & !TCP_INVERTED_FLAGS)?;
+    let not = inverted & TCP_INVERTED_FLAGS != 0;
+    if mask != 0 || set != 0 || not {
+        found.push(Match::TcpFlags(Is { value: TcpFlags::new(mask, set)?, not }));
+    }
+    Some(found)
+}
+
 /// Ports of older versions of iptables-nft. Without any it is what `-m tcp` alone leaves, which says nothing.
-fn decode_ports(protocol: Protocol, info: &[u8]) -> Option<Vec<Match>> {
+fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
     let range =
         |offset| PortRange::new(read_u16(info, offset)?, read_u16(info, usize::checked_add(offset, 2)?)?);
     let (source, destination) = (range(0)?, range(4)?);
-    let inverted = match protocol {
-        Protocol::Tcp => {
-            let [option, mask, wanted, inverted] = read_array(info, 8)?;
-            ([option, mask, wanted] == [0; 3]).then_some(inverted)?
-        }
-        Protocol::Udp => read_array::<1>(info, 8).map(|[inverted]| inverted)?,
-    };
     if inverted & !3 != 0 {
         return None;
     }
@@ -423,6 +452,17 @@ mod tests {
         ] {
             assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
         }
+        let replies = |direction| {
+            let tracked = Tracked { state: ConnState::RelatedOrEstablished, direction };
+            hex(&match_info(&Match::Tracked(tracked)).unwrap(), 168 * 2).split_off(CONNTRACK_FLAGS * 2)
+        };
+        for (direction, start) in [
+            (None, "010000000600"),
+            (Some(Direction::Original), "011000000600"),
+            (Some(Direction::Reply), "011000100600"),
+        ] {
+            assert!(replies(direction).starts_with(start), "{direction:?}: {}", replies(direction));
+        }
         let tproxy = Target::Tproxy { port: Port::known(15006), mark: Mark(0x539) };
         for (target, family, start) in [
             (Target::Redirect(Port::known(15001)), Family::V4, "010000000200000000000000000000003a993a9900"),
@@ -449,7 +489,13 @@ mod tests {
         assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::so(range))].into()));
         tcp[11] = 2;
         assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::not(range))].into()));
-        tcp[9] = 2;
-        assert_eq!(decode_match("tcp", 0, &tcp), None, "TCP flags are compared");
+        tcp[9..11].copy_from_slice(&[0x17, 0x02]);
+        let flags = |not| Match::TcpFlags(Is { value: TcpFlags::OPENING, not });
+        let port = Match::DestinationPort(Is::not(range));
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
+        tcp[11] |= 8;
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
+        tcp[8] = 1;
+        assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");
     }
 }

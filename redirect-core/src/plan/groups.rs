@@ -80,7 +80,7 @@ fn drop_invalid(r: &Redirect, rules: &mut Rules) {
         return;
     }
     let mut group = rules.group(Key::DropInvalid, "packets of no connection would be reset by the kernel");
-    let invalid = Match::ConnState(ConnState::Invalid);
+    let invalid = Match::Tracked(ConnState::Invalid.into());
     group.append(Table::Mangle, Hook::Prerouting, [invalid], Target::Jump(OurChain::Drop.into()));
     group.append(Table::Mangle, OurChain::Drop, [], Target::Drop);
 }
@@ -138,16 +138,20 @@ fn inbound(r: &Redirect, rules: &mut Rules) {
     }
 }
 
-/// ISTIO_DIVERT marks and accepts packets of established connections; ISTIO_TPROXY hands over the rest.
+/// ISTIO_DIVERT marks and accepts what the application answers to connections that the proxy opens in a client's name;
+/// ISTIO_TPROXY hands over everything else: the socket of a known connection, else the listener.
 fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
-    let mut group = rules.group(Key::InterceptionMode, "known connections go straight to the proxy's socket");
+    let mut group = rules.group(
+        Key::InterceptionMode,
+        "answers to the proxy's connections in a client's name go to the proxy",
+    );
     group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark));
     group.append(Table::Mangle, OurChain::Divert, [], Target::Accept);
     for family in Family::BOTH {
         let target = Target::Tproxy { port: r.inbound_port, mark: tproxy.mark };
         let matches = [tcp(), not_to(r.loopback(family))];
         rules
-            .group(Key::InterceptionMode, "new connections go to the proxy's inbound listener, unchanged")
+            .group(Key::InterceptionMode, "inbound connections go to the proxy, unchanged")
             .scoped(Scope::Only(family))
             .append(Table::Mangle, OurChain::Tproxy, matches, target);
     }
@@ -161,9 +165,14 @@ fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules) {
             group.append_all(Table::Nat, OurChain::Inbound, conditions.to_vec(), IN_REDIRECT);
         }
         InterceptionMode::Tproxy(_) => {
-            let mut known = conditions.to_vec();
-            known.insert(1.min(known.len()), established());
-            group.append_all(Table::Mangle, OurChain::Inbound, known, Target::Jump(OurChain::Divert.into()));
+            // Only answers. What comes the other way may be a new connection on an entry that an earlier one left.
+            let answers = conditions.iter().cloned().chain([not_opening(), reply()]).collect();
+            group.append_all(
+                Table::Mangle,
+                OurChain::Inbound,
+                answers,
+                Target::Jump(OurChain::Divert.into()),
+            );
             let rest = conditions.to_vec();
             group.append_all(Table::Mangle, OurChain::Inbound, rest, Target::Jump(OurChain::Tproxy.into()));
         }
