@@ -6,7 +6,7 @@
 use crate::{
     rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     state::{Entry, RuleState},
-    values::{InterfaceName, Mark, Port, PortRange, PortSyntax, parse_cidr},
+    values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
 };
 use alloc::{string::String, vec::Vec};
 
@@ -201,7 +201,7 @@ impl<'a> Words<'a> {
             ("owner", "--uid-owner") => Match::OwnerUid(id(value)?),
             ("owner", "--gid-owner") => Match::OwnerGid(id(value)?),
             ("mark", "--mark") => Match::Mark(mark(value)?),
-            ("connmark", "--mark") => Match::ConnMark(mark(value)?),
+            ("connmark", "--mark") => Match::ConnMark(Is { value: MaskedMark::parse(value)?, not }),
             _ => return None,
         })
     }
@@ -217,12 +217,14 @@ impl<'a> Words<'a> {
             "TPROXY" => self.tproxy()?,
             "MARK" => Target::SetMark(whole_mark(self.value_of("--set-xmark")?)?),
             "CONNMARK" => {
-                let target = if self.take_if("--save-mark") {
-                    Target::SaveMark
-                } else if self.take_if("--restore-mark") {
-                    Target::RestoreMark
-                } else {
-                    return None;
+                let target = match self.take()? {
+                    "--set-xmark" => {
+                        let mark = MaskedMark::parse(self.take()?)?;
+                        return self.at_end(Target::SetConnMark(mark));
+                    }
+                    "--save-mark" => Target::SaveMark,
+                    "--restore-mark" => Target::RestoreMark,
+                    _ => return None,
                 };
                 (self.value_of("--nfmask")? == ALL_BITS && self.value_of("--ctmask")? == ALL_BITS)
                     .then_some(target)?
@@ -230,6 +232,10 @@ impl<'a> Words<'a> {
             "CT" => Target::ConntrackZone(self.value_of("--zone")?.parse().ok()?),
             name => Target::Jump(jump(name)?),
         };
+        self.at_end(target)
+    }
+
+    fn at_end(&self, target: Target) -> Option<Target> {
         (self.next == self.words.len()).then_some(target)
     }
 

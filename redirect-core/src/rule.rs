@@ -2,7 +2,7 @@
 //!
 //! Each match and target is one of netfilter's: the words are those of iptables-extensions(8).
 
-use crate::values::{Family, InterfaceName, Mark, Port, PortRange};
+use crate::values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange};
 use alloc::{string::String, vec::Vec};
 use core::fmt;
 use ipnet::IpNet;
@@ -141,6 +141,10 @@ pub enum OurChain {
     Divert,
     /// Drops.
     Drop,
+    /// Drops what would come in on a connection that was not captured (strict capture).
+    GuardIn,
+    /// Marks connections that are not captured, and drops what others would send on them (strict capture).
+    GuardOut,
     /// Decides about inbound packets.
     Inbound,
     /// Sends to the inbound listener.
@@ -157,9 +161,11 @@ pub enum OurChain {
 
 impl OurChain {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Divert,
         Self::Drop,
+        Self::GuardIn,
+        Self::GuardOut,
         Self::Inbound,
         Self::InRedirect,
         Self::Output,
@@ -174,6 +180,8 @@ impl OurChain {
         match self {
             Self::Divert => "ISTIO_DIVERT",
             Self::Drop => "ISTIO_DROP",
+            Self::GuardIn => "ISTIO_GUARD_IN",
+            Self::GuardOut => "ISTIO_GUARD_OUT",
             Self::Inbound => "ISTIO_INBOUND",
             Self::InRedirect => "ISTIO_IN_REDIRECT",
             Self::Output => "ISTIO_OUTPUT",
@@ -368,7 +376,7 @@ pub enum Match {
     /// `-m mark --mark`: the packet's mark.
     Mark(Is<Mark>),
     /// `-m connmark --mark`: the connection's mark.
-    ConnMark(Is<Mark>),
+    ConnMark(Is<MaskedMark>),
 }
 
 impl Match {
@@ -454,6 +462,8 @@ pub enum Target {
     SaveMark,
     /// `-j CONNMARK --restore-mark`: connection's mark to packet.
     RestoreMark,
+    /// `-j CONNMARK --set-xmark`: the connection's mark, in these bits.
+    SetConnMark(MaskedMark),
     /// `-j CT --zone`: the conntrack zone.
     ConntrackZone(u16),
 }

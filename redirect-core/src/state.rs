@@ -131,6 +131,9 @@ fn has_planned_shape(table: Table, hook: Hook, rule: &Rule) -> bool {
         (Hook::Prerouting, [Match::InInterface(i)], Target::Return) => table != Table::Raw && !i.not,
         (Hook::Output, [Match::OutInterface(o)], Target::Return) => table != Table::Raw && !o.not,
         (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SaveMark) => in_mangle && !m.not,
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SetConnMark(set)) => {
+            in_mangle && !m.not && crate::GUARD_MARK.beside(m.value) == Some(*set)
+        }
         (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(m)], Target::Return) => {
             in_mangle && !m.not
         }
@@ -145,6 +148,9 @@ fn has_planned_shape(table: Table, hook: Hook, rule: &Rule) -> bool {
             Target::SetMark(mark),
         ) => in_mangle && d.not && *mark == crate::PROXY_MARK,
         (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::RestoreMark) => in_mangle && !m.not,
+        (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::SetMark(set)) => {
+            in_mangle && !m.not && crate::GUARD_MARK.beside(*set) == Some(m.value)
+        }
         _ => false,
     }
 }

@@ -8,8 +8,9 @@ mod walk;
 use generated::settings;
 use proptest::{prelude::*, sample::select};
 use redirect_core::{
-    Family, RulePlan,
+    Family, OwnerGroups, Redirect, RulePlan,
     rule::{Direction, Hook, TcpFlags},
+    settings::Key,
 };
 use std::net::{IpAddr, SocketAddr};
 use walk::{Segment, State, Verdict, Walk};
@@ -57,8 +58,50 @@ fn from_outside() -> impl Strategy<Value = (Family, Segment)> {
 
 fn arrives(plan: &RulePlan, (family, segment): &(Family, Segment), state: State, mark: u32) -> Verdict {
     let rules = plan.rules(*family);
-    let mut walk = Walk { rules: &rules, segment: segment.clone(), state, connection_mark: mark };
+    let mut walk = Walk::new(&rules, segment.clone(), state, mark);
     walk.hook(Hook::Prerouting)
+}
+
+/// The first segments of connections: of anybody in the pod over either interface, and from outside.
+fn earlier(family: Family) -> impl Strategy<Value = Segment> {
+    let owner = prop_oneof![
+        3 => select(vec![(1337, 1337), (1000, 1000), (1000, 1337), (1337, 1000)]),
+        1 => (0..3000_u32, 0..3000_u32),
+    ];
+    let from_inside = (owner, select(vec!["eth0", "lo"]), endpoint(family), endpoint(family)).prop_map(
+        |(owner, interface, source, destination)| segment(interface, source, destination, Some(owner)),
+    );
+    let from_outside = (endpoint(family), endpoint(family))
+        .prop_map(|(source, destination)| segment("eth0", source, destination, None));
+    prop_oneof![2 => from_inside, 1 => from_outside]
+}
+
+fn segment(
+    interface: &str,
+    source: SocketAddr,
+    destination: SocketAddr,
+    owner: Option<(u32, u32)>,
+) -> Segment {
+    let flags = TcpFlags::OPENING.set();
+    Segment { interface: interface.to_owned(), source, destination, flags, owner, mark: 0 }
+}
+
+/// What becomes of a segment that a process of the pod sends, or that comes from outside.
+fn fate(plan: &RulePlan, family: Family, segment: &Segment, state: State, mark: u32) -> (Verdict, u32, u32) {
+    let rules = plan.rules(family);
+    let mut walk = Walk::new(&rules, segment.clone(), state, mark);
+    let hook = if segment.owner.is_some() { Hook::Output } else { Hook::Prerouting };
+    let mut verdict = walk.hook(hook);
+    if hook == Hook::Output && verdict == Verdict::Passed && segment.interface == "lo" {
+        verdict = walk.hook(Hook::Prerouting);
+    }
+    (verdict, walk.segment.mark, walk.connection_mark)
+}
+
+/// Whether a setting exempts the interface that the tests' connections use.
+fn leaves_eth0_alone(redirect: &Redirect) -> bool {
+    let mut all = redirect.exclude_interfaces.iter().chain(&redirect.virtual_interfaces);
+    all.any(|interface| interface.covers("eth0"))
 }
 
 proptest! {
@@ -74,6 +117,53 @@ proptest! {
         let (fresh, known) = (arrives(&plan, &segment, State::New, 0), arrives(&plan, &segment, state, mark));
         if plan.policy_routes().is_some() && matches!(fresh, Verdict::Tproxied | Verdict::Dropped) {
             prop_assert!(matches!(known, Verdict::Tproxied | Verdict::Dropped), "{known:?} instead of {fresh:?}");
+        }
+    }
+
+    /// With strict capture nobody opens a connection beside the proxy on what an earlier connection left, neither
+    /// the same way nor the other, if it would be captured without that.
+    #[test]
+    fn strict_capture_lets_nobody_use_an_exempt_connection_again(
+        mut settings in settings(),
+        (family, mut earlier) in select(Family::BOTH.to_vec()).prop_flat_map(|family| (Just(family), earlier(family))),
+        (reversed, in_the_name_of_a_client, is_invalid) in any::<(bool, bool, bool)>(), flags in opening(),
+        group in any::<prop::sample::Index>(),
+    ) {
+        settings.said.retain(|(key, _)| *key != Key::StrictCapture);
+        settings.said.push((Key::StrictCapture, "true".to_owned()));
+        let redirect = settings.redirect();
+        let plan = redirect.plan();
+        // Sometimes of a group whose traffic is left alone.
+        if let (OwnerGroups::AllExcept(groups), Some((1000, gid))) = (&redirect.owner_groups, &mut earlier.owner)
+            && !groups.is_empty()
+        {
+            *gid = *group.get(groups);
+        }
+        let (first, _, mark) = fate(&plan, family, &earlier, State::New, 0);
+        // What nat has sent to the proxy goes there for good, and what is dropped leaves no entry.
+        let has_left_an_entry = matches!(first, Verdict::Passed | Verdict::Tproxied);
+        if !plan.families().contains(&family) || leaves_eth0_alone(&redirect) || !has_left_an_entry {
+            return Ok(());
+        }
+        // Each side sends from its own address; but a proxy may call its pod over lo in the name of a client.
+        let is_ours = earlier.owner.is_some() != reversed;
+        let is_the_client = is_ours && !reversed && earlier.interface == "lo" && in_the_name_of_a_client;
+        let owner = (is_ours && !is_the_client).then_some((1000, 1000));
+        let (from, to) = (earlier.source, earlier.destination);
+        let (from, to) = if reversed { (to, from) } else { (from, to) };
+        let again = Segment { flags, ..segment("eth0", from, to, owner) };
+        let state = match (is_invalid, reversed) {
+            (true, _) => State::Invalid,
+            (false, false) => State::Known(Direction::Original),
+            (false, true) => State::Known(Direction::Reply),
+        };
+        let (fresh, ..) = fate(&plan, family, &again, State::New, 0);
+        let mark = if is_invalid { 0 } else { mark };
+        let (verdict, packet_mark, _) = fate(&plan, family, &again, state, mark);
+        let is_sent_to_lo = plan.policy_routes().is_some_and(|routes| routes.tproxy.mark.0 == packet_mark);
+        if matches!(fresh, Verdict::Redirected | Verdict::Tproxied) {
+            let held = matches!(verdict, Verdict::Dropped | Verdict::Tproxied) || is_sent_to_lo;
+            prop_assert!(held, "{again:?} as {state:?} with {mark:#x}: {verdict:?} instead of {fresh:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     rule::{Chain, Direction, Is, Match, Protocol, Rule, Target, TcpFlags},
-    values::{Family, InterfaceName, Mark, Port, PortRange},
+    values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange},
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -71,6 +71,8 @@ enum Loaded {
     Field(Field),
     /// Some of a field's bits.
     Masked(Field, Vec<u8>),
+    /// The connection's mark with some bits set anew.
+    Remarked(MaskedMark),
     Value(Vec<u8>),
 }
 
@@ -179,6 +181,8 @@ impl Reader {
         let source = data.find(attribute::ct::SOURCE)?.u32()?;
         self.target = match (key, self.registers.get(&source)?) {
             (ct::MARK, Loaded::Field(Field::Meta(meta::MARK))) => Some(Target::SaveMark),
+            (ct::MARK, Loaded::Value(value)) => Some(Target::SetConnMark(mark(value)?.into())),
+            (ct::MARK, Loaded::Remarked(mark)) => Some(Target::SetConnMark(*mark)),
             (ct::ZONE, Loaded::Value(value)) => {
                 Some(Target::ConntrackZone(u16::from_ne_bytes(value.first_chunk().copied()?)))
             }
@@ -190,14 +194,16 @@ impl Reader {
     fn bitwise(&mut self, data: Attributes<'_>) -> Option<()> {
         let register = |kind| data.find(kind).and_then(Attribute::u32);
         let mask = value_of(data, attribute::bitwise::MASK)?;
-        if value_of(data, attribute::bitwise::XOR)?.iter().any(|byte| *byte != 0) {
-            return None;
-        }
+        let flip = value_of(data, attribute::bitwise::XOR)?;
         let Loaded::Field(field) = *self.registers.get(&register(attribute::bitwise::SOURCE)?)? else {
             return None;
         };
-        let to = register(attribute::bitwise::DESTINATION)?;
-        self.registers.insert(to, Loaded::Masked(field, mask.to_vec()));
+        let loaded = match field {
+            _ if flip.iter().all(|byte| *byte == 0) => Loaded::Masked(field, mask.to_vec()),
+            Field::Ct(ct::MARK) => Loaded::Remarked(MaskedMark::new(number(flip)?, !number(mask)?)?),
+            Field::Ct(_) | Field::Meta(_) | Field::Payload { .. } => return None,
+        };
+        self.registers.insert(register(attribute::bitwise::DESTINATION)?, loaded);
         Some(())
     }
 
@@ -247,8 +253,12 @@ fn port(value: &[u8]) -> Option<u16> {
     <[u8; 2]>::try_from(value).ok().map(u16::from_be_bytes)
 }
 
+fn number(value: &[u8]) -> Option<u32> {
+    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes)
+}
+
 fn mark(value: &[u8]) -> Option<Mark> {
-    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes).and_then(xt::mark)
+    number(value).and_then(xt::mark)
 }
 
 /// What a comparison of a register with a value says.
@@ -256,8 +266,8 @@ fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<
     let one = |condition| Some([condition].into());
     match loaded {
         Loaded::Field(Field::Meta(key)) => meta_is(*key, not, value).and_then(one),
-        Loaded::Field(Field::Ct(ct::MARK)) => one(Match::ConnMark(Is { value: mark(value)?, not })),
-        Loaded::Field(Field::Ct(_)) | Loaded::Value(_) => None,
+        Loaded::Field(Field::Ct(ct::MARK)) => one(Match::ConnMark(Is { value: mark(value)?.into(), not })),
+        Loaded::Field(Field::Ct(_)) | Loaded::Value(_) | Loaded::Remarked(_) => None,
         Loaded::Field(Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 }) if !not => {
             let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
             let is = |bytes| Is::so(PortRange::single(u16::from_be_bytes(bytes)));
@@ -283,9 +293,11 @@ fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<
         Loaded::Masked(Field::Meta(meta::MARK), mask) if *mask == [0xff; 4] => {
             one(Match::Mark(Is { value: mark(value)?, not }))
         }
+        Loaded::Masked(Field::Ct(ct::MARK), mask) => {
+            one(Match::ConnMark(Is { value: MaskedMark::new(number(value)?, number(mask)?)?, not }))
+        }
         Loaded::Masked(Field::Ct(ct::STATE), mask) if not && value.iter().all(|byte| *byte == 0) => {
-            let bits = <[u8; 4]>::try_from(mask.as_slice()).ok().map(u32::from_ne_bytes)?;
-            one(Match::Tracked(xt::conn_state(bits)?.into()))
+            one(Match::Tracked(xt::conn_state(number(mask)?)?.into()))
         }
         Loaded::Masked(..) => None,
     }

@@ -69,13 +69,17 @@ impl Expressions<'_> {
     /// Keeps the bits of the mask.
     pub(super) fn mask(&mut self, mask: &[u8]) {
         let zero = [0; LONGEST];
+        self.mask_and_flip(mask, zero.get(..mask.len()).unwrap_or_default());
+    }
+
+    /// Keeps the bits of the mask, then flips those of the other value.
+    pub(super) fn mask_and_flip(&mut self, mask: &[u8], flip: &[u8]) {
         self.expression("bitwise", |data| {
             data.u32(attribute::bitwise::SOURCE, register::FIRST);
             data.u32(attribute::bitwise::DESTINATION, register::FIRST);
             data.u32(attribute::bitwise::LENGTH, u32::try_from(mask.len()).unwrap_or_default());
             data.nested(attribute::bitwise::MASK, |value| value.bytes(attribute::data::VALUE, mask));
-            let zero = zero.get(..mask.len()).unwrap_or_default();
-            data.nested(attribute::bitwise::XOR, |value| value.bytes(attribute::data::VALUE, zero));
+            data.nested(attribute::bitwise::XOR, |value| value.bytes(attribute::data::VALUE, flip));
         });
     }
 

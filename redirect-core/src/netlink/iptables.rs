@@ -197,6 +197,7 @@ fn target(out: &mut Expressions<'_>, target: &Target, family: Family) {
         | Target::SetMark(_)
         | Target::SaveMark
         | Target::RestoreMark
+        | Target::SetConnMark(_)
         | Target::ConntrackZone(_) => {}
     }
 }

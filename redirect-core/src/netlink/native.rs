@@ -176,13 +176,16 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
             }
             out.flags(is);
         }
-        Match::Tracked(tracked) => self::tracked(out, *tracked),
+        Match::Tracked(tracked) => self::tracked(out, rule, *tracked),
         Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
         Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
         Match::Mark(is) => number(out, meta::MARK, is.not, is.value.0),
         Match::ConnMark(is) => {
             out.ct(ct::MARK);
-            out.is(is.not, &is.value.0.to_ne_bytes());
+            if is.value.mask() != u32::MAX {
+                out.mask(&is.value.mask().to_ne_bytes());
+            }
+            out.is(is.not, &is.value.value().to_ne_bytes());
         }
     }
 }
@@ -191,18 +194,19 @@ const fn compares_ports(condition: &Match) -> bool {
     matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
 }
 
-fn tracked(out: &mut Expressions<'_>, Tracked { state, direction }: Tracked) {
+fn tracked(out: &mut Expressions<'_>, rule: &Rule, Tracked { state, direction }: Tracked) {
+    // In native tables the reference drops only TCP.
+    if state == ConnState::Invalid && rule.protocol().is_none() {
+        out.protocol(Protocol::Tcp.number());
+    }
+
     if let Some(direction) = direction {
         out.direction(direction);
     }
-    match state {
-        ConnState::Invalid => {
-            // In native tables the reference drops only TCP.
-            out.protocol(Protocol::Tcp.number());
-            out.state(state::INVALID);
-        }
-        ConnState::RelatedOrEstablished => out.state(state::RELATED_OR_ESTABLISHED),
-    }
+    out.state(match state {
+        ConnState::Invalid => state::INVALID,
+        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+    });
 }
 
 fn number(out: &mut Expressions<'_>, key: u32, not: bool, value: u32) {
@@ -277,6 +281,15 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
         Target::RestoreMark => {
             out.ct(ct::MARK);
             out.set_meta(meta::MARK);
+        }
+        Target::SetConnMark(mark) if mark.mask() == u32::MAX => {
+            out.value(&mark.value().to_ne_bytes());
+            out.set_ct(ct::MARK);
+        }
+        Target::SetConnMark(mark) => {
+            out.ct(ct::MARK);
+            out.mask_and_flip(&(!mark.mask()).to_ne_bytes(), &mark.value().to_ne_bytes());
+            out.set_ct(ct::MARK);
         }
         Target::ConntrackZone(zone) => {
             out.value(&zone.to_ne_bytes());

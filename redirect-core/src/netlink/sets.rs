@@ -228,6 +228,7 @@ const fn decides(target: &Target) -> bool {
         | Target::SetMark(_)
         | Target::SaveMark
         | Target::RestoreMark
+        | Target::SetConnMark(_)
         | Target::ConntrackZone(_) => false,
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     },
     settings::{Key, NamespaceFacts, RawSettings, Source},
     state::{Entry, RuleState},
-    values::{InterfaceName, Mark, Port, PortRange},
+    values::{InterfaceName, Mark, MaskedMark, Port, PortRange},
 };
 use ipnet::IpNet;
 use proptest::{prelude::*, sample::select};
@@ -265,7 +265,7 @@ fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
             is(any::<u32>()).prop_map(Match::OwnerUid),
             is(any::<u32>()).prop_map(Match::OwnerGid),
             is(marks()).prop_map(Match::Mark),
-            is(marks()).prop_map(Match::ConnMark),
+            is(masked_marks()).prop_map(Match::ConnMark),
         ],
         0..4,
     );
@@ -275,6 +275,10 @@ fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
         let flags = flags.into_iter().collect();
         [before, vec![Match::Protocol(protocol)], ports, flags, after].concat()
     })
+}
+
+fn masked_marks() -> impl Strategy<Value = MaskedMark> {
+    (1..=u32::MAX, any::<u32>()).prop_map(|(value, more)| MaskedMark::new(value, value | more).unwrap())
 }
 
 fn tcp_flags() -> impl Strategy<Value = TcpFlags> {
@@ -301,6 +305,7 @@ fn targets() -> impl Strategy<Value = Target> {
         marks().prop_map(Target::SetMark),
         Just(Target::SaveMark),
         Just(Target::RestoreMark),
+        masked_marks().prop_map(Target::SetConnMark),
         any::<u16>().prop_map(Target::ConntrackZone),
     ]
 }

@@ -4,7 +4,7 @@
 use super::{abi::state, wire::read_array};
 use crate::{
     rule::{ConnState, Direction, Is, Match, Target, TcpFlags, Tracked},
-    values::{Family, Mark, Port, PortRange},
+    values::{Family, Mark, MaskedMark, Port, PortRange},
 };
 use alloc::vec::Vec;
 
@@ -66,7 +66,7 @@ impl Extension {
             Target::Redirect(_) => Some(Self::REDIRECT),
             Target::Tproxy { .. } => Some(Self::TPROXY),
             Target::SetMark(_) => Some(Self::MARK),
-            Target::SaveMark | Target::RestoreMark => Some(Self::CONNMARK),
+            Target::SaveMark | Target::RestoreMark | Target::SetConnMark(_) => Some(Self::CONNMARK),
             Target::ConntrackZone(_) => Some(Self::CT),
         }
     }
@@ -119,6 +119,7 @@ const CONNTRACK_DIRECTION: u16 = 1 << 12;
 /// `XT_TCP_INV_FLAGS`.
 const TCP_INVERTED_FLAGS: u8 = 8;
 /// Modes of CONNMARK.
+const SET_MARK: u8 = 0;
 const SAVE_MARK: u8 = 1;
 const RESTORE_MARK: u8 = 2;
 const ALL_BITS: [u8; 4] = [0xff; 4];
@@ -157,7 +158,8 @@ pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
         Match::DestinationPorts(is) => multiport(is),
         Match::Tracked(tracked) => Some(conntrack(*tracked)),
         Match::ConnMark(is) => {
-            let info = Info::new(size::MARK_MATCH).put(&is.value.0.to_ne_bytes()).put(&ALL_BITS);
+            let (value, mask) = (is.value.value().to_ne_bytes(), is.value.mask().to_ne_bytes());
+            let info = Info::new(size::MARK_MATCH).put(&value).put(&mask);
             Some(info.put(&[u8::from(is.not)]).fill(size::MARK_MATCH))
         }
         Match::Source(_)
@@ -250,21 +252,20 @@ pub(super) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
         Target::SetMark(mark) => {
             Some(Info::new(size::MARK).put(&mark.0.to_ne_bytes()).put(&ALL_BITS).fill(size::MARK))
         }
-        Target::SaveMark => Some(connmark(SAVE_MARK)),
-        Target::RestoreMark => Some(connmark(RESTORE_MARK)),
+        Target::SaveMark => Some(connmark([0; 4], ALL_BITS, SAVE_MARK)),
+        Target::RestoreMark => Some(connmark([0; 4], ALL_BITS, RESTORE_MARK)),
+        Target::SetConnMark(mark) => {
+            Some(connmark(mark.value().to_ne_bytes(), mark.mask().to_ne_bytes(), SET_MARK))
+        }
         Target::ConntrackZone(zone) => {
             Some(Info::new(size::CT).put(&[0; 2]).put(&zone.to_ne_bytes()).fill(size::CT))
         }
     }
 }
 
-fn connmark(mode: u8) -> Vec<u8> {
-    Info::new(size::CONNMARK)
-        .put(&[0; 4])
-        .put(&ALL_BITS)
-        .put(&ALL_BITS)
-        .put(&[0, 0, mode])
-        .fill(size::CONNMARK)
+/// The connection's mark and its bits, all bits of the packet's, no shift.
+fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
+    Info::new(size::CONNMARK).put(&mark).put(&bits).put(&ALL_BITS).put(&[0, 0, mode]).fill(size::CONNMARK)
 }
 
 /// The conditions an xt match stands for; `None` for one that no rule of ours has.
@@ -274,7 +275,10 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
         ("multiport", 1) => decode_multiport(info).map(|one| [one].into()),
         ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
         ("connmark", 1) => decode_mark(info).map(|is| [Match::ConnMark(is)].into()),
-        ("mark", 1) => decode_mark(info).map(|is| [Match::Mark(is)].into()),
+        ("mark", 1) => {
+            let Is { value, not } = decode_mark(info)?;
+            (value.mask() == u32::MAX).then(|| [Match::Mark(Is { value: Mark(value.value()), not })].into())
+        }
         ("tcp", 0) => decode_tcp(info),
         ("udp", 0) => {
             let [inverted] = read_array(info, 8)?;
@@ -345,9 +349,9 @@ pub(super) const fn conn_state(bits: u32) -> Option<ConnState> {
     }
 }
 
-fn decode_mark(info: &[u8]) -> Option<Is<Mark>> {
+fn decode_mark(info: &[u8]) -> Option<Is<MaskedMark>> {
     let (value, mask, [not]) = (read_u32(info, 0)?, read_u32(info, 4)?, read_array(info, 8)?);
-    (mask == u32::MAX).then_some(Is { value: mark(value)?, not: not != 0 })
+    Some(Is { value: MaskedMark::new(value, mask)?, not: not != 0 })
 }
 
 /// Ports and flags of older versions of iptables-nft.
@@ -390,13 +394,14 @@ pub(super) fn decode_target(name: &str, revision: u32, info: &[u8], family: Fami
         }
         ("MARK", 2) => (read_u32(info, 4)? == u32::MAX).then_some(Target::SetMark(mark(read_u32(info, 0)?)?)),
         ("CONNMARK", 1 | 2) => {
-            let marks = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
+            let [mark, bits, all] = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
             let [first, second, third] = read_array(info, 12)?;
             let (shift, mode) = if revision == 1 { ([0, 0], first) } else { ([first, second], third) };
-            (marks == [0, u32::MAX, u32::MAX] && shift == [0, 0]).then_some(())?;
-            match mode {
-                SAVE_MARK => Some(Target::SaveMark),
-                RESTORE_MARK => Some(Target::RestoreMark),
+            (all == u32::MAX && shift == [0, 0]).then_some(())?;
+            match (mode, mark, bits) {
+                (SET_MARK, ..) => MaskedMark::new(mark, bits).map(Target::SetConnMark),
+                (SAVE_MARK, 0, u32::MAX) => Some(Target::SaveMark),
+                (RESTORE_MARK, 0, u32::MAX) => Some(Target::RestoreMark),
                 _ => None,
             }
         }
@@ -443,12 +448,14 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn structures_are_those_of_iptables() {
+        let guard = MaskedMark::new(0x53b0_0000, 0xfff0_0000).unwrap();
         let ports = ["53", "15008", "100:200"].map(|port| PortRange::parse(port, PortSyntax::Saved).unwrap());
         for (condition, start) in [
             (Match::OwnerUid(Is::so(1337)), "3905000039050000000000000000000001000000"),
             (Match::OwnerGid(Is::not(1337)), "00000000000000003905000039050000020200"),
             (Match::DestinationPorts(Is::not(ports.into())), "01043500a03a6400c800000000"),
-            (Match::ConnMark(Is::so(Mark(0x539))), "39050000ffffffff00"),
+            (Match::ConnMark(Is::so(Mark(0x539).into())), "39050000ffffffff00"),
+            (Match::ConnMark(Is::so(guard)), "0000b0530000f0ff0000000000000000"),
         ] {
             assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
         }
@@ -466,6 +473,7 @@ mod tests {
         let tproxy = Target::Tproxy { port: Port::known(15006), mark: Mark(0x539) };
         for (target, family, start) in [
             (Target::Redirect(Port::known(15001)), Family::V4, "010000000200000000000000000000003a993a9900"),
+            (Target::SetConnMark(guard), Family::V4, "0000b0530000f0ffffffffff00000000"),
             (Target::SaveMark, Family::V6, "00000000ffffffffffffffff00000100"),
             (Target::RestoreMark, Family::V4, "00000000ffffffffffffffff00000200"),
             (Target::ConntrackZone(2), Family::V4, "0000020000000000"),

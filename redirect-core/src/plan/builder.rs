@@ -115,6 +115,10 @@ pub(super) fn going_out(interface: &InterfaceName) -> Match {
     Match::OutInterface(Is::so(interface.clone()))
 }
 
+pub(super) fn not_in_by_loopback() -> Match {
+    Match::InInterface(Is::not(InterfaceName::loopback()))
+}
+
 pub(super) fn in_by_loopback() -> Match {
     Match::InInterface(Is::so(InterfaceName::loopback()))
 }
@@ -146,6 +150,11 @@ pub(super) fn not_marked(mark: Mark) -> Match {
 /// An answer within a connection.
 pub(super) fn reply() -> Match {
     Match::Tracked(Tracked { state: ConnState::RelatedOrEstablished, direction: Some(Direction::Reply) })
+}
+
+/// Whatever opens a connection.
+pub(super) fn opening() -> Match {
+    Match::TcpFlags(Is::so(TcpFlags::OPENING))
 }
 
 /// Whatever opens no connection.

@@ -1,6 +1,6 @@
 //! The rule groups, one short function each, in the order in which they are emitted.
 
-use super::{PlannedRule, builder::*};
+use super::{PlannedRule, builder::*, guard};
 use crate::{
     redirect::{
         DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK,
@@ -48,6 +48,7 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
         tproxy_marks(r, tproxy, rules_ref);
         tproxy_inbound_exceptions(tproxy, rules_ref);
     }
+    guard::strict_capture(r, rules_ref);
     rules.into_vec()
 }
 
@@ -440,8 +441,10 @@ fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules) {
 /// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
 fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
     let mark = tproxy.mark;
+    let shared = guard::shared_mark(r, tproxy);
     let mut group = rules.group(Key::TproxyMark, "the connection remembers the packet's mark");
-    group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], Target::SaveMark);
+    let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
+    group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
     let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback are left alone");
     group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
     let uids = r.proxy_uids.iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
@@ -456,8 +459,9 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
         }
     }
     let mut group = rules.group(Key::TproxyMark, "packets get the mark their connection remembers");
-    let remembered = Match::ConnMark(Is::so(mark));
-    group.append(Table::Mangle, Hook::Output, [tcp(), remembered], Target::RestoreMark);
+    let remembered = Match::ConnMark(Is::so(shared.unwrap_or(mark.into())));
+    let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
+    group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
 }
 
 /// Inbound packets that are not captured, before all other inbound rules.

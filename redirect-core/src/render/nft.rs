@@ -3,7 +3,7 @@
 use crate::{
     plan::{PlannedRule, RulePlan},
     rule::{Chain, ConnState, Direction, Hook, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
-    values::{Family, InterfaceName, Mark, PortRange},
+    values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
 };
 use alloc::{
     collections::BTreeMap,
@@ -137,7 +137,8 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
             };
             let state = match state {
                 // In native tables the reference drops only TCP.
-                ConnState::Invalid => "meta l4proto tcp ct state invalid",
+                ConnState::Invalid if protocol.is_empty() => "meta l4proto tcp ct state invalid",
+                ConnState::Invalid => "ct state invalid",
                 ConnState::RelatedOrEstablished => "ct state established,related",
             };
             format!("{direction}{state}")
@@ -145,7 +146,7 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
         Match::OwnerUid(is) => compare("meta skuid", is, is.value),
         Match::OwnerGid(is) => compare("meta skgid", is, is.value),
         Match::Mark(is) => compare("meta mark", is, mark(is.value)),
-        Match::ConnMark(is) => compare("ct mark", is, mark(is.value)),
+        Match::ConnMark(is) => connection_mark(is),
     }
 }
 
@@ -188,6 +189,14 @@ fn flags(is: &Is<TcpFlags>) -> String {
     }
 }
 
+fn connection_mark(is: &Is<MaskedMark>) -> String {
+    let (value, mask) = (is.value.value(), is.value.mask());
+    if mask == u32::MAX {
+        return compare("ct mark", is, mark(Mark(value)));
+    }
+    format!("ct mark & {mask:#010x} {} {value:#010x}", if is.not { "!=" } else { "==" })
+}
+
 fn interface(name: &InterfaceName) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -221,6 +230,14 @@ fn target_text(target: &Target, scope: Scope) -> String {
         Target::SetMark(value) => format!("counter meta mark set {}", mark(*value)),
         Target::SaveMark => "counter ct mark set meta mark".to_string(),
         Target::RestoreMark => "counter meta mark set ct mark".to_string(),
+        Target::SetConnMark(masked) if masked.mask() == u32::MAX => {
+            format!("counter ct mark set {}", mark(Mark(masked.value())))
+        }
+        Target::SetConnMark(masked) => {
+            // As nft lists it: what is kept, together with what is put there.
+            let kept = !masked.mask() | masked.value();
+            format!("counter ct mark set ct mark & {kept:#010x} | {:#010x}", masked.value())
+        }
         Target::ConntrackZone(zone) => format!("counter ct zone set {zone}"),
     }
 }

@@ -136,6 +136,9 @@ fn write_target(out: &mut impl Write, target: &Target) -> fmt::Result {
         Target::RestoreMark => {
             out.write_str(" -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff")
         }
+        Target::SetConnMark(mark) => {
+            write!(out, " -j CONNMARK --set-xmark {:#x}/{:#x}", mark.value(), mark.mask())
+        }
         Target::ConntrackZone(zone) => write!(out, " -j CT --zone {zone}"),
     }
 }

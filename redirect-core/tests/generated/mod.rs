@@ -76,6 +76,7 @@ fn said() -> impl Strategy<Value = Vec<(Key, String)>> {
         say(Key::RedirectDns, switch()),
         say(Key::CaptureAllDns, switch()),
         say(Key::DropInvalid, switch()),
+        say(Key::StrictCapture, switch()),
         say(Key::DualStack, switch()),
         say(Key::OwnerGroups, star_or(list(id(), 0..6))),
         say(Key::OwnerGroupsExclude, list(id(), 0..4)),

@@ -52,18 +52,26 @@ pub struct Walk<'a> {
     pub state: State,
     /// The mark of its entry.
     pub connection_mark: u32,
+    /// nat is asked once for a connection, at the first hook it comes to.
+    nat_was_asked: bool,
 }
 
 /// More chains than any plan nests.
 const DEEPEST: usize = 8;
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    pub const fn new(rules: &'a FamilyRules, segment: Segment, state: State, connection_mark: u32) -> Self {
+        Self { rules, segment, state, connection_mark, nat_was_asked: false }
+    }
+
     /// The tables of a hook, in the kernel's order. raw decides about no TCP segment.
     pub fn hook(&mut self, hook: Hook) -> Verdict {
         let mangled = self.chain(Table::Mangle, hook, &hook.into(), 0).unwrap_or(Verdict::Passed);
-        if mangled != Verdict::Passed || self.state != State::New {
+        let asks_nat = self.state == State::New && !self.nat_was_asked;
+        if mangled != Verdict::Passed || !asks_nat {
             return mangled;
         }
+        self.nat_was_asked = true;
         self.chain(Table::Nat, hook, &hook.into(), 0).unwrap_or(Verdict::Passed)
     }
 
@@ -89,6 +97,7 @@ impl Walk<'_> {
                 Target::SetMark(mark) => self.segment.mark = mark.0,
                 Target::SaveMark => self.connection_mark = self.segment.mark,
                 Target::RestoreMark => self.segment.mark = self.connection_mark,
+                Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
                 Target::ConntrackZone(_) => {}
             }
         }
@@ -129,7 +138,7 @@ impl Walk<'_> {
             Match::OwnerUid(is) => owned(is, segment.owner.map(|(user, _)| user)),
             Match::OwnerGid(is) => owned(is, segment.owner.map(|(_, group)| group)),
             Match::Mark(is) => is_so(is, |mark| mark.0 == segment.mark),
-            Match::ConnMark(is) => is_so(is, |mark| mark.0 == self.connection_mark),
+            Match::ConnMark(is) => is_so(is, |mark| mark.covers(self.connection_mark)),
         }
     }
 }
