@@ -18,9 +18,11 @@ use crate::netns::Namespace;
 use crate::process;
 
 mod client;
+mod obedient;
 mod relay;
 mod server;
 
+pub use obedient::{GREETING, Obedient};
 pub(crate) use relay::Relay;
 pub use server::{TcpServer, UdpServer};
 
