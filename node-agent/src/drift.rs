@@ -131,6 +131,7 @@ impl Watch {
         let conf = Arc::new(self.conf()?);
         let rules = Arc::new(Rules {
             programming: conf.programming,
+            strict_capture: conf.strict_capture,
             environment: self.settings.drift.environment.clone(),
         });
         let of_node = conf.clone();

@@ -336,6 +336,7 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
             pod_namespace: raw.text("POD_NAMESPACE"),
             native_nftables: raw.switch("NATIVE_NFTABLES"),
             nft_sets: raw.switch("NFT_SETS"),
+            strict_capture: raw.switch("STRICT_CAPTURE"),
         },
         template,
         template_log_level: raw.text("LOG_LEVEL"),

@@ -51,7 +51,7 @@ pub mod values;
 
 pub use plan::RulePlan;
 pub use redirect::{
-    DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect,
-    Tproxy,
+    DNS_PORT, DnsCapture, GUARD_MARK, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups,
+    PROXY_MARK, Redirect, Tproxy,
 };
 pub use values::Family;

@@ -139,8 +139,8 @@ impl RuleState {
     ///
     /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is. Others have rules of the shapes
     /// that a plan puts there besides, and keep them: where a table has rules with this program's signature, only those
-    /// are the mesh's. Where it has none (iptables' own programs write none), a rule counts that leaves an interface alone,
-    /// or that has a mark which a chain of the mesh gives or asks for.
+    /// are the mesh's. Where it has none (iptables' own programs write none), every rule of such a shape counts as long as
+    /// the namespace has a chain of the mesh at all.
     #[must_use]
     pub fn owns(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
         self.owns_beside(&Self::new(), table, chain, entry)
@@ -158,28 +158,13 @@ impl RuleState {
                     || wanted.rules(table, chain).contains(entry)
                     || match self.signed.get(&table) {
                         Some(signed) => signed.contains(&(chain.clone(), entry.clone())),
-                        None => self.is_redirected() && self.has_shape_of_a_plan(wanted, table, *hook, rule),
+                        None => self.is_redirected() && has_planned_shape(table, *hook, rule),
                     }
             }
         }
     }
 
-    /// Whether a rule of a built-in chain that is no jump looks like one of a plan.
-    fn has_shape_of_a_plan(&self, wanted: &Self, table: Table, hook: Hook, rule: &Rule) -> bool {
-        match (hook, rule.matches.as_slice(), &rule.target) {
-            (Hook::Prerouting, [Match::InInterface(is)], Target::Return)
-            | (Hook::Output, [Match::OutInterface(is)], Target::Return) => table != Table::Raw && !is.not,
-            _ => {
-                let is_known = |mark| {
-                    let (own, wanted) = (self.marks(), wanted.marks());
-                    own.is_empty() || own.contains(&mark) || wanted.contains(&mark)
-                };
-                table == Table::Mangle && marks_of_shape(hook, rule).is_some_and(is_known)
-            }
-        }
-    }
-
-    /// The marks that the chains of the mesh give to packets or ask for, and the proxy's own where there are any.
+    /// The packet marks that the chains of the mesh give or ask for, and the proxy's own where there are any.
     #[must_use]
     pub fn marks(&self) -> BTreeSet<Mark> {
         let chains = self.chains(Table::Mangle).filter(|(chain, _)| chain.is_the_meshs());
@@ -217,9 +202,8 @@ impl Entry {
 
 /// The marks a rule gives or asks for.
 fn marks_of(rule: &Rule) -> impl Iterator<Item = Mark> + '_ {
-    let asked = rule.matches.iter().filter_map(|one| {
-        if let Match::Mark(is) | Match::ConnMark(is) = one { Some(is.value) } else { None }
-    });
+    let asked =
+        rule.matches.iter().filter_map(|one| if let Match::Mark(is) = one { Some(is.value) } else { None });
     let given = if let Target::SetMark(mark) | Target::Tproxy { mark, .. } = &rule.target {
         Some(*mark)
     } else {
@@ -243,24 +227,33 @@ fn jumps_to_the_mesh(text: &str) -> bool {
     false
 }
 
-/// The mark of a rule with one of the shapes that TPROXY mode puts into mangle's built-in chains.
-fn marks_of_shape(hook: Hook, rule: &Rule) -> Option<Mark> {
+/// Whether a rule that is no jump has a shape that a plan gives to rules in this built-in chain.
+fn has_planned_shape(table: Table, hook: Hook, rule: &Rule) -> bool {
+    let in_mangle = table == Table::Mangle;
     match (hook, rule.matches.as_slice(), &rule.target) {
-        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SaveMark)
-        | (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(is)], Target::Return)
-        | (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
-            (!is.not).then_some(is.value)
+        (Hook::Prerouting, [Match::InInterface(i)], Target::Return) => table != Table::Raw && !i.not,
+        (Hook::Output, [Match::OutInterface(o)], Target::Return) => table != Table::Raw && !o.not,
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SaveMark) => in_mangle && !m.not,
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SetConnMark(set)) => {
+            in_mangle && !m.not && crate::GUARD_MARK.beside(m.value) == Some(*set)
+        }
+        (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(m)], Target::Return) => {
+            in_mangle && !m.not
         }
         (
             Hook::Output,
             [
-                Match::Destination(to),
+                Match::Destination(d),
                 Match::OutInterface(_),
                 Match::Protocol(_),
                 Match::OwnerUid(_) | Match::OwnerGid(_),
             ],
             Target::SetMark(mark),
-        ) => to.not.then_some(*mark),
-        _ => None,
+        ) => in_mangle && d.not && *mark == crate::PROXY_MARK,
+        (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::RestoreMark) => in_mangle && !m.not,
+        (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::SetMark(set)) => {
+            in_mangle && !m.not && crate::GUARD_MARK.beside(*set) == Some(m.value)
+        }
+        _ => false,
     }
 }

@@ -322,7 +322,8 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
         RulesIn::Native(form) => NativeState::wanted(goal.plan, form),
         RulesIn::Iptables(_) => NativeState::default(),
     };
-    if *observed == wanted && !(goal.force && !wanted.is_empty()) {
+    let is_rewritten = goal.force && !wanted.is_empty();
+    if *observed == wanted && !is_rewritten {
         return (None, None);
     }
     if wanted.is_empty() {

@@ -170,7 +170,7 @@ impl Job<'_> {
         namespace: &dyn Namespace,
     ) -> Result<Result<RulePlan, SkipReason>, CniError> {
         let addresses = namespace.addresses()?;
-        let base = base_settings(|name| (self.env)(name)?.into_string().ok());
+        let base = base_settings(self.conf.strict_capture, |name| (self.env)(name)?.into_string().ok());
         let facts_there = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&addresses) };
         match facts.decide_with(base, &facts_there) {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),

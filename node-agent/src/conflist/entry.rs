@@ -20,6 +20,8 @@ pub struct Facts {
     pub native_nftables: bool,
     /// Whether those gather long lists in sets.
     pub nft_sets: bool,
+    /// Whether pods get strict capture.
+    pub strict_capture: bool,
 }
 
 /// The entry's keys in the order in which they are written.
@@ -39,6 +41,9 @@ struct Keys<'a> {
     /// The reference has no such key: it is there only where it says something.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     nft_sets: bool,
+    /// Likewise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    strict_capture: bool,
     enable_ambient_detection_retry: bool,
 }
 
@@ -91,6 +96,7 @@ impl Entry {
             pod_namespace: &facts.pod_namespace,
             native_nftables: facts.native_nftables,
             nft_sets: facts.nft_sets,
+            strict_capture: facts.strict_capture,
             enable_ambient_detection_retry: false,
         };
         let text = serde_json::to_string(&keys).unwrap_or_default();

@@ -18,6 +18,8 @@ const MOST_RULES: usize = 1 << 20;
 pub struct Rules {
     /// What programs the rules, and in which form.
     pub programming: Programming,
+    /// Whether pods get strict capture, unless they say otherwise.
+    pub strict_capture: bool,
     /// What the runtime's environment says: variables and their values.
     pub environment: Vec<(&'static str, String)>,
 }
@@ -95,7 +97,7 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Opti
             rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
         };
         let facts = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&there) };
-        let decided = candidate.facts.decide_with(base_settings(env), &facts);
+        let decided = candidate.facts.decide_with(base_settings(rules.strict_capture, env), &facts);
         match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
             Decision::Skip(_) => Ok(None),
             Decision::Redirect(redirect) => {

@@ -13,6 +13,7 @@ fn entry() -> Entry {
         pod_namespace: "istio-system".into(),
         native_nftables: false,
         nft_sets: false,
+        strict_capture: false,
     })
 }
 

@@ -287,6 +287,7 @@ pub mod meta {
 /// Keys of the ct expression.
 pub mod ct {
     pub const STATE: u32 = 0;
+    pub const DIRECTION: u32 = 1;
     pub const MARK: u32 = 3;
     pub const ZONE: u32 = 17;
 }
@@ -295,6 +296,12 @@ pub mod ct {
 pub mod state {
     pub const INVALID: u32 = 1;
     pub const RELATED_OR_ESTABLISHED: u32 = 2 | 4;
+}
+
+/// Directions of the ct expression (`ip_conntrack_dir`).
+pub mod direction {
+    pub const ORIGINAL: u8 = 0;
+    pub const REPLY: u8 = 1;
 }
 
 /// Where the payload expression counts from.
