@@ -1,4 +1,4 @@
-//! Putting a plan in force, wholly or not at all; removing it; comparing it with the kernel.
+//! Putting a plan in force, wholly or not at all; removing it.
 //!
 //! The order of a run: take the namespace's lock; look at everything; choose the backend; work out every change; ask
 //! whether all of them would be accepted; only then act. Acting goes routes, rules, leftovers of other backends, stale
@@ -15,15 +15,12 @@ use crate::{
 };
 use redirect_core::{
     Family, RulePlan, Tproxy,
-    change::{Change, Difference},
+    change::Change,
     netlink::NativeForm,
     options::{BackendChoice, Variant},
     plan::FamilyRules,
 };
-use std::{
-    fmt,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// How often a run starts over when somebody else changes the same rules.
 const ATTEMPTS: usize = 3;
@@ -42,7 +39,7 @@ pub struct ApplyOptions {
     pub programs: Programs,
     /// How long to wait for somebody else who is changing the same namespace.
     pub patience: Duration,
-    /// How many bytes of rules [`verify`] reads at most, of whatever is there; none for all of them.
+    /// How many bytes of rules [`verify`](crate::verify()) reads at most, of whatever is there; none for all of them.
     pub most_read: Option<usize>,
     /// Routing of TPROXY that counts as the mesh's although no rule of the mesh is left: that of the settings.
     pub tproxy: Option<Tproxy>,
@@ -75,39 +72,6 @@ pub struct Outcome {
     pub warnings: Vec<String>,
 }
 
-/// The first thing in a namespace that is not as planned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Mismatch {
-    /// A rule or chain.
-    Rule {
-        /// Of this family.
-        family: Family,
-        /// What is different.
-        difference: Difference,
-    },
-    /// A policy rule, route or address is missing.
-    Routing(String),
-    /// There are rules in both variants of iptables, or in iptables and native tables.
-    TwoBackends,
-    /// The native tables are missing.
-    NoNativeTables,
-    /// The native tables hold other rules.
-    OtherNativeRules,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rule { family, difference } => write!(f, "{family}: {difference}"),
-            Self::Routing(what) => write!(f, "missing: {what}"),
-            Self::TwoBackends => f.write_str("the mesh has rules in more than one backend"),
-            Self::OtherNativeRules => f.write_str("the native tables inet istio-proxy-* hold other rules"),
-            Self::NoNativeTables => f.write_str("the native tables inet istio-proxy-* are missing"),
-        }
-    }
-}
-
 /// Puts a plan in force in the calling thread's network namespace, in place of whatever plan was.
 ///
 /// # Errors
@@ -122,51 +86,6 @@ pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, ApplyEr
 /// Why not; the namespace is then as it was.
 pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, ApplyError> {
     run(&RulePlan::empty(), options)
-}
-
-/// The first thing in the calling thread's network namespace that is not as planned, if any. Rules are compared in
-/// order; rules of others are passed over.
-///
-/// # Errors
-/// The namespace cannot be looked at.
-pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
-    let mut means = Means::open(&options.programs, options.backend)?;
-    if let (Some(connection), Some(most)) = (&mut means.netlink, options.most_read) {
-        connection.limit(most);
-    }
-    let observed = Observed::now(&mut means)?;
-    let (backend, _) = backend::choose(options.backend, &observed, &mut means, plan)?;
-    let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
-    if redirected + usize::from(!observed.native.is_empty()) > 1 {
-        return Ok(Some(Mismatch::TwoBackends));
-    }
-    let rules = match backend {
-        Backend::NativeNft if observed.native.is_empty() => Some(Mismatch::NoNativeTables),
-        Backend::NativeNft if means.netlink.is_some() && !observed.native.hold(plan, options.native_form) => {
-            Some(Mismatch::OtherNativeRules)
-        }
-        Backend::NativeNft => None,
-        Backend::Netlink => different(&observed, Variant::Nft, plan),
-        Backend::Restore(variant) => different(&observed, variant, plan),
-    };
-    let missing = || Routing::of(plan).beyond(&observed.routing).first().map(ToString::to_string);
-    Ok(rules.or_else(|| missing().map(Mismatch::Routing)))
-}
-
-/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for it is
-/// installed here. Where there are some, rules that [`verify`] misses may be in them.
-#[must_use]
-pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
-    let tables = backend::unreadable(programs).into_iter();
-    tables.map(|(family, table)| format!("{family} {table}")).collect()
-}
-
-/// The first rule of either family that is not as planned.
-fn different(observed: &Observed, variant: Variant, plan: &RulePlan) -> Option<Mismatch> {
-    Family::BOTH.into_iter().find_map(|family| {
-        let difference = Difference::find(observed.rules(variant).of(family), &plan.rules(family))?;
-        Some(Mismatch::Rule { family, difference })
-    })
 }
 
 /// What would program rules here, and why; an error says what is missing for that. Looks, and changes nothing.

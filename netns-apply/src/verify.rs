@@ -1,0 +1,90 @@
+//! Comparing a plan with what is in force.
+
+use crate::{
+    ApplyError, ApplyOptions,
+    backend::{self, Backend, Means, Observed},
+    exec::Programs,
+    routes::Routing,
+};
+use redirect_core::{Family, RulePlan, change::Difference, options::Variant};
+use std::fmt;
+
+const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
+
+/// The first thing in a namespace that is not as planned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// A rule or chain.
+    Rule {
+        /// Of this family.
+        family: Family,
+        /// What is different.
+        difference: Difference,
+    },
+    /// A policy rule, route or address is missing.
+    Routing(String),
+    /// There are rules in both variants of iptables, or in iptables and native tables.
+    TwoBackends,
+    /// The native tables are missing.
+    NoNativeTables,
+    /// The native tables hold other rules.
+    OtherNativeRules,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule { family, difference } => write!(f, "{family}: {difference}"),
+            Self::Routing(what) => write!(f, "missing: {what}"),
+            Self::TwoBackends => f.write_str("the mesh has rules in more than one backend"),
+            Self::OtherNativeRules => f.write_str("the native tables inet istio-proxy-* hold other rules"),
+            Self::NoNativeTables => f.write_str("the native tables inet istio-proxy-* are missing"),
+        }
+    }
+}
+
+/// The first thing in the calling thread's network namespace that is not as planned, if any. Rules are compared in
+/// order; rules of others are passed over.
+///
+/// # Errors
+/// The namespace cannot be looked at.
+pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
+    let mut means = Means::open(&options.programs, options.backend)?;
+    if let (Some(connection), Some(most)) = (&mut means.netlink, options.most_read) {
+        connection.limit(most);
+    }
+    let observed = Observed::now(&mut means)?;
+    let (backend, _) = backend::choose(options.backend, &observed, &mut means, plan)?;
+    let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
+    if redirected + usize::from(!observed.native.is_empty()) > 1 {
+        return Ok(Some(Mismatch::TwoBackends));
+    }
+    let rules = match backend {
+        Backend::NativeNft if observed.native.is_empty() => Some(Mismatch::NoNativeTables),
+        Backend::NativeNft if means.netlink.is_some() && !observed.native.hold(plan, options.native_form) => {
+            Some(Mismatch::OtherNativeRules)
+        }
+        Backend::NativeNft => None,
+        Backend::Netlink => different(&observed, Variant::Nft, plan),
+        Backend::Restore(variant) => different(&observed, variant, plan),
+    };
+    let missing = || Routing::of(plan).beyond(&observed.routing).first().map(ToString::to_string);
+    Ok(rules.or_else(|| missing().map(Mismatch::Routing)))
+}
+
+/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for it is
+/// installed here. Where there are some, rules that [`verify`] misses may be in them.
+#[must_use]
+pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
+    let tables = backend::unreadable(programs).into_iter();
+    tables.map(|(family, table)| format!("{family} {table}")).collect()
+}
+
+/// The first rule of either family that is not as planned.
+fn different(observed: &Observed, variant: Variant, plan: &RulePlan) -> Option<Mismatch> {
+    Family::BOTH.into_iter().find_map(|family| {
+        let difference = Difference::find(observed.rules(variant).of(family), &plan.rules(family))?;
+        Some(Mismatch::Rule { family, difference })
+    })
+}
