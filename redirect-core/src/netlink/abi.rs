@@ -98,6 +98,7 @@ pub mod attribute {
     }
     pub mod table {
         pub const NAME: u16 = 1;
+        pub const FLAGS: u16 = 2;
     }
     pub mod chain {
         pub const TABLE: u16 = 1;
@@ -199,6 +200,7 @@ pub mod attribute {
     pub mod lookup {
         pub const SET: u16 = 1;
         pub const SOURCE: u16 = 2;
+        pub const DESTINATION: u16 = 3;
         pub const SET_ID: u16 = 4;
         pub const FLAGS: u16 = 5;
     }

@@ -22,6 +22,7 @@ mod native_state;
 mod observed;
 mod part;
 pub mod request;
+mod ruleset;
 mod sets;
 mod wire;
 mod xt;
