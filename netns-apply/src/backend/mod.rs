@@ -8,7 +8,7 @@ pub(crate) mod restore;
 
 pub(crate) use means::Means;
 pub(crate) use native::NativeTables;
-pub(crate) use observed::{Observed, unreadable};
+pub(crate) use observed::{Observed, legacy_tables, unreadable};
 
 use crate::{ApplyError, netlink::NetlinkError};
 use redirect_core::{

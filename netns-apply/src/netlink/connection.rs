@@ -2,6 +2,8 @@
 
 #![allow(clippy::wildcard_enum_match_arm)] // of error numbers there are many, and more to come
 
+mod ruleset;
+
 use super::{Missing, NetlinkError};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use nix::{

@@ -14,6 +14,7 @@ mod path;
 pub mod ruleset;
 mod save;
 mod traffic;
+mod visit;
 
 pub use save::add_saved;
 pub(crate) use save::target_named;

@@ -3,10 +3,9 @@
 use super::{
     Effect, Finding, Place, Pod, Severity, Traffic,
     packet::{Act, Capture, DEEPEST, Packet},
-    ruleset::{
-        Base, ChainState, Condition, Ruleset, SeenRule, Statement, TableFamily, TableName, TableState,
-    },
+    ruleset::{Base, ChainState, Condition, Ruleset, Statement, TableFamily, TableName, TableState},
     traffic::Flow,
+    visit::{End, Visit},
 };
 use crate::{
     plan::FamilyRules,
@@ -32,8 +31,6 @@ const MOST_PACKETS: usize = 256;
 const MOST_STEPS: usize = 1_000_000;
 /// Where the kernel translates destinations, whatever the priority of the chains it asks for that (`NF_IP_PRI_NAT_DST`).
 const TRANSLATION: i32 = -100;
-/// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
-const TRACKING: i32 = -200;
 
 /// Findings, each once.
 #[derive(Default)]
@@ -105,7 +102,7 @@ fn is_own(table: &TableName, chain: &ChainState) -> bool {
     is_native(table) || chain.rules.iter().flat_map(|rule| &rule.statements).any(jumps_to_the_mesh)
 }
 
-fn is_native(table: &TableName) -> bool {
+pub(super) fn is_native(table: &TableName) -> bool {
     table.family == TableFamily::Inet && NFT_TABLES.contains(&table.name.as_str())
 }
 
@@ -128,23 +125,23 @@ pub(super) fn search(
     }
 }
 
-struct Search<'a, 's> {
-    ruleset: &'a Ruleset,
-    family: Family,
-    flow: &'s Flow<'a>,
-    findings: &'s mut Findings,
+pub(super) struct Search<'a, 's> {
+    pub(super) ruleset: &'a Ruleset,
+    pub(super) family: Family,
+    pub(super) flow: &'s Flow<'a>,
+    pub(super) findings: &'s mut Findings,
     /// How many rules may still be met.
-    steps: &'s mut usize,
+    pub(super) steps: &'s mut usize,
 }
 
 /// A base chain on a packet's way.
 #[derive(Clone, Copy)]
-struct Hooked<'a> {
-    table_name: &'a TableName,
-    table: &'a TableState,
-    name: &'a str,
-    chain: &'a ChainState,
-    base: Base,
+pub(super) struct Hooked<'a> {
+    pub(super) table_name: &'a TableName,
+    pub(super) table: &'a TableState,
+    pub(super) name: &'a str,
+    pub(super) chain: &'a ChainState,
+    pub(super) base: Base,
 }
 
 impl Hooked<'_> {
@@ -156,7 +153,7 @@ impl Hooked<'_> {
 
 /// Where a base chain stands, compared with the mesh's that captures.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Position {
+pub(super) enum Position {
     /// It goes first.
     Before,
     /// It has the same priority: whichever was made last goes first.
@@ -169,16 +166,16 @@ enum Position {
 
 /// A base chain together with what a packet looks like there.
 #[derive(Clone, Copy)]
-struct Station<'a> {
-    hooked: Hooked<'a>,
-    position: Position,
+pub(super) struct Station<'a> {
+    pub(super) hooked: Hooked<'a>,
+    pub(super) position: Position,
     /// How the packet is changed by then.
-    stage: Stage,
+    pub(super) stage: Stage,
 }
 
 /// How far a packet has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// Before its capture.
     Original,
     /// Behind its capture, on the same hook.
@@ -245,7 +242,8 @@ impl<'a> Search<'a, '_> {
         for hook in later {
             let translates = matches!(hook, Hook::Prerouting) && packet.owner.is_some();
             for hooked in self.hooked_on(*hook) {
-                if !(hooked.base.is_nat && translates) && !is_native(hooked.table_name) {
+                let passed_over = hooked.base.is_nat && translates || is_native(hooked.table_name);
+                if !passed_over {
                     let stage = Stage::Later(*hook);
                     stations.push(Station { hooked, position: Position::After, stage });
                 }
@@ -337,7 +335,7 @@ impl<'a> Search<'a, '_> {
         }
     }
 
-    fn note(&mut self, severity: Severity, place: Place, rule: String, effect: Effect) {
+    pub(super) fn note(&mut self, severity: Severity, place: Place, rule: String, effect: Effect) {
         let traffic: BTreeSet<(Family, Traffic)> = [(self.family, self.flow.traffic)].into();
         self.findings.add(Finding { severity, place, rule, effect, traffic });
     }
@@ -352,7 +350,7 @@ fn holds(hooked: &Hooked<'_>, act: &Act<'_>) -> bool {
     hooked.table_name.name == name && inet == native && statements.any(|one| leads_to(one, act.to, native))
 }
 
-fn leads_to(statement: &Statement, chain: &Chain, native: bool) -> bool {
+pub(super) fn leads_to(statement: &Statement, chain: &Chain, native: bool) -> bool {
     let Statement::Jump(to) = statement else { return false };
     if native { *to == nft_chain_name(chain) } else { to == chain.name() }
 }
@@ -391,11 +389,11 @@ impl Stage {
 }
 
 impl<'a> Station<'a> {
-    fn hook(&self) -> Hook {
+    pub(super) fn hook(&self) -> Hook {
         self.hooked.base.hook
     }
 
-    fn place(&self, chain: &str, rule: Option<usize>) -> Place {
+    pub(super) fn place(&self, chain: &str, rule: Option<usize>) -> Place {
         let Hooked { table_name, name, base, .. } = &self.hooked;
         Place {
             table: (*table_name).clone(),
@@ -423,214 +421,5 @@ impl<'a> Station<'a> {
             | Statement::Unknown(_) => true,
             Statement::Jump(_) | Statement::Harmless(_) => false,
         }
-    }
-}
-
-/// Where a packet goes from a rule or chain.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// To the next rule.
-    Next,
-    /// Back to the calling chain.
-    Returned,
-    /// Out of the base chain.
-    Left,
-    /// To the mesh's rules.
-    Own,
-    /// Nowhere, or to somebody else.
-    Gone,
-}
-
-/// One packet in one base chain.
-struct Visit<'v, 'a, 's> {
-    search: &'v mut Search<'a, 's>,
-    station: &'v Station<'a>,
-    packet: Packet,
-    capture: Capture,
-    /// The mesh's chain that the packet is sent to here, and whether the table is a native one.
-    to: Option<(&'a Chain, bool)>,
-    /// Whether the packet comes here for sure.
-    sure: bool,
-    /// Whether the rule at hand, or one that led to it, is only perhaps met.
-    conditional: bool,
-}
-
-impl<'a> Visit<'_, 'a, '_> {
-    fn base(&mut self) -> End {
-        let Hooked { name, chain, base, .. } = self.station.hooked;
-        let end = self.chain(name, chain, 0);
-        match end {
-            End::Next | End::Returned if base.drops => {
-                let severity = self.severity();
-                self.search.note(
-                    severity,
-                    self.station.place(name, None),
-                    String::new(),
-                    Effect::PolicyDrops,
-                );
-                if self.sure { End::Gone } else { End::Left }
-            }
-            End::Gone if !self.sure => End::Left,
-            End::Next | End::Returned | End::Left | End::Own | End::Gone => end,
-        }
-    }
-
-    fn severity(&self) -> Severity {
-        let sure = self.is_certain() && self.station.position != Position::Unsure;
-        if sure { Severity::Does } else { Severity::May }
-    }
-
-    const fn is_certain(&self) -> bool {
-        self.sure && !self.conditional
-    }
-
-    fn chain(&mut self, name: &str, chain: &'a ChainState, depth: usize) -> End {
-        if depth > DEEPEST {
-            return End::Next;
-        }
-        for (number, rule) in (1_usize..).zip(&chain.rules) {
-            if *self.search.steps == 0 {
-                return End::Gone;
-            }
-            *self.search.steps = self.search.steps.saturating_sub(1);
-            let met = self.packet.fulfils_all(&rule.conditions);
-            if met == Some(false) {
-                continue;
-            }
-            let conditional = self.conditional;
-            self.conditional |= met.is_none();
-            let end = self.rule(name, number, rule, depth);
-            self.conditional = conditional;
-            match (end, met) {
-                (End::Next, _) => {}
-                // Whether it was met is not known; everything behind it is reached only perhaps.
-                (End::Returned | End::Left | End::Own | End::Gone, None) => self.sure = false,
-                (End::Returned, Some(_)) => return if depth == 0 { End::Returned } else { End::Next },
-                (End::Left | End::Own | End::Gone, Some(_)) => return end,
-            }
-        }
-        End::Next
-    }
-
-    fn rule(&mut self, chain: &str, number: usize, rule: &'a SeenRule, depth: usize) -> End {
-        for statement in &rule.statements {
-            let place = self.station.place(chain, Some(number));
-            let end = match statement {
-                Statement::Jump(to) => self.jump(to, rule, depth),
-                Statement::Goto(to) => match self.jump(to, rule, depth) {
-                    End::Next => {
-                        if depth == 0 {
-                            self.ends(place, rule);
-                        }
-                        End::Returned
-                    }
-                    end @ (End::Returned | End::Left | End::Own | End::Gone) => end,
-                },
-                Statement::Accept | Statement::TranslateSource(_) => {
-                    self.ends(place, rule);
-                    End::Left
-                }
-                Statement::Return => {
-                    if depth == 0 {
-                        self.ends(place, rule);
-                    }
-                    End::Returned
-                }
-                Statement::Translate(_) if self.is_translated_here() => {
-                    self.note(place, rule, Effect::Translates);
-                    // Which of two chains of the same priority is asked first is not known.
-                    if self.station.position == Position::Unsure { End::Left } else { End::Gone }
-                }
-                Statement::Translate(_) => End::Left,
-                Statement::Drop | Statement::Reject => {
-                    self.note(place, rule, Effect::Drops);
-                    End::Gone
-                }
-                Statement::Tproxy | Statement::Untrack | Statement::SetMark(_) => {
-                    self.alter(statement, place, rule);
-                    End::Next
-                }
-                Statement::Queue => {
-                    self.search.note(Severity::May, place, rule.to_string(), Effect::Queues);
-                    End::Left
-                }
-                Statement::Rewrite(_) => {
-                    self.note(place, rule, Effect::Rewrites);
-                    End::Next
-                }
-                Statement::Unknown(_) => {
-                    self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
-                    End::Next
-                }
-                Statement::Harmless(_) => End::Next,
-            };
-            if end != End::Next {
-                return end;
-            }
-        }
-        End::Next
-    }
-
-    fn jump(&mut self, to: &str, rule: &SeenRule, depth: usize) -> End {
-        if let Some((chain, native)) = self.to
-            && rule.statements.iter().any(|statement| leads_to(statement, chain, native))
-        {
-            return End::Own;
-        }
-        // Others of the mesh's chains leave the packet alone.
-        if Chain::named(to).is_the_meshs() || is_native(self.station.hooked.table_name) {
-            return End::Next;
-        }
-        match self.station.hooked.table.chains.get_key_value(to) {
-            Some((name, chain)) => self.chain(name, chain, depth.saturating_add(1)),
-            None => End::Next,
-        }
-    }
-
-    /// A rule that ends the chain the mesh's rules are in.
-    fn ends(&mut self, place: Place, rule: &SeenRule) {
-        if self.station.position == Position::Own {
-            self.note(place, rule, Effect::EndsChain);
-        }
-    }
-
-    /// Whether destinations are translated here, before the mesh does or after TPROXY.
-    fn is_translated_here(&self) -> bool {
-        self.station.hooked.base.is_nat && matches!(self.station.hook(), Hook::Prerouting | Hook::Output)
-    }
-
-    /// What changes how a packet is treated further on.
-    fn alter(&mut self, statement: &Statement, place: Place, rule: &SeenRule) {
-        let on_arrival = self.station.hook() == Hook::Prerouting && self.search.flow.hook == Hook::Prerouting;
-        let before = self.station.stage == Stage::Original;
-        match (statement, self.capture) {
-            (Statement::Tproxy, _) if on_arrival => self.note(place, rule, Effect::Tproxies),
-            (Statement::Untrack, Capture::Redirect(_))
-                if before && self.station.hooked.base.priority < TRACKING =>
-            {
-                self.note(place, rule, Effect::Untracks);
-            }
-            (Statement::SetMark(mark), capture) => {
-                if let (Capture::Tproxy(wanted), true) = (capture, on_arrival) {
-                    // The mesh's rules leave alone what has the mark already; behind them it may have no other.
-                    match (before, *mark) {
-                        (_, None) => {
-                            self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks)
-                        }
-                        (before, Some(mark)) if before == (mark == wanted) => {
-                            self.note(place, rule, Effect::Remarks);
-                        }
-                        (_, Some(_)) => {}
-                    }
-                }
-                self.packet.mark = mark.filter(|_| self.is_certain());
-            }
-            (_, Capture::Redirect(_) | Capture::Tproxy(_)) => {}
-        }
-    }
-
-    fn note(&mut self, place: Place, rule: &SeenRule, effect: Effect) {
-        let severity = self.severity();
-        self.search.note(severity, place, rule.to_string(), effect);
     }
 }

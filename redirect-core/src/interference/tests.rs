@@ -55,7 +55,7 @@ fn in_force(plan: &RulePlan, others: &str) -> Ruleset {
             [chain, rest @ ..] if chain.starts_with(':') => declare(table, &chain[1..], rest),
             [command, chain, rest @ ..] if command == "-A" => chain_of(table, chain).rules.push(rule(rest)),
             [command, chain, rest @ ..] if command == "-I" => {
-                chain_of(table, chain).rules.insert(0, rule(rest))
+                chain_of(table, chain).rules.insert(0, rule(rest));
             }
             _ => assert!(line.starts_with('*'), "{line}"),
         }

@@ -31,6 +31,7 @@ mod xt;
 mod tests;
 
 pub use batch::{Batch, BatchError, FinishedBatch};
+pub use foreign::without_bytes;
 pub use iptables::Unencodable;
 pub use native::{NativeForm, NativeRules};
 pub use native_state::NativeState;
