@@ -313,7 +313,7 @@ fn the_mark_is_tproxys() {
         &[
             (
                 "*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x7/0xffffffff",
-                &[(Does, "theirs pre 1", Remarks, &[Inbound])],
+                &[(May, "theirs pre 1", Remarks, &[Inbound])],
             ),
             (
                 "*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x1/0x1",

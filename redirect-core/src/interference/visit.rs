@@ -198,13 +198,15 @@ impl<'a> Visit<'_, 'a, '_> {
             }
             (Statement::SetMark(mark), capture) => {
                 if let (Capture::Tproxy(wanted), true) = (capture, on_arrival) {
-                    // The mesh's rules leave alone what has the mark already; behind them it may have no other.
+                    // The mesh's rules leave alone what has the mark already. Behind them another mark leads elsewhere what
+                    // is not for an address of the pod.
                     match (before, *mark) {
                         (_, None) => {
                             self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks);
                         }
-                        (before, Some(mark)) if before == (mark == wanted) => {
-                            self.note(place, rule, Effect::Remarks);
+                        (true, Some(mark)) if mark == wanted => self.note(place, rule, Effect::Remarks),
+                        (false, Some(mark)) if mark != wanted => {
+                            self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks);
                         }
                         (_, Some(_)) => {}
                     }
