@@ -248,7 +248,7 @@ impl Reason {
             }
             Self::OutOfResources => (
                 "the pod's specification",
-                "about 40 file descriptors (ulimit -n) and 20 local ports (net.ipv4.ip_local_port_range) are needed",
+                "about 50 file descriptors (ulimit -n) and 20 local ports (net.ipv4.ip_local_port_range) are needed",
             ),
             Self::NothingProven => {
                 ("the pod's specification", "run it with the proxy's runAsUser and runAsGroup (1337)")
@@ -271,7 +271,7 @@ const NODE_AGENT: &str =
 /// What to do: who, which setting, and where to read on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remedy {
-    /// The part of the system that can mend it.
+    /// The part of the system that can fix it.
     pub agent: &'static str,
     /// The setting to look at.
     pub setting: &'static str,
