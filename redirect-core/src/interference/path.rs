@@ -120,7 +120,7 @@ pub(super) fn search(
 ) {
     let mut steps = MOST_STEPS;
     for flow in Flow::all(rules, family, pod) {
-        let mut search = Search { ruleset, family, flow: &flow, findings, steps: &mut steps };
+        let mut search = Search { ruleset, family, flow: &flow, findings, steps: &mut steps, cut: false };
         search.run();
     }
 }
@@ -132,6 +132,8 @@ pub(super) struct Search<'a, 's> {
     pub(super) findings: &'s mut Findings,
     /// How many rules may still be met.
     pub(super) steps: &'s mut usize,
+    /// Whether there are rules that no packet was made for.
+    cut: bool,
 }
 
 /// A base chain on a packet's way.
@@ -198,12 +200,12 @@ impl<'a> Search<'a, '_> {
             if self.findings.is_full() {
                 return;
             }
-            if tried.len() >= MOST_PACKETS || *self.steps == 0 {
-                return self.unfollowed(&stations);
-            }
             if tried.insert(packet.clone()) {
                 self.send(&packet, &stations);
             }
+        }
+        if self.cut || *self.steps == 0 {
+            self.unfollowed(&stations);
         }
     }
 
@@ -281,7 +283,8 @@ impl<'a> Search<'a, '_> {
         packets: &mut Vec<Packet>,
     ) {
         for rule in &chain.rules {
-            if *self.steps == 0 || packets.len() >= MOST_PACKETS || depth > DEEPEST {
+            if *self.steps == 0 || packets.len() >= MOST_PACKETS {
+                self.cut = true;
                 return;
             }
             *self.steps = self.steps.saturating_sub(1);
@@ -290,7 +293,9 @@ impl<'a> Search<'a, '_> {
             for statement in &rule.statements {
                 if let Statement::Jump(to) | Statement::Goto(to) = statement {
                     let chain = station.hooked.table.chains.get(to);
-                    if let Some(chain) = chain.filter(|_| !jumps_to_the_mesh(statement)) {
+                    // The kernel refuses loops, and chains that go deeper.
+                    let followed = depth < DEEPEST && !jumps_to_the_mesh(statement);
+                    if let Some(chain) = chain.filter(|_| followed) {
                         self.aim_at(station, chain, path, depth.saturating_add(1), packets);
                     }
                 }
@@ -299,7 +304,11 @@ impl<'a> Search<'a, '_> {
             // Without a condition any packet will do.
             if interferes && !path.is_empty() {
                 let view = |packet: &Packet, capture| station.stage.view(packet, capture);
-                packets.extend(self.flow.aimed(path, &view));
+                for packet in self.flow.aimed(path, &view) {
+                    if !packets.contains(&packet) {
+                        packets.push(packet);
+                    }
+                }
                 *self.steps = self.steps.saturating_sub(50);
             }
             path.truncate(before);

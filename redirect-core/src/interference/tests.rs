@@ -385,7 +385,7 @@ fn only_ranges_that_are_captured_count() {
 #[test]
 fn a_family_the_pod_has_no_address_of_is_not_judged() {
     let plan = plan(&[]);
-    let ruleset = in_force(&plan, "-I PREROUTING -j ACCEPT");
+    let ruleset = in_force(&plan, "-I PREROUTING -j ACCEPT\n-I OUTPUT -j ACCEPT");
     assert_eq!(find(&ruleset, &plan, &Pod::default()), []);
 }
 
@@ -436,4 +436,15 @@ fn any_number_of_rules_is_bounded() {
     }
     let findings = found(&plan, &others);
     assert_eq!(findings.iter().map(|finding| finding.effect).collect::<Vec<_>>(), vec![Unfollowed]);
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_saved_text_is_read_or_refused(text in "(\\*[a-z]{1,6}\n(:[A-Z]{1,9} [A-Z]{1,6}\n|-A [A-Z]{1,9}( !? ?-{1,2}[a-z-]{1,8}| [a-z0-9.:/,\"]{1,9}){0,6}\n){0,9}(COMMIT\n)?){0,3}") {
+        let mut ruleset = Ruleset::default();
+        let _ = add_saved(&mut ruleset, Family::V4, &text);
+        let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+        let pod = Pod { addresses: &addresses, interfaces: &[] };
+        let _ = find(&ruleset, &plan(&[]), &pod).iter().map(ToString::to_string).collect::<Vec<_>>();
+    }
 }

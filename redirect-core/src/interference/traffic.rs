@@ -30,6 +30,8 @@ const EPHEMERAL: u16 = 43_210;
 const MOST_USUAL: usize = 32;
 /// How many constants of each sort a plan's rules, or the conditions of a rule, are asked for.
 const MOST_CONSTANTS: usize = 12;
+/// How many of a plan's constants of each sort usual packets have.
+const MOST_OF_PLAN: usize = 5;
 /// How many packets are made for one rule of others.
 const MOST_AIMED: usize = 3;
 
@@ -229,6 +231,9 @@ fn packets(traffic: Traffic, family: Family, pod: &Pod<'_>, constants: &Constant
         .copied()
         .filter(|address| Family::of(address) == family && is_the_pods(address))
         .collect();
+    if own.is_empty() {
+        return Vec::new();
+    }
     let interfaces: Vec<String> = match pod.interfaces {
         [] => vec!["eth0".into()],
         names => names.to_vec(),
@@ -258,9 +263,9 @@ fn packets(traffic: Traffic, family: Family, pod: &Pod<'_>, constants: &Constant
         }
         Traffic::Outbound | Traffic::Dns => {
             let named = constants.destinations.iter().filter(|net| !net.addr().is_loopback()).flat_map(ends);
-            let named = named.filter(|address| Family::of(address) == family);
+            let named = named.filter(|address| Family::of(address) == family).take(MOST_OF_PLAN);
             let destinations: Vec<IpAddr> = [far].into_iter().chain(named).collect();
-            let groups = constants.groups.iter().map(|gid| (USUAL_OWNERS[1], *gid));
+            let groups = constants.groups.iter().take(MOST_OF_PLAN).map(|gid| (USUAL_OWNERS[1], *gid));
             let owners: Vec<(u32, u32)> = USUAL_OWNERS.map(|id| (id, id)).into_iter().chain(groups).collect();
             for (destination, interface) in pairs(&destinations, &interfaces) {
                 for (source, owner) in pairs(own.get(..1).unwrap_or_default(), &owners) {
@@ -283,7 +288,7 @@ fn packets(traffic: Traffic, family: Family, pod: &Pod<'_>, constants: &Constant
     if traffic == Traffic::Dns {
         return packets;
     }
-    let ports = USUAL_PORTS.into_iter().chain(constants.ports.iter().copied());
+    let ports = USUAL_PORTS.into_iter().chain(constants.ports.iter().copied().take(MOST_OF_PLAN));
     ports.flat_map(|port| packets.iter().map(move |packet| Packet { port, ..packet.clone() })).collect()
 }
 

@@ -23,6 +23,7 @@ mod observed;
 mod part;
 pub mod request;
 mod ruleset;
+mod seen;
 mod sets;
 mod wire;
 mod xt;
