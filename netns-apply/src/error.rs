@@ -103,6 +103,12 @@ pub enum ApplyError {
         /// What was wrong.
         cause: redirect_core::parse::SaveError,
     },
+    /// The namespace's addresses and interfaces could not be read.
+    #[error("cannot read the network namespace's addresses: {cause}")]
+    Addresses {
+        /// What the kernel said.
+        cause: std::io::Error,
+    },
     /// Somebody else changes the same rules all the time.
     #[error(
         "the rules are not as planned after {attempts} attempts, somebody else changes them: {difference}"

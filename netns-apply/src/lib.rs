@@ -17,6 +17,8 @@ mod error;
 mod exec;
 pub mod facts;
 #[cfg(feature = "write")]
+mod foreign;
+#[cfg(feature = "write")]
 mod lock;
 #[cfg(feature = "write")]
 pub mod netlink;
@@ -39,6 +41,8 @@ pub use backend::{Backend, Because};
 pub use error::{Aftermath, ApplyError, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
+#[cfg(feature = "write")]
+pub use foreign::interference;
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]

@@ -134,7 +134,7 @@ pub(crate) fn judge_unreadable(tables: &[(Family, String)]) -> Unreadable {
 }
 
 /// The tables of the legacy variant that this namespace has (ip_tables_names); reading this makes none.
-fn legacy_tables(family: Family) -> Vec<String> {
+pub(crate) fn legacy_tables(family: Family) -> Vec<String> {
     let file = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
         Family::V6 => "/proc/thread-self/net/ip6_tables_names",

@@ -4,12 +4,14 @@ use crate::{
     ApplyError, ApplyOptions,
     backend::{self, Backend, Handles},
     exec::Programs,
+    foreign::interference,
     observe::{self, Seen},
 };
 use redirect_core::{
     Family, RulePlan,
-    change::Difference,
-    netlink::NativeState,
+    change::{Difference, DifferenceKind},
+    interference::Finding,
+    netlink::{NativeState, without_bytes},
     options::Variant,
     routing::{self, FoundRouting},
     steps::{Observation, VARIANTS},
@@ -37,7 +39,12 @@ pub enum Mismatch {
     OtherNativeRules,
     /// A table is there and does not act.
     Asleep(String),
+    /// All is as planned, but something of others comes in its way; the surest first, at least one.
+    Interference(Vec<Finding>),
 }
+
+/// How many rules of others are named in one text.
+const MOST_NAMED: usize = 3;
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,12 +54,22 @@ impl fmt::Display for Mismatch {
             Self::TwoBackends => f.write_str("the mesh has rules in more than one backend"),
             Self::OtherNativeRules => f.write_str("the native tables inet istio-proxy-* hold other rules"),
             Self::NoNativeTables => f.write_str("the native tables inet istio-proxy-* are missing"),
+            Self::Interference(findings) => {
+                f.write_str("all rules are in force, but others interfere: ")?;
+                for (index, finding) in findings.iter().take(MOST_NAMED).enumerate() {
+                    write!(f, "{}{finding}", if index == 0 { "" } else { "; " })?;
+                }
+                match findings.len().saturating_sub(MOST_NAMED) {
+                    0 => Ok(()),
+                    more => write!(f, "; and {more} more"),
+                }
+            }
         }
     }
 }
 
 /// The first thing in the calling thread's network namespace that is not as planned, if any. Rules are compared in
-/// order; rules of others are passed over.
+/// order; then it is asked what of others comes in their way.
 ///
 /// # Errors
 /// The namespace cannot be looked at.
@@ -81,7 +98,12 @@ pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch
         Backend::Netlink => different(observed, Variant::Nft, plan),
         Backend::Restore(variant) => different(observed, variant, plan),
     };
-    Ok(rules.or_else(|| missing_routing(plan, &observed.routing).map(Mismatch::Routing)))
+    if let Some(mismatch) = rules.or_else(|| missing_routing(plan, &observed.routing).map(Mismatch::Routing))
+    {
+        return Ok(Some(mismatch));
+    }
+    let findings = interference(plan, options)?;
+    Ok(if findings.is_empty() { None } else { Some(Mismatch::Interference(findings)) })
 }
 
 /// The first thing a plan needs besides rules that is missing, or that does not work.
@@ -104,6 +126,23 @@ pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
 fn different(observed: &Observation, variant: Variant, plan: &RulePlan) -> Option<Mismatch> {
     Family::BOTH.into_iter().find_map(|family| {
         let difference = Difference::find(observed.rules(variant).of(family), &plan.rules(family))?;
-        Some(Mismatch::Rule { family, difference })
+        Some(Mismatch::Rule { family, difference: readable(difference) })
     })
+}
+
+/// The same in words for people: rules of others without the bytes that would make them again.
+fn readable(difference: Difference) -> Difference {
+    let Difference { table, chain, kind } = difference;
+    let kind = match kind {
+        DifferenceKind::StrayRule { number, found } => {
+            DifferenceKind::StrayRule { number, found: without_bytes(found) }
+        }
+        DifferenceKind::OtherRule { number, wanted, found } => {
+            DifferenceKind::OtherRule { number, wanted, found: without_bytes(found) }
+        }
+        DifferenceKind::MissingChain | DifferenceKind::StrayChain | DifferenceKind::MissingRule { .. } => {
+            kind
+        }
+    };
+    Difference { table, chain, kind }
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::wildcard_enum_match_arm)] // of error numbers there are many, and more to come
 
+mod ruleset;
+
 use super::{Missing, NetlinkError};
 use crate::socket::{Ended, NetlinkSocket, code};
 use netlink_sys::protocols::NETLINK_NETFILTER;

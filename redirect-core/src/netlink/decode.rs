@@ -232,12 +232,12 @@ impl Reader {
 }
 
 /// The name, revision and structure of an xt match or target.
-fn extension(data: Attributes<'_>) -> Option<(&str, u32, &[u8])> {
+pub(super) fn extension(data: Attributes<'_>) -> Option<(&str, u32, &[u8])> {
     let name = data.find(attribute::xt::NAME)?.text()?;
     Some((name, data.find(attribute::xt::REVISION)?.u32()?, data.find(attribute::xt::INFO)?.0))
 }
 
-const fn negated(operator: u32) -> Option<bool> {
+pub(super) const fn negated(operator: u32) -> Option<bool> {
     match operator {
         operator::EQUAL => Some(false),
         operator::NOT_EQUAL => Some(true),
@@ -245,11 +245,11 @@ const fn negated(operator: u32) -> Option<bool> {
     }
 }
 
-fn value_of(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
+pub(super) fn value_of(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
     Some(data.find(kind)?.attributes().find(attribute::data::VALUE)?.0)
 }
 
-fn port(value: &[u8]) -> Option<u16> {
+pub(super) fn port(value: &[u8]) -> Option<u16> {
     <[u8; 2]>::try_from(value).ok().map(u16::from_be_bytes)
 }
 
@@ -321,7 +321,7 @@ fn protocol(number: u8) -> Option<Protocol> {
 }
 
 /// A name with a NUL behind it is a whole one, without it the beginning of names.
-fn interface(value: &[u8]) -> Option<InterfaceName> {
+pub(super) fn interface(value: &[u8]) -> Option<InterfaceName> {
     let end = value.iter().position(|byte| *byte == 0);
     let name = core::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
     let whole =
@@ -375,7 +375,7 @@ fn address(offset: u32, not: bool, value: &[u8], prefix: u8, family: Family) -> 
 }
 
 /// The prefix length of a mask whose set bits come first.
-fn prefix_of(mask: &[u8]) -> Option<u8> {
+pub(super) fn prefix_of(mask: &[u8]) -> Option<u8> {
     let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
     let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
     let leading = bits.by_ref().take_while(|bit| *bit == 1).count();

@@ -23,6 +23,8 @@ mod native_state;
 mod observed;
 mod part;
 pub mod request;
+mod ruleset;
+mod seen;
 mod sets;
 mod wire;
 mod xt;
@@ -31,6 +33,7 @@ mod xt;
 mod tests;
 
 pub use batch::{Batch, BatchError, FinishedBatch};
+pub use foreign::without_bytes;
 pub use iptables::Unencodable;
 pub use native::{NativeForm, NativeRules};
 pub use native_state::NativeState;

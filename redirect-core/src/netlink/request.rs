@@ -33,6 +33,18 @@ pub fn chains(sequence: u32, of: Family) -> Vec<u8> {
     question(kind::GET_CHAIN, flags::DUMP, sequence, abi::family_number(of), |_| {})
 }
 
+/// All chains of all families.
+#[must_use]
+pub fn all_chains(sequence: u32) -> Vec<u8> {
+    question(kind::GET_CHAIN, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
+}
+
+/// All rules of all tables of all families.
+#[must_use]
+pub fn all_rules(sequence: u32) -> Vec<u8> {
+    question(kind::GET_RULE, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
+}
+
 /// The rules of a table.
 #[must_use]
 pub fn rules(sequence: u32, of: Family, table: Table) -> Vec<u8> {

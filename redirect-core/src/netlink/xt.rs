@@ -431,11 +431,11 @@ pub(super) const fn mark(value: u32) -> Option<Mark> {
     if value == 0 { None } else { Some(Mark(value)) }
 }
 
-fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
+pub(super) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
     read_array(bytes, offset).map(u32::from_ne_bytes)
 }
 
-fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
+pub(super) fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
     read_array(bytes, offset).map(u16::from_ne_bytes)
 }
 
