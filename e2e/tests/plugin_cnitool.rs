@@ -190,6 +190,23 @@ fn native_tables_gather_lists_in_sets_where_asked_for() -> Result<()> {
 }
 
 #[test]
+fn strict_capture_is_the_configurations_unless_the_pod_says_otherwise() -> Result<()> {
+    let chain = Chain::new("1.1.0", &[("strict_capture", json!(true))])?;
+    for (said, guarded) in [(None, true), (Some("false"), false)] {
+        let annotations: Vec<(&str, &str)> =
+            said.map(|text| ("traffic.sidecar.istio.io/strictCapture", text)).into_iter().collect();
+        chain.run_dir.write_manifest("web.json", &sidecar("web", &annotations))?;
+        let pod = Namespace::empty(Families::Dual)?;
+        chain.tool.added(NETWORK, &pod)?;
+        let rules = pod.sh("iptables-nft-save -t mangle")?.stdout;
+        assert_eq!(rules.contains("-A ISTIO_GUARD_OUT"), guarded, "{said:?}: {rules}");
+        chain.tool.check(NETWORK, &pod)?.ok()?;
+        chain.tool.del(NETWORK, &pod)?.ok()?;
+    }
+    Ok(())
+}
+
+#[test]
 fn a_pod_that_cannot_be_redirected_fails_with_its_reason() -> Result<()> {
     let chain = Chain::new("1.0.0", &[])?;
     let annotation = "traffic.sidecar.istio.io/excludeOutboundPorts";

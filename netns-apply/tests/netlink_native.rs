@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Recording, namespace, observe, recordings, run, soon};
+use common::{Recording, namespace, observe, recordings, run, soon, strict_recordings};
 use e2e::netns::State;
 use netns_apply::netlink::{Connection, Transaction};
 use redirect_core::{
@@ -30,7 +30,7 @@ fn plans() -> Vec<Recording> {
     let all = recordings();
     let (native, others): (Vec<_>, Vec<_>) = all.into_iter().partition(Recording::is_native);
     assert!(!native.is_empty());
-    native.into_iter().chain(others.into_iter().step_by(5)).collect()
+    native.into_iter().chain(others.into_iter().step_by(5)).chain(strict_recordings()).collect()
 }
 
 #[test]

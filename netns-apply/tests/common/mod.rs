@@ -40,6 +40,17 @@ pub fn recordings() -> Vec<Recording> {
     alike.filter_map(|case| Some(Recording { name: name(&case), plan: plan(&case)?, case })).collect()
 }
 
+/// Some of the recordings, as they would be with strict capture.
+pub fn strict_recordings() -> Vec<Recording> {
+    let strict = |Recording { name, mut case, .. }: Recording| {
+        case["args"].as_array_mut()?.push("--strict-capture".into());
+        Some(Recording { name: format!("{name}, strict"), plan: plan(&case)?, case })
+    };
+    let strict: Vec<Recording> = recordings().into_iter().step_by(6).filter_map(strict).collect();
+    assert!(strict.iter().any(|recording| recording.plan.policy_routes().is_some()), "none in TPROXY mode");
+    strict
+}
+
 pub fn namespace() -> Namespace {
     Namespace::empty(Families::Dual).unwrap()
 }

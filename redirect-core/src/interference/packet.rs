@@ -53,6 +53,8 @@ impl Packet {
             }
             // The connection is new: nothing has marked it.
             Condition::ConnMarkBits { is, .. } => Some(holds(is, |value| *value == 0)),
+            // The packet is the first.
+            Condition::IsReply(is) => Some(holds(is, |reply| !reply)),
             Condition::TcpFlags { mask, is } => {
                 Some(self.is_tcp() && holds(is, |value| FIRST_FLAGS & mask == *value))
             }

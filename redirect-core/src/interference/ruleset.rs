@@ -160,6 +160,8 @@ pub enum Condition {
         /// Their value.
         is: Is<u32>,
     },
+    /// The packet answers those that opened the connection.
+    IsReply(Is<bool>),
     /// These TCP flags have this value.
     TcpFlags {
         /// The flags, as bits of the header.
@@ -217,6 +219,7 @@ impl fmt::Display for SeenRule {
             | Condition::State(_)
             | Condition::MarkBits { .. }
             | Condition::ConnMarkBits { .. }
+            | Condition::IsReply(_)
             | Condition::TcpFlags { .. }
             | Condition::Unknown(_) => None,
         });
@@ -284,6 +287,10 @@ impl fmt::Display for Condition {
             }
             Self::ConnMarkBits { mask, is } => {
                 write!(f, "-m connmark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
+            }
+            Self::IsReply(is) => {
+                let direction = if is.value == is.not { "ORIGINAL" } else { "REPLY" };
+                write!(f, "-m conntrack --ctdir {direction}")
             }
             Self::TcpFlags { mask, is } => {
                 write!(f, "{}--tcp-flags {mask:#04x} {:#04x}", not(is.not), is.value)

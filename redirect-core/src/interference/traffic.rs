@@ -181,6 +181,7 @@ impl Constants {
                 | Condition::State(_)
                 | Condition::MarkBits { .. }
                 | Condition::ConnMarkBits { .. }
+                | Condition::IsReply(_)
                 | Condition::TcpFlags { .. }
                 | Condition::Unknown(_) => {}
             }

@@ -33,6 +33,8 @@ const VERDICT_MASK: u32 = 0xff;
 const TCP_FLAGS: u32 = 13;
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
+/// `XT_CONNTRACK_DIRECTION`.
+const XT_DIRECTION: u16 = 1 << 12;
 /// Modes of CONNMARK.
 const RESTORE_MARK: u8 = 2;
 
@@ -331,6 +333,9 @@ fn compared(loaded: &Loaded, operator: u32, value: &[u8]) -> Option<Vec<Conditio
         Loaded::Ct(ct::MARK) => {
             one(Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } })
         }
+        Loaded::Ct(ct::DIRECTION) => {
+            one(Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not }))
+        }
         Loaded::Payload { base: base::TRANSPORT, offset: 0, length: 4 } if !not => {
             let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
             let is = |bytes| Is::so(PortRange::single(u16::from_be_bytes(bytes)));
@@ -452,8 +457,12 @@ fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Conditi
             // These alone; translated connections have states of their own here.
             let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
             let states = u32::from(states);
-            (flags == 1 && states & !known == 0)
-                .then(|| [Condition::State(Is { value: states, not: inverted & 1 != 0 })].into())
+            let understood = flags & !XT_DIRECTION == 1 && states & !known == 0;
+            // The direction is the other one where it is inverted.
+            let is_reply = Is { value: true, not: inverted & XT_DIRECTION == 0 };
+            let direction = (flags & XT_DIRECTION != 0).then_some(Condition::IsReply(is_reply));
+            let state = Condition::State(Is { value: states, not: inverted & 1 != 0 });
+            understood.then(|| direction.into_iter().chain([state]).collect())
         }
         ("mark" | "connmark", 1) => {
             let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
