@@ -11,16 +11,16 @@ use crate::{
     backend::{self, Backend, Because, Handles},
     error::{Aftermath, ApplyError, RunError},
     exec::Programs,
-    lock::NetnsLock,
+    lock::{LockError, NetnsLock},
     netlink::NetlinkError,
     observe::{self, Seen, Unreadable},
     pause::grace,
 };
 use redirect_core::{
     RulePlan, Tproxy,
-    netlink::{BatchError, NativeForm},
+    netlink::{self, BatchError, NativeForm},
     options::{BackendChoice, Variant},
-    steps::{self, Goal, Inverse, RulesIn, Step},
+    steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
 };
 use std::time::{Duration, Instant};
 
@@ -200,7 +200,9 @@ impl<'a> Run<'a> {
 
     /// What would keep the plan's rules from acting, or hide rules of the mesh from us.
     fn obstacles(&self, seen: &Seen, backend: Backend) -> Result<(), ApplyError> {
-        let names = backend::tables(self.plan, backend);
+        // Native tables are ours alone: a run wakes them.
+        let names =
+            if backend == Backend::NativeNft { Vec::new() } else { backend::tables(self.plan, backend) };
         if let Some(asleep) = seen.asleep(|table| names.iter().any(|name| name == table)) {
             return Err(asleep.into());
         }
@@ -238,7 +240,8 @@ impl<'a> Run<'a> {
     /// Asks whether the changes that helper programs make would be accepted.
     fn test(&self, steps: &[Step]) -> Result<(), ApplyError> {
         for step in steps {
-            if let (Step::Restore(variant, family, change), Some(lock)) = (step, &self.lock) {
+            if let Step::Restore(variant, family, change) = step {
+                let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
                 backend::restore::test(self.handles.programs, *variant, *family, change, lock)?;
             }
         }
@@ -247,44 +250,60 @@ impl<'a> Run<'a> {
 
     /// Takes the steps, one after the other.
     fn take(&mut self, steps: &[Step], seen: &Seen) -> Result<(), ApplyError> {
+        self.start.get_or_insert_with(|| seen.clone());
         let mut native = seen.state.native.clone();
         // What a transaction is based on; the one before makes it stale.
         let mut base = seen.nf_tables.clone();
         for step in steps {
-            let inverse = step.inverse(&seen.state, &native);
             log::debug!("{step}");
-            // Noted before it is taken: what names a state does nothing where the step did nothing.
-            self.start.get_or_insert_with(|| seen.clone());
-            self.done.push(inverse);
-            match step {
-                Step::AddRouting(item) => {
-                    let beside = seen.state.routing.iter().any(|found| found.item == *item);
-                    if !self.handles.routes.add(*item, beside)? {
-                        // Somebody else's, who was faster.
+            // Noted before it is taken: it may be done although we are told that it is not.
+            self.done.push(step.inverse(&seen.state, &native));
+            match self.step(step, seen, &mut base) {
+                Ok(true) => {}
+                // Somebody else's, who was faster.
+                Ok(false) => drop(self.done.pop()),
+                Err(error) => {
+                    if error.says_that_nothing_was_done() {
                         self.done.pop();
                     }
+                    return Err(error);
                 }
-                Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
-                Step::Grace => grace(),
-                Step::Restore(variant, family, change) => {
-                    if let Some(lock) = &self.lock {
-                        backend::restore::commit(self.handles.programs, *variant, *family, change, lock)?;
-                    }
-                }
-                Step::Transaction(transaction) => {
-                    let Some(connection) = &mut self.handles.netlink else {
-                        return Err(NetlinkError::NoNfTables.into());
-                    };
-                    let now = match base.take() {
-                        Some(observed) => observed,
-                        None => connection.observe(self.deadline)?,
-                    };
-                    connection.commit(transaction, &now, self.deadline).map_err(changed)?;
-                    native = transaction.native.clone().unwrap_or(native);
-                }
+            }
+            if let Step::Transaction(Transaction { native: Some(to), .. }) = step {
+                native = to.clone();
             }
         }
         Ok(())
+    }
+
+    /// Takes one step; `false` where there was nothing to do.
+    fn step(
+        &mut self,
+        step: &Step,
+        seen: &Seen,
+        base: &mut Option<netlink::Observed>,
+    ) -> Result<bool, ApplyError> {
+        match step {
+            Step::AddRouting(item) => {
+                let beside = seen.state.routing.iter().any(|found| found.item == *item);
+                return Ok(self.handles.routes.add(*item, beside)?);
+            }
+            Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
+            Step::Grace => grace(),
+            Step::Restore(variant, family, change) => {
+                let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
+                backend::restore::commit(self.handles.programs, *variant, *family, change, lock)?;
+            }
+            Step::Transaction(transaction) => {
+                let connection = self.handles.netlink.as_mut().ok_or(NetlinkError::NoNfTables)?;
+                let now = match base.take() {
+                    Some(observed) => observed,
+                    None => connection.observe(self.deadline)?,
+                };
+                connection.commit(transaction, &now, self.deadline).map_err(changed)?;
+            }
+        }
+        Ok(true)
     }
 
     fn contended(&self, steps: &[Step]) -> ApplyError {

@@ -1,6 +1,6 @@
 //! Why a plan could not be put in force, or looked at.
 
-use crate::{exec::ExecError, lock::LockError, routes::RouteError};
+use crate::{exec::ExecError, lock::LockError, netlink::NetlinkError, routes::RouteError};
 use redirect_core::{Family, options::Variant};
 use std::fmt;
 
@@ -12,6 +12,17 @@ pub struct RunError {
     pub cause: Box<ApplyError>,
     /// What the run left.
     pub aftermath: Aftermath,
+}
+
+impl ApplyError {
+    /// Whether the kernel has refused what was asked of it: then nothing of that is in force. When a socket fails, or a
+    /// helper program, that cannot be told.
+    pub(crate) fn says_that_nothing_was_done(&self) -> bool {
+        if let Self::Netlink(error) = self {
+            return !matches!(error, NetlinkError::Socket { .. });
+        }
+        matches!(self, Self::Route(error) if error.is_answer())
+    }
 }
 
 /// What a failed run left.

@@ -49,6 +49,9 @@ pub enum LockError {
     /// The kernel does not answer, or the namespace's file cannot be opened or locked.
     #[error("cannot lock the network namespace: {0}")]
     Failed(#[from] io::Error),
+    /// A step that needs the lock was taken without it: a mistake of this program.
+    #[error("the network namespace is not locked; please report this")]
+    NotHeld,
     /// CAP_NET_ADMIN is missing.
     #[error("cannot lock the network namespace: CAP_NET_ADMIN is missing")]
     NotPermitted,
@@ -138,7 +141,7 @@ fn attempt(socket: &mut NetlinkSocket) -> Result<Attempt, LockError> {
     let deadline = NetlinkSocket::deadline();
     loop {
         let answers = socket.receive(deadline).map_err(failed)?.filter_map(|message| message.answer());
-        let own = answers.filter(|answer| [sequence, table].contains(&answer.sequence)).next();
+        let own = answers.find(|answer| [sequence, table].contains(&answer.sequence));
         let Some(answer) = own else { continue };
         return match (code(&answer), answer.sequence == table) {
             (errno, true) if errno as i32 == 0 => Ok(Attempt::Held),

@@ -39,6 +39,14 @@ pub struct RouteError {
     cause: Errno,
 }
 
+impl RouteError {
+    /// Whether the kernel has said no; otherwise it said nothing.
+    #[cfg(feature = "write")]
+    pub(crate) fn is_answer(&self) -> bool {
+        self.cause != Errno::ETIMEDOUT
+    }
+}
+
 fn hint(cause: Errno) -> &'static str {
     match cause {
         Errno::EPERM => "; CAP_NET_ADMIN is needed",
@@ -269,10 +277,13 @@ impl<'a> PolicyRule<'a> {
         }
     }
 
-    /// Whether it takes every packet with this mark somewhere else than the kernel's table of local addresses.
+    /// Whether it takes packets with this mark, all of them or those of an interface, somewhere else than to the kernel's
+    /// table of local addresses.
     fn takes_all(&self, mark: Mark) -> bool {
         let fits = self.mark.is_none_or(|own| own.0 & self.mask == mark.0 & self.mask);
-        fits && self.conditions.is_empty() && !(self.looks_up && self.table == LOCAL_TABLE)
+        // Marked packets come in by some interface, or are on their way to one.
+        let limits = self.conditions.iter().any(|condition| !["iif", "oif"].contains(condition));
+        fits && !limits && !(self.looks_up && self.table == LOCAL_TABLE)
     }
 }
 

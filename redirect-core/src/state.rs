@@ -139,8 +139,8 @@ impl RuleState {
     ///
     /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is. Others have rules of the shapes
     /// that a plan puts there besides, and keep them: where a table has rules with this program's signature, only those
-    /// are the mesh's. Where it has none (iptables' own programs write none), every rule of such a shape counts as long as
-    /// the namespace has a chain of the mesh at all.
+    /// are the mesh's. Where it has none (iptables' own programs write none), a rule of such a shape counts as long as the
+    /// table has a chain of the mesh: one that leaves an interface alone, or one with a mark that these chains use.
     #[must_use]
     pub fn owns(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
         self.owns_beside(&Self::new(), table, chain, entry)
@@ -158,8 +158,24 @@ impl RuleState {
                     || wanted.rules(table, chain).contains(entry)
                     || match self.signed.get(&table) {
                         Some(signed) => signed.contains(&(chain.clone(), entry.clone())),
-                        None => self.is_redirected() && has_planned_shape(table, *hook, rule),
+                        None => {
+                            self.has_mesh_chain(table) && self.has_planned_shape(wanted, table, *hook, rule)
+                        }
                     }
+            }
+        }
+    }
+
+    /// Whether a rule of a built-in chain that is no jump has a shape that a plan gives to rules there, with a mark that
+    /// chains of the mesh use. Where these have lost theirs, any mark may be it.
+    fn has_planned_shape(&self, wanted: &Self, table: Table, hook: Hook, rule: &Rule) -> bool {
+        match planned_shape(table, hook, rule) {
+            None => false,
+            Some(Shape::Interface) => true,
+            Some(Shape::Mark(mark)) => {
+                let own = self.marks();
+                let has_lost_its_own = own.iter().all(|mark| *mark == crate::PROXY_MARK);
+                has_lost_its_own || own.contains(&mark) || wanted.marks().contains(&mark)
             }
         }
     }
@@ -227,33 +243,46 @@ fn jumps_to_the_mesh(text: &str) -> bool {
     false
 }
 
-/// Whether a rule that is no jump has a shape that a plan gives to rules in this built-in chain.
-fn has_planned_shape(table: Table, hook: Hook, rule: &Rule) -> bool {
-    let in_mangle = table == Table::Mangle;
-    match (hook, rule.matches.as_slice(), &rule.target) {
-        (Hook::Prerouting, [Match::InInterface(i)], Target::Return) => table != Table::Raw && !i.not,
-        (Hook::Output, [Match::OutInterface(o)], Target::Return) => table != Table::Raw && !o.not,
-        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SaveMark) => in_mangle && !m.not,
-        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SetConnMark(set)) => {
-            in_mangle && !m.not && crate::GUARD_MARK.beside(m.value) == Some(*set)
+/// What a rule of a plan in a built-in chain that is no jump is about.
+enum Shape {
+    /// An interface that is left alone.
+    Interface,
+    /// TPROXY's mark.
+    Mark(Mark),
+}
+
+/// The shape of a rule, if a plan puts such rules into this built-in chain.
+fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
+    let mark = match (hook, rule.matches.as_slice(), &rule.target) {
+        (Hook::Prerouting, [Match::InInterface(is)], Target::Return)
+        | (Hook::Output, [Match::OutInterface(is)], Target::Return) => {
+            return (table != Table::Raw && !is.not).then_some(Shape::Interface);
         }
-        (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(m)], Target::Return) => {
-            in_mangle && !m.not
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SaveMark)
+        | (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(is)], Target::Return) => {
+            (!is.not).then_some(is.value)
+        }
+        (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
+            (!is.not && is.value.mask() == u32::MAX).then_some(Mark(is.value.value()))
+        }
+        // With strict capture the guard's mark stands beside it.
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SetConnMark(set)) => {
+            (!is.not && crate::GUARD_MARK.beside(is.value) == Some(*set)).then_some(is.value)
+        }
+        (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::SetMark(set)) => {
+            (!is.not && crate::GUARD_MARK.beside(*set) == Some(is.value)).then_some(*set)
         }
         (
             Hook::Output,
             [
-                Match::Destination(d),
+                Match::Destination(to),
                 Match::OutInterface(_),
                 Match::Protocol(_),
                 Match::OwnerUid(_) | Match::OwnerGid(_),
             ],
             Target::SetMark(mark),
-        ) => in_mangle && d.not && *mark == crate::PROXY_MARK,
-        (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::RestoreMark) => in_mangle && !m.not,
-        (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::SetMark(set)) => {
-            in_mangle && !m.not && crate::GUARD_MARK.beside(*set) == Some(m.value)
-        }
-        _ => false,
-    }
+        ) => (to.not && *mark == crate::PROXY_MARK).then_some(*mark),
+        _ => None,
+    };
+    mark.filter(|_| table == Table::Mangle).map(Shape::Mark)
 }

@@ -4,13 +4,13 @@
 
 mod recorded;
 
-use recorded::{Printed, fixtures, plan, rewrites, strings};
+use recorded::{fixtures, named_rewrites, plan, rewrites::Printed, strings};
 use redirect_core::{Family, parse::rule_state, render::restore_text, rule::Table, state::RuleState};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
 fn recorded_state(tables: &Value, printed: Printed) -> RuleState {
-    let rewrites = rewrites();
+    let rewrites = named_rewrites();
     let mut text = String::new();
     for (table, lines) in tables.as_object().into_iter().flatten() {
         let rewritten = |line: String| {

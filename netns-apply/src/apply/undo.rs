@@ -1,7 +1,9 @@
 //! Taking back what a run did, from its last step to its first.
 
 use super::Run;
-use crate::{ApplyError, backend, error::Aftermath, netlink::NetlinkError, observe::Seen, pause::grace};
+use crate::{
+    ApplyError, LockError, backend, error::Aftermath, netlink::NetlinkError, observe::Seen, pause::grace,
+};
 use redirect_core::{
     Family,
     change::Change,
@@ -59,14 +61,14 @@ impl Run<'_> {
                 let mut change = Change::back(now.state.rules(*variant).of(*family), before, done);
                 let touched = |table| done.tables.iter().any(|change| change.table == table);
                 change.tables.retain(|change| touched(change.table));
-                match (variant, &self.lock) {
-                    (Variant::Nft, _) if self.handles.nft_in_transaction => {
-                        transaction.iptables.push((*family, change))
+                match variant {
+                    Variant::Nft if self.handles.nft_in_transaction => {
+                        transaction.iptables.push((*family, change));
                     }
-                    (Variant::Nft | Variant::Legacy, Some(lock)) => {
+                    Variant::Nft | Variant::Legacy => {
+                        let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
                         backend::restore::commit(self.handles.programs, *variant, *family, &change, lock)?;
                     }
-                    (Variant::Nft | Variant::Legacy, None) => {}
                 }
             }
             if transaction.is_empty() {

@@ -10,7 +10,9 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::errno::Errno;
 use redirect_core::{
     Family, RulePlan,
-    netlink::{Answer, Batch, Extension, FinishedBatch, Message, Messages, Observed, request},
+    netlink::{
+        Answer, Batch, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part, request,
+    },
     rule::Table,
     state::Entry,
     steps::Transaction,
@@ -182,11 +184,30 @@ impl Connection {
             let chains = |sequence| request::chains(sequence, family);
             whole &= self.ask("list chains", chains, |message| observed.take(message))?;
             for table in tables {
-                let rules = |sequence| request::rules(sequence, family, table);
-                whole &= self.ask("list rules", rules, |message| observed.take(message))?;
+                whole &= self.observe_rules(observed, family, table)?;
             }
         }
         Ok(whole & self.observe_native(observed)?)
+    }
+
+    /// The rules of a table: of all chains at once, or, where others may have any number, of those that matter.
+    fn observe_rules(
+        &mut self,
+        observed: &mut Observed,
+        family: Family,
+        table: Table,
+    ) -> Result<bool, NetlinkError> {
+        const WHAT: &str = "list rules";
+        let Some(chains) = observed.chains_to_read(family, table) else {
+            let rules = |sequence| request::rules(sequence, family, table);
+            return self.ask(WHAT, rules, |message| observed.take(message));
+        };
+        let mut whole = true;
+        for chain in chains {
+            let rules = |sequence| request::rules_of_chain(sequence, family, table, &chain);
+            whole &= self.ask(WHAT, rules, |message| observed.take(message))?;
+        }
+        Ok(whole)
     }
 
     fn observe_native(&mut self, observed: &mut Observed) -> Result<bool, NetlinkError> {
@@ -276,14 +297,11 @@ impl Connection {
         if batch.is_empty() {
             return Ok(());
         }
-        if let Some(obstacle) = observed.obstacles().next() {
-            return Err(NetlinkError::Obstacle(obstacle.clone()));
-        }
         let batch = batch.finish()?;
         self.socket.send(batch.bytes()).map_err(failed(WHAT))?;
         match self.verdict(&batch)? {
             None => Ok(()),
-            Some(answer) => Err(self.refusal(&batch, answer)?),
+            Some(answer) => Err(self.refusal(&batch, answer, observed)?),
         }
     }
 
@@ -319,12 +337,26 @@ impl Connection {
     }
 
     /// An error about a transaction in words: which part, and what the kernel lacks.
-    fn refusal(&mut self, batch: &FinishedBatch<'_>, answer: Answer) -> Result<NetlinkError, NetlinkError> {
+    fn refusal(
+        &mut self,
+        batch: &FinishedBatch<'_>,
+        answer: Answer,
+        observed: &Observed,
+    ) -> Result<NetlinkError, NetlinkError> {
         let cause = code(&answer);
         let part = batch.part(answer.sequence);
+        let owned = observed.obstacles().find(|obstacle| matches!(obstacle, Obstacle::Owned { .. }));
         Ok(match (cause, part) {
-            // The generation has passed; or, without one, a rule that was to be removed is gone.
             (Errno::ERESTART, _) => NetlinkError::Contended,
+            // Not bound to a generation: a rule that was to be removed, or to go behind, is gone.
+            (Errno::ENOENT, Some(Part::RemovedRule(_) | Part::Rule(..)))
+                if observed.generation().is_none() =>
+            {
+                NetlinkError::Contended
+            }
+            (Errno::EPERM, Some(_)) if owned.is_some() => {
+                owned.map_or(NetlinkError::NotPermitted, |owned| NetlinkError::Obstacle(owned.clone()))
+            }
             (Errno::EPERM, _) => NetlinkError::NotPermitted,
             (Errno::EINVAL | Errno::EOPNOTSUPP, None) => NetlinkError::NoNfTables,
             (cause, part) => {

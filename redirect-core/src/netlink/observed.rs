@@ -62,7 +62,7 @@ impl core::fmt::Display for Obstacle {
             ),
             Self::Owned { table, owner } => write!(
                 f,
-                "table {table} belongs to another program (flags owner, netlink port {owner}, mostly its process id) and only that program can change it; end it, or make it use a table of its own"
+                "table {table} is owned by another program (flags owner, netlink port {owner}, mostly its process id) and only that program can change it; end it, or make it use a table of its own"
             ),
         }
     }
@@ -158,6 +158,17 @@ impl Observed {
         };
     }
 
+    /// The chains of a table whose rules are worth reading where others have chains, too: those that a change may touch.
+    /// `None` where nobody else has any.
+    #[must_use]
+    pub fn chains_to_read(&self, family: Family, table: Table) -> Option<Vec<Chain>> {
+        let chains: Vec<&Chain> =
+            self.family(family).tables.get(&table).into_iter().flatten().map(|(chain, _)| chain).collect();
+        let is_others = |chain: &&Chain| matches!(chain, Chain::Other(_)) && !chain.is_the_meshs();
+        let have_others = chains.iter().any(is_others);
+        have_others.then(|| chains.into_iter().filter(|chain| !is_others(chain)).cloned().collect())
+    }
+
     /// The facts about a chain, if it is there.
     pub(super) fn chain_facts(&self, family: Family, table: Table, chain: &Chain) -> Option<&ChainFacts> {
         self.family(family).tables.get(&table)?.get(chain)
@@ -182,24 +193,23 @@ impl Observed {
         let name = attributes.find(attribute::table::NAME)?.text()?;
         if message.family == family::INET {
             if NFT_TABLES.contains(&name) {
-                self.owner_of(attributes, format!("inet {name}"));
+                self.obstacles_in(attributes, format!("inet {name}"));
             }
             return Some(());
         }
         let table = Table::named(name)?;
         let family = abi::family_of(message.family)?;
         self.family_mut(family).tables.entry(table).or_default();
-        let words = format!("{} {name}", abi::family_word(family));
-        let flags = attributes.find(attribute::table::FLAGS).and_then(Attribute::u32).unwrap_or_default();
-        if flags & abi::DORMANT != 0 {
-            self.obstacles.insert(Obstacle::Dormant { table: words.clone() });
-        }
-        self.owner_of(attributes, words);
+        self.obstacles_in(attributes, format!("{} {name}", abi::family_word(family)));
         Some(())
     }
 
-    fn owner_of(&mut self, attributes: Attributes<'_>, table: String) {
-        let owner = attributes.find(attribute::table::OWNER).and_then(Attribute::u32);
+    fn obstacles_in(&mut self, attributes: Attributes<'_>, table: String) {
+        let number = |kind| attributes.find(kind).and_then(Attribute::u32);
+        if number(attribute::table::FLAGS).unwrap_or_default() & abi::DORMANT != 0 {
+            self.obstacles.insert(Obstacle::Dormant { table: table.clone() });
+        }
+        let owner = number(attribute::table::OWNER);
         self.obstacles.extend(owner.map(|owner| Obstacle::Owned { table, owner }));
     }
 

@@ -5,7 +5,10 @@ use super::{
     wire::{Head, Message, Writer},
     xt::Extension,
 };
-use crate::{rule::Table, values::Family};
+use crate::{
+    rule::{Chain, Table},
+    values::Family,
+};
 use alloc::vec::Vec;
 
 /// Which generation the ruleset is at. Answered only where the kernel has nf_tables.
@@ -50,6 +53,15 @@ pub fn all_rules(sequence: u32) -> Vec<u8> {
 pub fn rules(sequence: u32, of: Family, table: Table) -> Vec<u8> {
     question(kind::GET_RULE, flags::DUMP, sequence, abi::family_number(of), |body| {
         body.text(attribute::rule::TABLE, table.name());
+    })
+}
+
+/// The rules of one chain of a table.
+#[must_use]
+pub fn rules_of_chain(sequence: u32, of: Family, table: Table, chain: &Chain) -> Vec<u8> {
+    question(kind::GET_RULE, flags::DUMP, sequence, abi::family_number(of), |body| {
+        body.text(attribute::rule::TABLE, table.name());
+        body.text(attribute::rule::CHAIN, chain.name());
     })
 }
 

@@ -3,9 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 #[path = "../../../e2e/src/rewrites.rs"]
-mod rewrites;
-
-pub use rewrites::{Printed, Rewrites};
+pub mod rewrites;
 
 use redirect_core::{
     Redirect, RulePlan,
@@ -34,9 +32,9 @@ pub fn fixtures(file: &str) -> Value {
 }
 
 /// The recorded rules that ours are not.
-pub fn rewrites() -> Rewrites {
+pub fn named_rewrites() -> rewrites::Rewrites {
     let path = format!("{}/../e2e/fixtures/divergences.json", env!("CARGO_MANIFEST_DIR"));
-    Rewrites::read(&std::fs::read_to_string(path).unwrap()).unwrap()
+    rewrites::Rewrites::read(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// A list of texts; none where there is no list.
