@@ -23,7 +23,7 @@ fn words(args: &str) -> Vec<&str> {
 fn old_chains_of_the_mesh_leave_every_table() -> Result<()> {
     let mut problems = Vec::new();
     for variant in ["nft", "legacy"] {
-        for table in ["filter", "security", "raw", "mangle", "nat"] {
+        for table in ["raw", "mangle", "nat"] {
             let namespace = Namespace::pod(Families::Dual)?;
             let others: String = ["iptables", "ip6tables"].map(|family| format!(
                 "{family}-{variant} -t {table} -N OTHERS; {family}-{variant} -t {table} -A OUTPUT -p udp -j OTHERS\n"

@@ -140,7 +140,7 @@ fn attempt(socket: &mut NetlinkSocket) -> Result<Attempt, LockError> {
     socket.send(&request).map_err(failed)?;
     let deadline = NetlinkSocket::deadline();
     loop {
-        let answers = socket.receive(deadline).map_err(failed)?.filter_map(|message| message.answer());
+        let mut answers = socket.receive(deadline).map_err(failed)?.filter_map(|message| message.answer());
         let own = answers.find(|answer| [sequence, table].contains(&answer.sequence));
         let Some(answer) = own else { continue };
         return match (code(&answer), answer.sequence == table) {
