@@ -63,6 +63,14 @@ pub enum ExecError {
     },
 }
 
+impl ExecError {
+    /// Whether it says something about the machine, and not about this moment: the program is not there, or it ran and
+    /// said no.
+    pub(crate) const fn is_lasting(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::Failed { .. })
+    }
+}
+
 impl Programs {
     /// Searches these folders, in the form of a PATH variable; the usual system folders follow.
     #[must_use]

@@ -42,6 +42,15 @@ pub struct Tproxy {
     pub table: RouteTable,
 }
 
+impl Tproxy {
+    /// Mark and table where nobody says otherwise.
+    pub(crate) fn usual() -> Option<Self> {
+        let mark = Key::TproxyMark.setting().default.parse().ok()?;
+        let table = Key::TproxyRouteTable.setting().default.parse().ok()?;
+        Some(Self { mark, table })
+    }
+}
+
 /// Which inbound TCP ports are captured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InboundPorts {
