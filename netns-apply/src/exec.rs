@@ -133,13 +133,25 @@ fn start(program: &Path, command: &mut Command) -> Result<Child, ExecError> {
 /// Feeds, drains and waits, each without waiting for the other.
 fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecError> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let feed = move || {
+        // A program that ends without reading everything says why on standard error.
+        let _ = stdin.map(|mut stdin| stdin.write_all(input.as_bytes()));
+    };
     thread::scope(|scope| {
-        scope.spawn(move || {
-            // A program that ends without reading everything says why on standard error.
-            stdin.map(|mut stdin| stdin.write_all(input.as_bytes()))
-        });
-        let stdout = scope.spawn(move || drain(stdout));
-        let stderr = scope.spawn(move || drain(stderr));
+        let helper = || thread::Builder::new().name("helper".to_owned());
+        let threads = (|| {
+            helper().spawn_scoped(scope, feed)?;
+            let stdout = helper().spawn_scoped(scope, move || drain(stdout))?;
+            Ok((stdout, helper().spawn_scoped(scope, move || drain(stderr))?))
+        })();
+        let (stdout, stderr) = match threads {
+            Ok(threads) => threads,
+            Err(cause) => {
+                // Without its threads the program would wait for ever. It has done nothing yet that it was not fed.
+                let _ = child.kill().and_then(|()| child.wait());
+                return Err(ExecError::Start { program: program.to_owned(), cause });
+            }
+        };
         let status = wait(program, &mut child)?;
         let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
         if status.success() {
@@ -170,7 +182,8 @@ fn wait(program: &Path, child: &mut Child) -> Result<ExitStatus, ExecError> {
             child.kill().and_then(|()| child.wait()).map_err(error)?;
             return Err(ExecError::Hangs { program: program.to_owned(), patience: PATIENCE });
         }
-        thread::sleep(pause);
+        // Not `sleep`, which panics where the kernel refuses.
+        thread::park_timeout(pause);
         // Not by the clock: while the machine stands still, no program can end.
         waited += pause;
         pause = (pause * 2).min(Duration::from_millis(5));

@@ -22,6 +22,8 @@ mod lock;
 pub mod netlink;
 pub mod netns;
 pub mod pod;
+#[cfg(feature = "write")]
+mod preview;
 pub mod routes;
 
 #[cfg(feature = "write")]
@@ -34,3 +36,5 @@ pub use error::ApplyError;
 pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use lock::LockError;
+#[cfg(feature = "write")]
+pub use preview::cleanup_preview;

@@ -186,7 +186,10 @@ mod tests {
     fn a_forced_variant_and_netlink_contradict_each_other() {
         let errors = parse(&[(Key::ForceIptablesBinary, "legacy"), (Key::Backend, "netlink")]).unwrap_err();
         let text = errors.to_string();
-        assert!(text.contains("\"netlink\" runs no iptables program") && text.contains("leave out one"), "{text}");
+        assert!(
+            text.contains("\"netlink\" runs no iptables program") && text.contains("leave out one"),
+            "{text}"
+        );
         assert_eq!(errors.iter().count(), 1);
     }
 

@@ -447,7 +447,10 @@ mod tests {
         for (text, meant) in [("none", "NONE"), ("tproxy", "TPROXY"), ("Redirect", "REDIRECT")] {
             let pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", text)]);
             let told = decide(&pod).unwrap_err().to_string();
-            assert!(told.ends_with(&alloc::format!("is not one of REDIRECT, TPROXY, NONE; write {meant}")), "{told}");
+            assert!(
+                told.ends_with(&alloc::format!("is not one of REDIRECT, TPROXY, NONE; write {meant}")),
+                "{told}"
+            );
         }
     }
 

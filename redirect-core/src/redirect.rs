@@ -207,13 +207,14 @@ impl Reader<'_> {
         let mark = self.value::<Mark>(Key::TproxyMark);
         let table = self.value::<RouteTable>(Key::TproxyRouteTable);
         let (text, source) = self.raw.get(Key::InterceptionMode);
-        // A pod that says NONE is left alone before anything of this is read.
-        let (words, listed): (&[(&str, bool)], &str) = match source {
-            Source::Annotation(_) => {
-                (&[("REDIRECT", false), ("TPROXY", true), ("NONE", false)], "REDIRECT, TPROXY, NONE")
-            }
-            _ if text.is_empty() => return Some(InterceptionMode::Redirect),
-            _ => (&[("REDIRECT", false), ("TPROXY", true)], "REDIRECT, TPROXY"),
+        let words = [("REDIRECT", false), ("TPROXY", true), ("NONE", false)];
+        let (words, listed) = if self.is_annotation(Key::InterceptionMode) {
+            // A pod that says NONE is left alone before anything of this is read.
+            (&words[..], "REDIRECT, TPROXY, NONE")
+        } else if text.is_empty() {
+            return Some(InterceptionMode::Redirect);
+        } else {
+            (&words[..2], "REDIRECT, TPROXY")
         };
         match self.errors.keep(source, text, parse_word(text, words, listed))? {
             true if mark == Some(PROXY_MARK) => {

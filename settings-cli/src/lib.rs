@@ -15,7 +15,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, builder::PossibleValu
 use clap_complete::Shell;
 use logging::LevelError;
 use redirect_core::{
-    settings::{InputErrors, Key, Kind, Misspelt, RawSettings, SETTINGS, Setting, Source, misspelt_variables},
+    settings::{
+        InputErrors, Key, Kind, Misspelt, RawSettings, SETTINGS, Setting, Source, misspelt_variables,
+    },
     values::Problem,
 };
 use std::{
@@ -188,9 +190,11 @@ impl Program {
 
 fn refuse(settings: &mut RawSettings, error: logging::ConfigError) {
     let (flag, value, problem) = match error {
-        logging::ConfigError::Level { flag, error: LevelError(value) } => {
-            (flag, value, Problem::Usage("is no log level such as info or default:debug; see --help".to_owned()))
-        }
+        logging::ConfigError::Level { flag, error: LevelError(value) } => (
+            flag,
+            value,
+            Problem::Usage("is no log level such as info or default:debug; see --help".to_owned()),
+        ),
         logging::ConfigError::Bool { flag, value } => (flag, value, Problem::NotABool),
     };
     settings.refuse(Source::Flag(flag), &value, problem);
@@ -361,8 +365,16 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_told_with_everything_else() {
         let args = [
-            "-b", "http", "extra", "--frobnicate", "--log_as_json=maybe", "--log_output_level", "loud",
-            "--probe-timeout", "5", "-d",
+            "-b",
+            "http",
+            "extra",
+            "--frobnicate",
+            "--log_as_json=maybe",
+            "--log_output_level",
+            "loud",
+            "--probe-timeout",
+            "5",
+            "-d",
         ];
         let settings = settings(&args);
         let told = RunOptions::parse(&settings).unwrap_err();
@@ -391,7 +403,9 @@ mod tests {
         let told: Vec<String> = input.misspelt.iter().map(ToString::to_string).collect();
         assert_eq!(
             told,
-            ["environment variable ISTIO_INBOUND_PORT is no setting and is ignored; is ISTIO_INBOUND_PORTS meant?"]
+            [
+                "environment variable ISTIO_INBOUND_PORT is no setting and is ignored; is ISTIO_INBOUND_PORTS meant?"
+            ]
         );
     }
 
@@ -405,7 +419,9 @@ mod tests {
         assert_eq!(print(&["--version"]), "istio-iptables 1.2.3\n");
         assert!(print(&["help"]).contains("istio-iptables -b '*' -n"));
         assert!(print(&["help"]).contains("ENVOY_USER"));
-        for args in [&["completion"][..], &["completion", "tcsh"], &["--dual-stack", "completion", "bash", "x"]] {
+        for args in
+            [&["completion"][..], &["completion", "tcsh"], &["--dual-stack", "completion", "bash", "x"]]
+        {
             assert!(!matches!(read(args), Ok(Asked::Print(_))), "{args:?}");
         }
     }
@@ -429,7 +445,12 @@ mod tests {
         let Ok(Asked::Print(text)) = read(&["man"]) else { panic!("man") };
         assert!(text.contains("istio\\-service\\-cidr") && text.starts_with(".ie"), "{text}");
         for section in ["EXIT STATUS", "FILES", "EXAMPLES", "SEE ALSO", "ENVIRONMENT"] {
-            assert_eq!(text.matches(&format!(".SH \"{section}\"")).count() + text.matches(&format!(".SH {section}\n")).count(), 1, "{section}");
+            assert_eq!(
+                text.matches(&format!(".SH \"{section}\"")).count()
+                    + text.matches(&format!(".SH {section}\n")).count(),
+                1,
+                "{section}"
+            );
         }
         assert!(text.contains("istio\\-iptables \\-b") && text.contains("nft(8)"), "{text}");
     }
@@ -442,21 +463,31 @@ mod tests {
         };
         let bash = script("bash");
         let behind = |flag: &str| {
-            let at = bash.find(&format!("                {flag})")).unwrap_or_else(|| panic!("{flag} in {bash}"));
+            let at =
+                bash.find(&format!("                {flag})")).unwrap_or_else(|| panic!("{flag} in {bash}"));
             bash[at..].lines().nth(1).unwrap_or_default().trim().to_owned()
         };
         assert_eq!(behind("--backend"), "COMPREPLY=($(compgen -W \"auto netlink restore\" -- \"${cur}\"))");
         assert!(behind("--termination-log").contains("compgen -f"), "a path is completed with files");
         assert!(!bash.contains("                --dual-stack)"), "a switch has no next word");
         let zsh = script("zsh");
-        assert!(zsh.lines().any(|line| line.contains("--dual-stack=") && line.contains("(true false)")), "{zsh}");
-        assert!(zsh.lines().any(|line| line.contains("--backend=") && line.contains("(auto netlink restore)")));
+        assert!(
+            zsh.lines().any(|line| line.contains("--dual-stack=") && line.contains("(true false)")),
+            "{zsh}"
+        );
+        assert!(
+            zsh.lines().any(|line| line.contains("--backend=") && line.contains("(auto netlink restore)"))
+        );
         let fish = script("fish");
         let line = |flag: &str| {
             let wanted = format!("-l {flag} ");
             fish.lines().find(|line| line.contains(&wanted)).unwrap_or_else(|| panic!("{flag}")).to_owned()
         };
-        assert!(line("backend").contains("netlink") && line("backend").contains(" -f"), "{}", line("backend"));
+        assert!(
+            line("backend").contains("netlink") && line("backend").contains(" -f"),
+            "{}",
+            line("backend")
+        );
         assert!(!line("dual-stack").contains(" -r"), "{}", line("dual-stack"));
     }
 }

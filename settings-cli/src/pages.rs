@@ -79,7 +79,11 @@ impl Pages {
         roff.control("SH", ["EXAMPLES"]);
         for (what, line) in self.examples {
             roff.control("PP", []).text([roman(format!("{what}:"))]);
-            roff.control("RS", ["4"]).control("nf", []).text([roman(*line)]).control("fi", []).control("RE", []);
+            roff.control("RS", ["4"])
+                .control("nf", [])
+                .text([roman(*line)])
+                .control("fi", [])
+                .control("RE", []);
         }
         roff.control("SH", ["SEE ALSO"]);
         roff.text([roman(self.see_also.join(", "))]);
@@ -93,9 +97,7 @@ pub fn completions(shell: Shell, mut command: Command, name: &str) -> String {
     let mut bytes = Vec::new();
     if matches!(shell, Shell::Bash | Shell::Fish) {
         // These two offer a value as the next word, where a switch does not take one.
-        command = command.mut_args(|arg| {
-            if arg.is_require_equals_set() { as_bare_switch(arg) } else { arg }
-        });
+        command = command.mut_args(|arg| if arg.is_require_equals_set() { as_bare_switch(arg) } else { arg });
     }
     clap_complete::generate(shell, &mut command, name, &mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()

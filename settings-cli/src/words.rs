@@ -44,7 +44,8 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
     let words: Vec<OsString> = words.into_iter().map(lossy).collect();
     let raw = RawArgs::new(&words);
     let mut cursor = raw.cursor();
-    let mut sorter = Sorter { command, sorted: Sorted::default(), before: Before::Nothing, strays: Vec::new() };
+    let mut sorter =
+        Sorter { command, sorted: Sorted::default(), before: Before::Nothing, strays: Vec::new() };
     while let Some(word) = raw.next(&mut cursor) {
         let wants_value = if word.is_escape() {
             sorter.refuse("--", "separates nothing here; leave it out");
@@ -147,6 +148,7 @@ impl<'a> Sorter<'a> {
                 return;
             }
             Before::Switch(flag) => after_switch(flag, text),
+            Before::Value(_) if self.command.get_arguments().any(|arg| arg.get_long() == Some(text)) => None,
             Before::Value(flag) => after_value(flag),
             Before::Nothing => None,
         };
@@ -223,36 +225,19 @@ fn after_value(flag: &Arg) -> Option<String> {
     let name = flag.get_long()?;
     let setting = SETTINGS.iter().find(|setting| setting.flag == Some(name))?;
     let dashes = setting.short.map_or_else(|| format!("--{name}"), |short| format!("-{short}"));
-    match setting.key {
-        Key::InboundPorts | Key::OutboundRanges => Some(format!(
-            "follows the one value of --{name}: a list has commas and no blanks, and an unquoted * has become the names of files; for all write {dashes} '*'"
-        )),
-        _ if is_list(setting.key) => {
-            Some(format!("follows the one value of --{name}: a list has commas and no blanks"))
-        }
-        _ => None,
+    let is_list = ["PORTS", "RANGES", "IDS", "INTERFACES"].contains(&crate::value_name(setting.key));
+    let takes_star = [Key::InboundPorts, Key::OutboundRanges].contains(&setting.key);
+    let mut write = format!("follows the one value of --{name}: a list has commas and no blanks");
+    if takes_star {
+        let more = format!(", and an unquoted * has become the names of files; for all write {dashes} '*'");
+        write.push_str(&more);
     }
-}
-
-/// Whether a setting is a list.
-fn is_list(key: Key) -> bool {
-    [
-        Key::ProxyUid,
-        Key::ProxyGid,
-        Key::InboundExcludePorts,
-        Key::ExcludeInterfaces,
-        Key::OutboundExcludeRanges,
-        Key::OutboundPorts,
-        Key::OutboundExcludePorts,
-        Key::VirtualInterfaces,
-    ]
-    .contains(&key)
+    is_list.then_some(write)
 }
 
 #[cfg(test)]
 mod tests {
     use crate::tests::PROGRAM;
-    use redirect_core::values::Problem;
     use std::ffi::OsString;
 
     /// What is understood, in one line; what is refused, a line each.
@@ -263,10 +248,7 @@ mod tests {
         let sorted = super::sort(&command, words);
         let understood: Vec<String> =
             sorted.understood.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let refused = sorted.refused.iter().map(|(given, problem)| match problem {
-            Problem::Usage(why) => format!("{given} {why}"),
-            other => panic!("{other:?}"),
-        });
+        let refused = sorted.refused.iter().map(|(given, problem)| format!("{given} {problem}"));
         (understood.join(" "), refused.collect())
     }
 
@@ -307,8 +289,14 @@ mod tests {
     fn a_word_behind_a_switch_is_told_how_to_be_written() {
         let (understood, refused) = sort("--dual-stack yes -n no -b 80");
         assert_eq!(understood, "--dual-stack -n -b 80");
-        assert!(refused[0].starts_with("yes ") && refused[0].ends_with("write --dual-stack=true"), "{refused:?}");
-        assert!(refused[1].starts_with("no ") && refused[1].ends_with("write --dry-run=false"), "{refused:?}");
+        assert!(
+            refused[0].starts_with("yes ") && refused[0].ends_with("write --dual-stack=true"),
+            "{refused:?}"
+        );
+        assert!(
+            refused[1].starts_with("no ") && refused[1].ends_with("write --dry-run=false"),
+            "{refused:?}"
+        );
     }
 
     #[test]
@@ -316,7 +304,10 @@ mod tests {
         let (understood, refused) = sort("-b bin boot dev etc home -i bin boot -m TPROXY");
         assert_eq!(understood, "-b bin -i bin -m TPROXY");
         assert_eq!(refused.len(), 2, "{refused:?}");
-        assert!(refused[0].starts_with("boot dev etc … ") && refused[0].ends_with("write -b '*'"), "{refused:?}");
+        assert!(
+            refused[0].starts_with("boot dev etc … ") && refused[0].ends_with("write -b '*'"),
+            "{refused:?}"
+        );
         assert!(refused[1].starts_with("boot ") && refused[1].ends_with("write -i '*'"), "{refused:?}");
     }
 
@@ -324,7 +315,11 @@ mod tests {
     fn other_stray_words_are_told_what_they_may_be() {
         let told = |line: &str| sort(line).1.join("\n");
         assert!(told("dry-run").contains("is --dry-run meant?"));
-        assert!(told("-d 80 90").contains("follows the one value of --istio-local-exclude-ports: a list has commas"));
+        assert!(told("-b 80 dry-run").contains("is --dry-run meant?"));
+        assert!(
+            told("-d 80 90")
+                .contains("follows the one value of --istio-local-exclude-ports: a list has commas")
+        );
         assert!(told("-n extra").starts_with("extra is neither flag nor value nor one of "));
         assert!(told("--").contains("leave it out"));
         assert!(told("-").starts_with("- is neither"));

@@ -22,7 +22,7 @@ mod native_state;
 mod observed;
 mod part;
 pub mod request;
-mod sets;
+pub(crate) mod sets;
 mod wire;
 mod xt;
 

@@ -1,6 +1,10 @@
 //! Text for `nft -f`: native tables that hold a plan's rules for both families.
 
 use crate::{
+    netlink::{
+        NativeForm,
+        sets::{self, Kind, Line, Ranges},
+    },
     plan::{PlannedRule, RulePlan},
     rule::{Chain, ConnState, Hook, Is, Match, Scope, Table, Target},
     values::{Family, InterfaceName, Mark, PortRange},
@@ -11,7 +15,10 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
-use core::fmt::{Display, Write};
+use core::{
+    fmt::{Display, Write},
+    net::{Ipv4Addr, Ipv6Addr},
+};
 use ipnet::IpNet;
 
 /// The names of the native tables, all of family inet.
@@ -29,6 +36,12 @@ pub(crate) const fn nft_table(table: Table) -> &'static str {
 /// One transaction that replaces whatever native tables there are by the plan's.
 #[must_use]
 pub fn nft_text(plan: &RulePlan) -> String {
+    nft_text_in(plan, NativeForm::Plain)
+}
+
+/// The same, with rules in this form: with sets, as they are written over netlink.
+#[must_use]
+pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
     let mut text = nft_remove();
     for (table, chains) in plan.merged_rules() {
         let name = nft_table(table);
@@ -37,11 +50,12 @@ pub fn nft_text(plan: &RulePlan) -> String {
             line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
         }
         for (chain, rules) in &chains {
-            for planned in rules {
-                line(
-                    &mut text,
-                    &format!("add rule inet {name} {} {}", chain_name(chain), rule_text(planned)),
-                );
+            let lines = match form {
+                NativeForm::Plain => rules.iter().map(|planned| Line::Rule(planned)).collect(),
+                NativeForm::Sets => sets::gather(rules),
+            };
+            for rule in &lines {
+                line(&mut text, &format!("add rule inet {name} {} {}", chain_name(chain), line_text(rule)));
             }
         }
     }
@@ -100,6 +114,11 @@ pub(crate) fn chain_name(chain: &Chain) -> String {
 }
 
 fn rule_text(planned: &PlannedRule) -> String {
+    line_text(&Line::Rule(planned))
+}
+
+fn line_text(line: &Line<'_>) -> String {
+    let planned = line.planned();
     let rule = &planned.rule;
     let protocol = rule.protocol().map_or("", |protocol| protocol.name());
     let has_ports = rule
@@ -107,9 +126,12 @@ fn rule_text(planned: &PlannedRule) -> String {
         .iter()
         .any(|m| matches!(m, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_)));
     // A comparison of ports says the protocol itself.
-    let said = |condition: &&Match| !(has_ports && matches!(condition, Match::Protocol(_)));
-    let mut words: Vec<String> =
-        rule.matches.iter().filter(said).map(|condition| condition_text(condition, protocol)).collect();
+    let said = |(_, condition): &(usize, &Match)| !(has_ports && matches!(condition, Match::Protocol(_)));
+    let text = |(index, condition)| match line {
+        Line::Set { variable, ranges, .. } if *variable == index => set_text(ranges, protocol),
+        Line::Set { .. } | Line::Rule(_) => condition_text(condition, protocol),
+    };
+    let mut words: Vec<String> = rule.matches.iter().enumerate().filter(said).map(text).collect();
     words.push(target_text(&rule.target, planned.scope));
     words.join(" ")
 }
@@ -135,6 +157,26 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
         Match::Mark(is) => compare("meta mark", is, mark(is.value)),
         Match::ConnMark(is) => compare("ct mark", is, mark(is.value)),
     }
+}
+
+/// A condition that a set has taken the place of: `tcp dport { 22, 8000-8099 }`.
+fn set_text(ranges: &Ranges, protocol: &str) -> String {
+    let what = match ranges.kind {
+        Kind::Ports => format!("{protocol} dport"),
+        Kind::Addresses(Family::V4) => "ip daddr".to_string(),
+        Kind::Addresses(Family::V6) => "ip6 daddr".to_string(),
+    };
+    let key = |key: u128| match ranges.kind {
+        Kind::Ports => key.to_string(),
+        Kind::Addresses(Family::V4) => {
+            Ipv4Addr::from_bits(u32::try_from(key).unwrap_or_default()).to_string()
+        }
+        Kind::Addresses(Family::V6) => Ipv6Addr::from_bits(key).to_string(),
+    };
+    let element = |(first, last): &(u128, u128)| {
+        if first == last { key(*first) } else { format!("{}-{}", key(*first), key(*last)) }
+    };
+    format!("{what} {{ {} }}", ranges.ranges.iter().map(element).collect::<Vec<_>>().join(", "))
 }
 
 fn compare<T>(what: &str, is: &Is<T>, value: impl Display) -> String {
@@ -194,5 +236,43 @@ fn target_text(target: &Target, scope: Scope) -> String {
         Target::SaveMark => "counter ct mark set meta mark".to_string(),
         Target::RestoreMark => "counter meta mark set ct mark".to_string(),
         Target::ConntrackZone(zone) => format!("counter ct zone set {zone}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Redirect,
+        settings::{Key, NamespaceFacts, RawSettings, Source},
+    };
+
+    #[test]
+    fn long_lists_are_shown_as_the_sets_they_become() {
+        let mut raw = RawSettings::new();
+        for (key, text) in [
+            (Key::InboundPorts, "*"),
+            (Key::InboundExcludePorts, "22,8000:8099,15090"),
+            (Key::OutboundRanges, "10.0.0.0/8,192.0.2.1/32,198.51.100.0/24,fd00::/8"),
+        ] {
+            raw.set(key, text, Source::Default);
+        }
+        let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        raw.set(Key::DualStack, "true", Source::Default);
+        let plan = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan();
+        let (plain, sets) = (nft_text(&plan), nft_text_in(&plan, NativeForm::Sets));
+        let added = |text: &str| text.lines().filter(|line| line.starts_with("add rule")).count();
+        assert_eq!(
+            added(&plain) - added(&sets),
+            5,
+            "3 and the tunnel's port become one, 3 ranges one: {sets}"
+        );
+        for wanted in [
+            "add rule inet istio-proxy-nat istio-inbound tcp dport { 22, 8000-8099, 15008, 15090 } counter return\n",
+            "ip daddr { 10.0.0.0-10.255.255.255, 192.0.2.1, 198.51.100.0-198.51.100.255 } counter jump istio-redirect\n",
+            "ip6 daddr fd00::/8 counter jump istio-redirect\n",
+        ] {
+            assert!(sets.contains(wanted), "{wanted:?} is not in {sets}");
+        }
     }
 }

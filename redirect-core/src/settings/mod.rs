@@ -8,7 +8,7 @@ mod names;
 mod notice;
 mod table;
 
-use crate::values::Problem;
+use crate::values::{Problem, parse_bool};
 use alloc::{borrow::Cow, collections::BTreeMap, string::String};
 use core::fmt;
 
@@ -123,6 +123,13 @@ impl RawSettings {
         &self.refused
     }
 
+    /// Whether the servers of `/etc/resolv.conf` matter to a plan: DNS capture is asked for and limited to them.
+    #[must_use]
+    pub fn needs_nameservers(&self) -> bool {
+        let on = |key| parse_bool(self.get(key).0) == Ok(true);
+        on(Key::RedirectDns) && !on(Key::CaptureAllDns) && !self.pod
+    }
+
     /// What holds for a setting, and who said it.
     #[must_use]
     pub fn get(&self, key: Key) -> (&str, Source) {
@@ -181,6 +188,13 @@ mod tests {
         assert_eq!(raw.get(Key::ProxyUid), ("7", Source::Environment("PROXY_UID")));
         raw.set(Key::ProxyUid, "8", Source::Flag("proxy-uid"));
         assert_eq!(raw.get(Key::ProxyUid), ("8", Source::Flag("proxy-uid")));
+    }
+
+    #[test]
+    fn only_limited_dns_capture_needs_the_servers() {
+        let needs = |pairs: &[(&str, &str)]| environment(pairs).needs_nameservers();
+        assert!(needs(&[("REDIRECT_DNS", "true")]));
+        assert!(!needs(&[]) && !needs(&[("REDIRECT_DNS", "true"), ("CAPTURE_ALL_DNS", "true")]));
     }
 
     #[test]

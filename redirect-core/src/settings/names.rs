@@ -152,9 +152,8 @@ mod tests {
 
     #[test]
     fn a_distance_counts_letters() {
-        let distance = |a: &str, b: &str| {
-            distance(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>())
-        };
+        let distance =
+            |a: &str, b: &str| distance(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>());
         for (a, b, wanted) in [
             ("", "", 0),
             ("", "abc", 3),
@@ -180,8 +179,15 @@ mod tests {
         assert_eq!(meant("ISTIO_DUAL_STAKC"), Some("ISTIO_DUAL_STACK"));
         assert_eq!(meant("DRY-RUN"), Some("DRY_RUN"));
         // Right ones, the proxy's own and other people's.
-        for right in ["ISTIO_INBOUND_PORTS", "DRY_RUN", "ISTIO_META_CLUSTER_ID", "PROXY_CONFIG", "BACKEND_PORT", "PATH", ""]
-        {
+        for right in [
+            "ISTIO_INBOUND_PORTS",
+            "DRY_RUN",
+            "ISTIO_META_CLUSTER_ID",
+            "PROXY_CONFIG",
+            "BACKEND_PORT",
+            "PATH",
+            "",
+        ] {
             assert_eq!(misspelt_variables([right]), [], "{right}");
         }
         for setting in SETTINGS {
@@ -197,7 +203,9 @@ mod tests {
         assert_eq!(meant("traffic.sidecar.istio.io/excludeoutboundports"), excluded);
         assert_eq!(meant("sidecar.istio.io/excludeOutboundPorts"), excluded);
         assert_eq!(meant("traffic.sidecar.istio.io/somethingElse"), Some(None));
-        for right in ["sidecar.istio.io/inject", "sidecar.istio.io/status", "example.com/excludeOutboundPorts", ""] {
+        for right in
+            ["sidecar.istio.io/inject", "sidecar.istio.io/status", "example.com/excludeOutboundPorts", ""]
+        {
             assert_eq!(meant(right), None, "{right}");
         }
         for setting in SETTINGS {

@@ -45,7 +45,9 @@ pub enum Notice {
         what: &'static str,
     },
     /// Two listeners of the proxy have one port.
-    #[error("{said}: {port} is the port of {other} as well; the proxy cannot tell the two kinds of connections apart")]
+    #[error(
+        "{said}: {port} is the port of {other} as well; the proxy cannot tell the two kinds of connections apart"
+    )]
     SamePort {
         /// Who said it.
         said: Source,
@@ -65,10 +67,8 @@ impl Notice {
         notices.extend(owner_groups_exclude(raw, redirect));
         notices.extend(dns(raw, redirect));
         notices.extend(same_ports(raw, redirect));
-        let owners = [
-            (Key::ProxyUid, "user", &redirect.proxy_uids),
-            (Key::ProxyGid, "group", &redirect.proxy_gids),
-        ];
+        let owners =
+            [(Key::ProxyUid, "user", &redirect.proxy_uids), (Key::ProxyGid, "group", &redirect.proxy_gids)];
         notices.extend(owners.into_iter().filter(|(_, _, ids)| ids.contains(&0)).map(|(key, what, _)| {
             // Groups that nobody named are the same as the users.
             let key = if raw.get(key).0.is_empty() { Key::ProxyUid } else { key };
@@ -89,7 +89,11 @@ impl Notice {
         let cases = [
             (Key::NftSets, !native && options.native_form == NativeForm::Sets, without_native),
             (Key::Backend, native && raw.get(Key::Backend).0 != "auto", with_native),
-            (Key::ForceIptablesBinary, native && !raw.get(Key::ForceIptablesBinary).0.is_empty(), with_native),
+            (
+                Key::ForceIptablesBinary,
+                native && !raw.get(Key::ForceIptablesBinary).0.is_empty(),
+                with_native,
+            ),
         ];
         let silent = cases.into_iter().filter(|(_, ineffective, _)| *ineffective);
         silent.map(|(key, _, because)| Self::NoEffect { said: raw.get(key).1, because }).collect()
@@ -133,9 +137,11 @@ fn same_ports(raw: &RawSettings, redirect: &Redirect) -> Vec<Notice> {
     let tunnel = (Key::InboundTunnelPort, redirect.tunnel_port, "--inbound-tunnel-port");
     let pairs = [(outbound, inbound), (outbound, tunnel), (inbound, tunnel)];
     let same = pairs.into_iter().filter(|((_, a, _), (_, b, _))| a == b);
-    same.map(|((first, port, first_flag), (second, _, second_flag))| match raw.get(second).1 {
-        Source::Default => Notice::SamePort { said: raw.get(first).1, port, other: second_flag },
-        said => Notice::SamePort { said, port, other: first_flag },
+    same.map(|((first, port, first_flag), (second, _, second_flag))| {
+        let (first, second) = (raw.get(first).1, raw.get(second).1);
+        let (said, other) =
+            if second == Source::Default { (first, second_flag) } else { (second, first_flag) };
+        Notice::SamePort { said, port, other }
     })
     .collect()
 }
@@ -194,12 +200,21 @@ mod tests {
     #[test]
     fn what_does_less_than_it_seems_is_told() {
         let listed = [("istio-inbound-ports", "80"), ("istio-local-exclude-ports", "22")];
-        assert_told(&listed, &["flag --istio-local-exclude-ports has no effect", "--istio-inbound-ports '*'"]);
+        assert_told(
+            &listed,
+            &["flag --istio-local-exclude-ports has no effect", "--istio-inbound-ports '*'"],
+        );
         assert_told(&[("nft-sets", "true")], &["flag --nft-sets has no effect", "--native-nftables"]);
         let native = ("native-nftables", "true");
         assert_told(&[native, ("backend", "restore")], &["flag --backend has no effect"]);
-        assert_told(&[native, ("force-iptables-binary", "nft")], &["flag --force-iptables-binary has no effect"]);
-        assert_told(&[("redirect-dns", "true")], &["flag --redirect-dns", "resolv.conf", "--capture-all-dns"]);
+        assert_told(
+            &[native, ("force-iptables-binary", "nft")],
+            &["flag --force-iptables-binary has no effect"],
+        );
+        assert_told(
+            &[("redirect-dns", "true")],
+            &["flag --redirect-dns", "resolv.conf", "--capture-all-dns"],
+        );
         assert_told(&[("capture-all-dns", "true")], &["flag --capture-all-dns has no effect"]);
     }
 
@@ -207,7 +222,10 @@ mod tests {
     fn what_does_more_than_it_seems_is_told() {
         assert_told(&[("proxy-uid", "0"), ("proxy-gid", "7")], &["flag --proxy-uid: user 0", "root"]);
         assert_told(&[("proxy-gid", "0")], &["flag --proxy-gid: group 0"]);
-        assert_told(&[("inbound-capture-port", "15001")], &["flag --inbound-capture-port: 15001", "--envoy-port"]);
+        assert_told(
+            &[("inbound-capture-port", "15001")],
+            &["flag --inbound-capture-port: 15001", "--envoy-port"],
+        );
         assert_told(&[("envoy-port", "15006")], &["flag --envoy-port: 15006", "--inbound-capture-port"]);
         assert_told(&[("inbound-tunnel-port", "15006")], &["flag --inbound-tunnel-port: 15006"]);
     }
@@ -255,6 +273,9 @@ mod tests {
         let raw = PodFacts::sidecar(listed).settings(RawSettings::for_pod());
         let redirect = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap();
         let told = Notice::about(&raw, &redirect)[0].to_string();
-        assert!(told.starts_with("annotation traffic.sidecar.istio.io/excludeInboundPorts has no effect"), "{told}");
+        assert!(
+            told.starts_with("annotation traffic.sidecar.istio.io/excludeInboundPorts has no effect"),
+            "{told}"
+        );
     }
 }
