@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
 use common::{apply, istio_iptables_command, run, with_environment};
-use e2e::leftovers::ETC_NETNS;
 use e2e::netns::{Families, Namespace};
 use e2e::process::{self, Output, SHORT, command, prefixed};
 use e2e::program;
@@ -266,7 +265,7 @@ fn a_log_that_may_not_grow_ends_no_run() -> Result<()> {
 fn a_resolv_conf_that_is_none_is_waited_for_by_nobody() -> Result<()> {
     let namespace = Namespace::pod(Families::Dual)?;
     namespace.set_resolv_conf("")?;
-    let path = Path::new(ETC_NETNS).join(namespace.name()).join("resolv.conf");
+    let path = Path::new("/etc/netns").join(namespace.name()).join("resolv.conf");
     fs::remove_file(&path)?;
     mkfifo(&path, Mode::S_IRWXU)?;
     let output = run(&namespace, &["-b", "*", "--redirect-dns"])?;
