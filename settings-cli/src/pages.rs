@@ -104,5 +104,6 @@ pub fn completions(shell: Shell, mut command: Command, name: &str) -> String {
 }
 
 fn as_bare_switch(arg: Arg) -> Arg {
-    arg.action(ArgAction::SetTrue).num_args(0).require_equals(false).value_parser(clap::value_parser!(bool))
+    let bare = arg.action(ArgAction::SetTrue).num_args(0).value_parser(clap::value_parser!(bool));
+    bare.require_equals(false).allow_hyphen_values(false)
 }
