@@ -68,7 +68,7 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
                     sorter.understand(flag, true, written);
                     sorter.sorted.understood.push(value.to_owned());
                 }
-                None => sorter.refuse(&written.to_string_lossy(), "lacks its value"),
+                None => sorter.refuse(&written.to_string_lossy(), "lacks its value; see --help"),
             }
         }
     }
@@ -279,7 +279,7 @@ mod tests {
                 "--frob is no flag; --help lists all",
                 "--istio-inbound-port is no flag; is --istio-inbound-ports meant?",
                 "-Q is no flag; --help lists all",
-                "-d lacks its value",
+                "-d lacks its value; see --help",
             ],
             "\"stray\" may be the value of the flag that nobody knows"
         );
