@@ -286,6 +286,35 @@ fn a_resolv_conf_that_is_none_is_waited_for_by_nobody() -> Result<()> {
     Ok(())
 }
 
+/// The kernel refuses a thread, a process or a rest: strace makes it do so.
+#[test]
+fn what_the_kernel_refuses_is_an_error_and_no_panic() -> Result<()> {
+    let (here, there) = (Namespace::pod(Families::V4)?, Namespace::pod(Families::V4)?);
+    let named = format!("--network-namespace {} -b *", there.path().display());
+    let validation = "-b * -i * --run-validation --skip-rule-apply --probe-timeout 300ms";
+    let mut refused = 0;
+    for args in [named.as_str(), "-b * --backend restore", "-b * --native-nftables", validation] {
+        let threads = (1..=4).map(|which| format!("clone,clone3:error=EAGAIN:when={which}"));
+        for fault in threads.chain(["clock_nanosleep,nanosleep:error=EINVAL".to_owned()]) {
+            let calls = fault.split(':').next().unwrap_or_default();
+            let (trace, inject) = (format!("trace={calls}"), format!("inject={fault}"));
+            let strace = ["/usr/bin/strace", "-f", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &inject];
+            let output = here.run(&prefixed(&strace, &istio_iptables_command(&words(args))))?;
+            assert!(matches!(output.code(), Some(0 | 1 | 126)), "{args}, {fault}: {output:?}");
+            assert!(!output.stderr.contains("panicked"), "{args}, {fault}: {output:?}");
+            if output.code() == Some(1) {
+                refused += 1;
+                assert_eq!(told(&output, "error").len(), 1, "{args}, {fault}: {output:?}");
+            }
+        }
+        for namespace in [&here, &there] {
+            apply(namespace, "--cleanup-only")?;
+        }
+    }
+    assert!(refused >= 3, "only {refused} runs met a fault");
+    Ok(())
+}
+
 #[test]
 fn every_program_has_the_same_subcommands_and_exit_codes() -> Result<()> {
     for name in ["istio-iptables", "istio-validation", "install-cni", "istio-cni"] {
