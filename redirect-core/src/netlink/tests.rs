@@ -42,13 +42,16 @@ fn decoded(bytes: &[u8], family: Family) -> Option<Rule> {
 /// An attribute or message as it was sent.
 type Sent = Vec<(u16, Vec<u8>)>;
 
+/// What declared a chain, and its rules in order, each with its handle.
+type HeldChain = (Sent, Vec<(u64, Sent)>);
+
 /// What the kernel holds, as far as transactions change it.
 #[derive(Default)]
 struct Kernel {
     /// By family and name.
     tables: BTreeMap<(u8, String), Sent>,
-    /// By family, table and name: what declared it, and its rules in order, each with its handle.
-    chains: BTreeMap<(u8, String, String), (Sent, Vec<(u64, Sent)>)>,
+    /// By family, table and name.
+    chains: BTreeMap<(u8, String, String), HeldChain>,
     handle: u64,
 }
 
