@@ -108,7 +108,7 @@ impl Kernel for Linux {
         let outside = owner();
         namespace.run(|| work(&Pod { is_foreign: owner() != outside })).map_err(|error| {
             // A namespace of another kind has a file of the same kind, and is found out only now.
-            let refused = matches!(error, NetnsError::Enter { .. });
+            let refused = matches!(error, NetnsError::Enter { .. } | NetnsError::NotANamespace { .. });
             let kind = if refused { KernelError::Namespace } else { KernelError::Failed };
             kind(error.to_string())
         })
@@ -125,8 +125,11 @@ impl Kernel for Linux {
             netns_apply::preflight(&options).map(drop).map_err(|error| error.to_string())
         };
         // The namespace goes with the thread.
-        let looked = thread::scope(|scope| scope.spawn(look).join());
-        looked.unwrap_or_else(|_| Err("looking at the kernel failed".to_owned())).map_err(KernelError::Failed)
+        let looked = thread::scope(|scope| match thread::Builder::new().spawn_scoped(scope, look) {
+            Ok(looking) => looking.join().unwrap_or_else(|_| Err("looking at the kernel failed".to_owned())),
+            Err(error) => Err(format!("cannot start a thread: {error}")),
+        });
+        looked.map_err(KernelError::Failed)
     }
 }
 

@@ -82,7 +82,7 @@ impl Seen {
 
     /// What keeps rules in these tables from acting: a table that is asleep.
     pub(crate) fn asleep(&self, is_used: impl Fn(&str) -> bool) -> Option<NetlinkError> {
-        let obstacles = self.nf_tables.iter().flat_map(|observed| observed.obstacles());
+        let obstacles = self.nf_tables.iter().flat_map(netlink::Observed::obstacles);
         let mut asleep = obstacles
             .filter(|obstacle| matches!(obstacle, netlink::Obstacle::Dormant { table } if is_used(table)));
         asleep.next().map(|obstacle| NetlinkError::Obstacle(obstacle.clone()))
@@ -104,7 +104,7 @@ pub(crate) fn unreadable(programs: &Programs) -> Result<Vec<(Family, String)>, E
         match restore::find(programs, Variant::Legacy, family, "save") {
             Ok(_) => {}
             Err(cause) if cause.is_lasting() => {
-                hidden.extend(tables.into_iter().map(|table| (family, table)))
+                hidden.extend(tables.into_iter().map(|table| (family, table)));
             }
             Err(cause) => return Err(cause),
         }

@@ -17,7 +17,7 @@ use crate::conflist::{Entry, EntryError, Facts, Template};
 
 pub use notice::Notice;
 use raw::Raw;
-pub use raw::{Action, Problem, command, completions};
+pub use raw::{Action, Problem, command, completions, manual};
 
 /// Everything the agent is told.
 #[derive(Debug, Clone)]
