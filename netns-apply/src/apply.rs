@@ -20,6 +20,7 @@ use redirect_core::{
     RulePlan, Tproxy,
     netlink::{self, BatchError, NativeForm},
     options::{BackendChoice, Variant},
+    routing,
     steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
 };
 use std::time::{Duration, Instant};
@@ -133,9 +134,6 @@ impl<'a> Run<'a> {
     }
 
     fn passes(&mut self) -> Result<Outcome, ApplyError> {
-        if self.needs_routing() {
-            self.lock = Some(self.take_lock()?);
-        }
         let mut chosen = None;
         let mut passes = 0;
         loop {
@@ -147,16 +145,17 @@ impl<'a> Run<'a> {
             chosen = Some((backend, because));
             let mut steps = self.steps(&seen, backend);
             self.obstacles(&seen, backend)?;
-            let outcome = |run: &Self, seen: &Seen, changed| {
-                Ok(Outcome { backend, because, changed, warnings: run.warnings(seen, backend) })
+            let outcome = |run: &Self, seen: &Seen| {
+                let (changed, warnings) = (!run.done.is_empty(), run.warnings(seen, backend));
+                Ok(Outcome { backend, because, changed, warnings })
             };
             if steps.is_empty() {
-                return outcome(self, &seen, passes > 0);
+                return outcome(self, &seen);
             }
             if passes == PASSES {
                 return Err(self.contended(&steps));
             }
-            if self.lock.is_none() && !is_one_transaction(&steps) {
+            if self.lock.is_none() && !only_adds(&steps) {
                 self.lock = Some(self.take_lock()?);
                 // Making the lock has moved the generation; and somebody else may have been at work before.
                 seen = Seen::now(&mut self.handles, self.deadline)?;
@@ -164,8 +163,10 @@ impl<'a> Run<'a> {
             }
             self.test(&steps)?;
             match self.take(&steps, &seen) {
-                // The kernel took it at the generation it was worked out on, and says so: nothing can be left.
-                Ok(()) if only_adds(&steps, &seen) => return outcome(self, &seen, true),
+                // The kernel took the rules at the generation they were worked out on, and says so. Routing has no generation.
+                Ok(()) if only_adds(&steps) && !seen.state.is_redirected() && self.has_routing()? => {
+                    return outcome(self, &seen);
+                }
                 Ok(()) => passes += 1,
                 Err(ApplyError::Netlink(NetlinkError::Changed)) if Instant::now() < self.deadline => {}
                 Err(cause) => return Err(cause),
@@ -173,9 +174,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether the plan needs routing: then a run has more than one step in any case.
-    fn needs_routing(&self) -> bool {
-        self.plan.policy_routes().is_some() || self.plan.loopback_address().is_some()
+    /// Whether what the rules need is there.
+    fn has_routing(&mut self) -> Result<bool, ApplyError> {
+        if routing::wanted(self.plan).is_empty() {
+            return Ok(true);
+        }
+        Ok(routing::missing(self.plan, &self.handles.routes.observe()?).is_empty())
     }
 
     fn take_lock(&self) -> Result<NetnsLock, ApplyError> {
@@ -320,17 +324,12 @@ fn changed(error: NetlinkError) -> ApplyError {
     if stale { NetlinkError::Changed.into() } else { error.into() }
 }
 
-/// Whether the kernel does all of it at one instant, at the generation it was worked out on.
-fn is_one_transaction(steps: &[Step]) -> bool {
-    matches!(steps, [Step::Transaction(_)])
-}
-
-/// Whether the steps only add to a namespace that was not redirected, in one transaction: the kernel's confirmation
-/// then says all there is to say.
-fn only_adds(steps: &[Step], seen: &Seen) -> bool {
+/// Whether the steps only add what rules need, and change rules at one instant: the kernel sees to it that nobody comes in
+/// between, without a lock.
+fn only_adds(steps: &[Step]) -> bool {
     let transactions = steps.iter().filter(|step| matches!(step, Step::Transaction(_))).count();
     let additions = steps.iter().filter(|step| matches!(step, Step::AddRouting(_))).count();
-    !seen.state.is_redirected() && transactions == 1 && transactions + additions == steps.len()
+    transactions <= 1 && transactions + additions == steps.len()
 }
 
 fn words(tables: &[(redirect_core::Family, String)]) -> String {

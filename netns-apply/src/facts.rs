@@ -87,7 +87,8 @@ fn read_small(path: &Path) -> io::Result<String> {
     if !metadata.is_file() {
         return refusal("it is no regular file");
     }
-    let mut bytes = Vec::new();
+    let expected = metadata.len().saturating_add(1).min(MOST_READ);
+    let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
     file.take(MOST_READ.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MOST_READ {
         return refusal("it is longer than 1 MiB");

@@ -51,15 +51,16 @@ impl Seen {
 
     fn once(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let programs = handles.programs;
-        let unreadable = unreadable(programs)?;
-        let legacy = both(|family| {
+        let mut unreadable = Vec::new();
+        let mut legacy = |family| {
             // The kernel says first whether there is anything to ask for; what nobody can list is told of elsewhere.
-            let hidden = unreadable.iter().any(|(of, _)| *of == family);
-            if hidden || legacy_tables(family).is_empty() {
-                return Ok(RuleState::new());
-            }
-            restore::save(programs, Variant::Legacy, family)
-        })?;
+            let tables = legacy_tables(family);
+            let hidden = hidden(programs, family, tables.clone())?;
+            let is_read = !tables.is_empty() && hidden.is_empty();
+            unreadable.extend(hidden);
+            if is_read { restore::save(programs, Variant::Legacy, family) } else { Ok(RuleState::new()) }
+        };
+        let legacy = PerFamily { v4: legacy(Family::V4)?, v6: legacy(Family::V6)? };
         let mut state = Observation { legacy, routing: handles.routes.observe()?, ..Observation::default() };
         let by_programs = || {
             both(|family| match restore::find(programs, Variant::Nft, family, "save") {
@@ -95,21 +96,25 @@ fn both(of: impl Fn(Family) -> Result<RuleState, ApplyError>) -> Result<PerFamil
 
 /// The legacy tables that this namespace has and nothing installed here can list.
 pub(crate) fn unreadable(programs: &Programs) -> Result<Vec<(Family, String)>, ExecError> {
-    let mut hidden = Vec::new();
-    for family in Family::BOTH {
-        let tables = legacy_tables(family);
-        if tables.is_empty() {
-            continue;
-        }
-        match restore::find(programs, Variant::Legacy, family, "save") {
-            Ok(_) => {}
-            Err(cause) if cause.is_lasting() => {
-                hidden.extend(tables.into_iter().map(|table| (family, table)));
-            }
-            Err(cause) => return Err(cause),
-        }
+    let mut all = hidden(programs, Family::V4, legacy_tables(Family::V4))?;
+    all.extend(hidden(programs, Family::V6, legacy_tables(Family::V6))?);
+    Ok(all)
+}
+
+/// Those tables of a family that nothing installed here can list: all or none of them.
+fn hidden(
+    programs: &Programs,
+    family: Family,
+    tables: Vec<String>,
+) -> Result<Vec<(Family, String)>, ExecError> {
+    if tables.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(hidden)
+    match restore::find(programs, Variant::Legacy, family, "save") {
+        Ok(_) => Ok(Vec::new()),
+        Err(cause) if cause.is_lasting() => Ok(tables.into_iter().map(|table| (family, table)).collect()),
+        Err(cause) => Err(cause),
+    }
 }
 
 /// What is known about unreadable tables: kernels before 5.13 or so give every new namespace the tables whose modules

@@ -56,9 +56,11 @@ impl fmt::Display for Misspelt {
 
 /// The names of the program's environment that look like variables of ours and are none.
 pub fn misspelt_variables<'a>(environment: impl IntoIterator<Item = &'a str>) -> Vec<Misspelt> {
-    let names = || SETTINGS.iter().flat_map(|setting| setting.env.iter().copied());
+    // An environment has hundreds of variables where a pod sees many services.
+    let names: Vec<Name<'static>> =
+        SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).map(Name::new).collect();
     let misspelt = |given: &'a str| {
-        let meant = meant(given, names())?;
+        let meant = nearest(given, names.iter().copied())?;
         Some(Misspelt { place: NamePlace::Environment, given: given.to_owned(), meant: Some(meant) })
     };
     environment.into_iter().filter_map(misspelt).collect()
@@ -93,30 +95,64 @@ pub(crate) fn misspelt_annotation(given: &str) -> Option<Misspelt> {
 /// The name that somebody meant who wrote another: the nearest of these, if it is at most two letters off (of a short
 /// name, one). Capitals, dashes, dots and underscores count as the same. None for a name that is among them.
 pub fn meant<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let folded = |name: &str| -> Vec<char> {
-        let fold = |c: char| if matches!(c, '-' | '.') { '_' } else { c.to_ascii_lowercase() };
-        name.chars().map(fold).collect()
-    };
+    nearest(given, names.into_iter().map(Name::new))
+}
+
+/// A name, with which letters it has.
+#[derive(Debug, Clone, Copy)]
+struct Name<'a> {
+    text: &'a str,
+    letters: u32,
+}
+
+impl<'a> Name<'a> {
+    fn new(text: &'a str) -> Self {
+        // Capitals and small letters differ in a bit that does not count here; what else falls together does no harm.
+        let letters =
+            text.bytes().fold(0, |letters, byte| letters | 1_u32.wrapping_shl(u32::from(byte & 31)));
+        Self { text, letters }
+    }
+
+    /// A lower bound of the distance to another name: a change brings in at most one letter that was not there. Dashes,
+    /// dots and underscores, which count as the same, may bring in one each.
+    fn is_far_from(&self, other: &Self, limit: usize) -> bool {
+        let punctuation = [b'-', b'.', b'_'].into_iter().fold(0, |bits, byte| bits | 1_u32 << (byte & 31));
+        let missing = self.letters & !other.letters & !punctuation;
+        usize::try_from(missing.count_ones()).unwrap_or(usize::MAX) > limit
+    }
+}
+
+fn nearest<'a>(given: &str, names: impl Iterator<Item = Name<'a>>) -> Option<&'a str> {
+    let given_name = Name::new(given);
     let given_letters = folded(given);
     let mut nearest: Option<(usize, &str)> = None;
     for name in names {
-        if name == given {
+        if name.text == given {
             return None;
         }
-        let limit = match name.len() {
+        let limit = match name.text.len() {
             0..LEAST_LENGTH => continue,
             LEAST_LENGTH..SHORT => NEAR / 2,
             _ => NEAR,
         };
-        if given_letters.len().abs_diff(name.len()) > limit {
+        // Most of an environment is told apart by this alone.
+        if given_letters.len().abs_diff(name.text.len()) > limit
+            || given_name.is_far_from(&name, limit)
+            || name.is_far_from(&given_name, limit)
+        {
             continue;
         }
-        let distance = distance(&given_letters, &folded(name));
-        if distance <= limit && nearest.is_none_or(|best| (distance, name) < best) {
-            nearest = Some((distance, name));
+        let distance = distance(&given_letters, &folded(name.text));
+        if distance <= limit && nearest.is_none_or(|best| (distance, name.text) < best) {
+            nearest = Some((distance, name.text));
         }
     }
     nearest.map(|(_, name)| name)
+}
+
+fn folded(name: &str) -> Vec<char> {
+    let fold = |c: char| if matches!(c, '-' | '.') { '_' } else { c.to_ascii_lowercase() };
+    name.chars().map(fold).collect()
 }
 
 /// How many letters have to be added, left out, replaced or exchanged with their neighbour (optimal string alignment).
@@ -169,6 +205,29 @@ mod tests {
         ] {
             assert_eq!(distance(a, b), wanted, "{a} {b}");
         }
+    }
+
+    #[test]
+    fn only_what_is_far_is_told_apart_by_its_letters() {
+        let words = [
+            "",
+            "abc",
+            "acb",
+            "abcd",
+            "INBOUND_PORT",
+            "inbound-ports",
+            "OUTBOUND.PORTS",
+            "kitten",
+            "sitting",
+        ];
+        for (a, b) in words.iter().flat_map(|a| words.map(|b| (*a, b))) {
+            let distance = distance(&folded(a), &folded(b));
+            for limit in 0..8 {
+                let is_far = Name::new(a).is_far_from(&Name::new(b), limit);
+                assert!(!is_far || distance > limit, "{a} {b} {limit} {distance}");
+            }
+        }
+        assert!(Name::new("abc").is_far_from(&Name::new("xyz"), 2));
     }
 
     #[test]
