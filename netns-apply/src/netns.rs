@@ -4,6 +4,7 @@
 //! opened file say which it is (namespaces(7)).
 
 use nix::{
+    fcntl::OFlag,
     sched::{CloneFlags, setns},
     sys::{
         stat::fstat,
@@ -12,7 +13,7 @@ use nix::{
 };
 use std::{
     fs::File,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     thread,
 };
@@ -80,7 +81,9 @@ impl Netns {
     /// The path cannot be opened, or is no network namespace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref().to_owned();
-        let file = match File::open(&path) {
+        // Not waiting: where a pipe lies in the place of a namespace, nobody may ever write to it.
+        let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path);
+        let file = match opened {
             Ok(file) => file,
             Err(cause) => return Err(NetnsError::Open { path, cause }),
         };
@@ -169,6 +172,11 @@ mod tests {
     fn only_namespaces_can_be_opened() {
         assert!(matches!(Netns::open("/nonexistent"), Err(NetnsError::Open { .. })));
         assert!(matches!(Netns::open("/etc/hostname"), Err(NetnsError::NotANamespace { .. })));
+        let pipe = std::env::temp_dir().join(format!("netns-apply-{}-pipe", std::process::id()));
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let opened = Netns::open(&pipe);
+        std::fs::remove_file(&pipe).unwrap();
+        assert!(matches!(opened, Err(NetnsError::NotANamespace { .. })), "{opened:?}");
         let own = Netns::current().unwrap();
         assert!(own.is_own().unwrap());
     }

@@ -48,7 +48,7 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         logs,
     });
     let logs = listen(&settings, &served).await?;
-    let cluster = Arc::new(Connection::new(settings.clone()));
+    let cluster = Arc::new(Connection::new(&settings));
     let seen = Arc::new(LastSeen::default());
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
     let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
@@ -133,23 +133,17 @@ impl Ends {
 }
 
 async fn follow_daemon_set(connection: Arc<Connection>, seen: Arc<LastSeen>, metrics: Arc<Metrics>) {
-    let restarted = |_: &str| {
+    let restarted = || {
         metrics.watch_restarts.get_or_create(&WatchLabel { watch: "daemonset" }).inc();
     };
-    loop {
-        match connection.get().await {
-            Ok(cluster) => cluster.watch_daemon_set(&seen, restarted).await,
-            Err(error) => log::warn!(target: SCOPE, "cannot talk to the API server: {error:#}"),
-        }
-        tokio::time::sleep(Duration::from_secs(10)).await;
-    }
+    connection.watch_daemon_set(&seen, restarted).await;
 }
 
 /// Leaves the plugin or removes it.
 async fn depart(installer: Arc<Installer>, connection: &Connection, seen: &LastSeen) {
-    let lookup = match connection.get().await {
+    let lookup = match connection.get() {
         Ok(cluster) => cluster.daemon_set().await,
-        Err(error) => Lookup::Unreachable(format!("{error:#}")),
+        Err(error) => Lookup::Unreachable(error.to_string()),
     };
     match leave::decide(&lookup, seen.get()) {
         Departure::Stay(because) => log::info!(target: SCOPE, "ending; the plugin stays: {because}"),
@@ -433,9 +427,9 @@ impl Agent {
         self.events.insert(reason, now);
         let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
         tokio::spawn(async move {
-            let sent = match connection.get().await {
+            let sent = match connection.get() {
                 Ok(cluster) => cluster.warn(reason, &text).await,
-                Err(error) => Err(format!("{error:#}")),
+                Err(error) => Err(error.to_string()),
             };
             let result = if sent.is_ok() { "sent" } else { "failed" };
             metrics.events.get_or_create(&ResultLabel { result }).inc();

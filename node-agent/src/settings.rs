@@ -11,10 +11,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use istio_cni::selection::PROCESS_WIDE;
+use cni_core::selection::PROCESS_WIDE;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
 
+pub use cluster_client::Trust;
 pub use notice::Notice;
 use raw::Raw;
 pub use raw::{Action, Problem, command, completions};
@@ -118,15 +119,6 @@ pub struct KubeconfigSettings {
     pub token_file: bool,
     /// The file's mode.
     pub mode: u32,
-}
-
-/// How a server is trusted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trust {
-    /// By the authority in this file.
-    Authority(PathBuf),
-    /// Blindly.
-    Anybody,
 }
 
 /// Where the agent serves.

@@ -8,7 +8,10 @@ use crate::{
 use logging::Levels;
 use redirect_core::values::parse_duration;
 use serde_json::{Map, Value};
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Where the agent's files are unless the configuration says otherwise.
 pub const RUN_DIR: &str = "/var/run/istio-cni";
@@ -145,7 +148,7 @@ impl<'a> Envelope<'a> {
         let pod_namespace = text("pod_namespace").unwrap_or_default();
         let (run_dir, manifest_dir) = (text("cni_agent_run_dir"), text("pod_manifest_dir"));
         let node_name = text("node_name").or(older.node_name);
-        let run_dir = absolute("cni_agent_run_dir", run_dir, reader).unwrap_or_else(|| RUN_DIR.into());
+        let run_dir = absolute("cni_agent_run_dir", run_dir, reader);
         let manifest_dir = absolute("pod_manifest_dir", manifest_dir, reader);
         let levels = match new_level {
             Some(text) => levels("plugin_log_level", &text, reader),
@@ -158,8 +161,12 @@ impl<'a> Envelope<'a> {
             version: self.version,
             prev_result: PrevResult::read(&self.object, reader),
             levels,
-            kubeconfig: older.kubeconfig.unwrap_or_else(|| run_dir.join(KUBECONFIG_NAME)),
-            run_dir,
+            kubeconfig: match (&run_dir, older.kubeconfig) {
+                (None, Some(kubeconfig)) => kubeconfig,
+                (Some(run_dir), _) => run_dir.join(KUBECONFIG_NAME),
+                (None, None) => Path::new(RUN_DIR).join(KUBECONFIG_NAME),
+            },
+            run_dir: run_dir.unwrap_or_else(|| RUN_DIR.into()),
             exclude_namespaces: match &exclude {
                 Some(value) => reader.strings("exclude_namespaces", Some(value)),
                 None => older.exclude_namespaces,
@@ -301,9 +308,11 @@ mod tests {
         );
         assert_eq!(read.levels.of(crate::logs::SCOPE), Level::Warn);
         assert!(read.unknown_keys.is_empty());
-        let both =
-            conf(&format!(r#"{{"name":"n","exclude_namespaces":[],"plugin_log_level":"error",{older}}}"#));
+        let both = conf(&format!(
+            r#"{{"name":"n","exclude_namespaces":[],"plugin_log_level":"error","cni_agent_run_dir":"/run/x",{older}}}"#
+        ));
         let both = both.unwrap();
+        assert_eq!(both.kubeconfig, PathBuf::from("/run/x/istio-cni-kubeconfig"));
         assert_eq!(both.levels.of(crate::logs::SCOPE), Level::Error);
         assert!(both.exclude_namespaces.is_empty());
         let placeholder =
