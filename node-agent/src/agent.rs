@@ -19,6 +19,7 @@ use crate::leave::{self, Departure, Lookup};
 use crate::log_socket::LogServer;
 use crate::metrics::{KindLabel, Metrics, ResultLabel, WatchLabel};
 use crate::plan::{Directory, Edit, Obstacle};
+use crate::plugin_token::{Keeper, PluginToken};
 use crate::ready::{Phase, State};
 use crate::serve::{self, Served};
 use crate::settings::{Settings, Trust};
@@ -30,6 +31,10 @@ const SCOPE: &str = "cni-agent";
 const COLLISION_WAIT: Duration = Duration::from_millis(50);
 /// The least time between two events of a reason.
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
+/// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
+const FIRST_TOKEN: Duration = Duration::from_secs(5);
+/// How long the last renewal of that token may take.
+const LAST_RENEWAL: Duration = Duration::from_secs(5);
 /// The longest wait after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -39,7 +44,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// When it cannot serve health or the log socket. What fails on the node is shown by readiness and tried again.
 pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::Result<()> {
     let mut ends = Ends::new()?;
-    let installer = Arc::new(Installer::new(Arc::new(Real), settings.clone()));
+    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
+    let installer = Installer::new(Arc::new(Real), settings.clone()).with_token(token.clone());
+    let installer = Arc::new(installer);
     let (state, metrics) = (Arc::new(State::default()), Arc::new(Metrics::new()));
     let served = Arc::new(Served {
         installer: installer.clone(),
@@ -48,17 +55,25 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         logs,
     });
     let logs = listen(&settings, &served).await?;
-    let cluster = Arc::new(Connection::new(&settings));
+    let cluster = Arc::new(Connection::new(&settings, state.clone()));
     let seen = Arc::new(LastSeen::default());
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
     let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let drift = tokio::spawn(drift);
-    let mut agent = Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs);
+    let keeper = Keeper::new(settings.plugin.clone(), token.clone(), cluster.clone(), metrics.clone());
+    let keeper = Arc::new(keeper);
+    let keeping = tokio::spawn({
+        let keeper = keeper.clone();
+        async move { keeper.keep().await }
+    });
+    let mut agent =
+        Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs, token.clone());
     agent.work(&mut ends).await;
     drift.abort();
+    keeping.abort();
     state.set(Phase::Leaving);
     tokio::select! {
-        () = depart(installer, &cluster, &seen) => {}
+        () = depart(installer, &cluster, &seen, &token, &keeper) => {}
         () = ends.told() => log::warn!(target: SCOPE, "told to end a second time; leaving things as they are"),
     }
     Ok(())
@@ -140,13 +155,28 @@ async fn follow_daemon_set(connection: Arc<Connection>, seen: Arc<LastSeen>, met
 }
 
 /// Leaves the plugin or removes it.
-async fn depart(installer: Arc<Installer>, connection: &Connection, seen: &LastSeen) {
-    let lookup = match connection.get() {
-        Ok(cluster) => cluster.daemon_set().await,
-        Err(error) => Lookup::Unreachable(error.to_string()),
+async fn depart(
+    installer: Arc<Installer>,
+    connection: &Connection,
+    seen: &LastSeen,
+    token: &PluginToken,
+    keeper: &Keeper,
+) {
+    let lookup = match connection.last_look(seen).await {
+        Lookup::Denied { .. } => Lookup::Denied { plugin_works: token.works(connection).await },
+        other @ (Lookup::Present { .. } | Lookup::Absent | Lookup::Unreachable(_)) => other,
     };
     match leave::decide(&lookup, seen.get()) {
-        Departure::Stay(because) => log::info!(target: SCOPE, "ending; the plugin stays: {because}"),
+        Departure::Stay(because) => {
+            // It has to last until the next agent runs, however long that takes.
+            if tokio::time::timeout(LAST_RENEWAL, keeper.renew_if_own()).await == Ok(true) {
+                let written = tokio::task::spawn_blocking(move || installer.kubeconfig()).await;
+                if let Ok(Err(error)) = written {
+                    log::warn!(target: SCOPE, "cannot write the plugin's new token: {error}");
+                }
+            }
+            log::info!(target: SCOPE, "ending; the plugin stays: {because}");
+        }
         Departure::Remove(because) => {
             log::info!(target: SCOPE, "ending; the plugin is removed: {because}");
             let removed = tokio::task::spawn_blocking(move || leave::remove(&installer)).await;
@@ -187,6 +217,7 @@ struct Agent {
     invalid: Vec<(String, String)>,
     /// When an event of each reason was sent last.
     events: BTreeMap<&'static str, Instant>,
+    token: Arc<PluginToken>,
 }
 
 impl Agent {
@@ -197,6 +228,7 @@ impl Agent {
         metrics: Arc<Metrics>,
         connection: Arc<Connection>,
         logs: LogServer,
+        token: Arc<PluginToken>,
     ) -> Self {
         Self {
             settings,
@@ -212,6 +244,7 @@ impl Agent {
             obstacle: None,
             invalid: Vec::new(),
             events: BTreeMap::new(),
+            token,
         }
     }
 
@@ -223,6 +256,11 @@ impl Agent {
                 log::info!(target: SCOPE, files = count; "removed what an agent before left half-written");
             }
             Err(error) => log::warn!(target: SCOPE, "{error}"),
+        }
+        let mut tokens = self.token.changes();
+        tokio::select! {
+            () = ends.told() => return,
+            _ = tokio::time::timeout(FIRST_TOKEN, self.token.first_answer()) => {}
         }
         let mut watch = None;
         loop {
@@ -257,6 +295,7 @@ impl Agent {
                     watch = None;
                     self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
                 },
+                _ = tokens.changed() => {}
                 () = waited => {}
             }
         }

@@ -1,8 +1,10 @@
 //! The API server, as far as the agent needs it: its own DaemonSet, its node's labels and pods, events.
 
 mod pods;
+mod token;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,9 +20,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::leave::{Lookup, Seen};
+use crate::ready::State;
 use crate::settings::{Identity, Settings};
 
 pub use pods::PodsError;
+pub use token::{Granted, TokenError};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -31,6 +35,9 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(300);
 /// The pauses before a broken watch is made anew.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// How long, and how often, the agent asks again at its end where it is refused.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(10);
+const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
 const NO_NAMESPACE: &str = "POD_NAMESPACE is not set, so the agent cannot find its DaemonSet";
 
 /// The API server, asked by the agent.
@@ -45,16 +52,17 @@ pub struct Cluster {
 pub struct Connection {
     account: Account,
     identity: Identity,
+    state: Arc<State>,
 }
 
 impl Connection {
-    /// Nothing is sent or read yet.
+    /// Nothing is sent or read yet. The state learns whether there can be a client.
     #[must_use]
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &Settings, state: Arc<State>) -> Self {
         let token = settings.paths.service_account.join("token");
         let kubeconfig = &settings.kubeconfig;
         let account = Account::new(kubeconfig.server.clone(), kubeconfig.trust.clone(), token);
-        Self { account, identity: settings.identity.clone() }
+        Self { account, identity: settings.identity.clone(), state }
     }
 
     /// The API server, with the service account's files as they are now.
@@ -62,7 +70,26 @@ impl Connection {
     /// # Errors
     /// They cannot be read, or no client can be made of them.
     pub fn get(&self) -> Result<Cluster, AccessError> {
-        Ok(Cluster { client: self.account.client()?, identity: self.identity.clone() })
+        let client = self.account.client();
+        self.state.set_client(client.as_ref().err().map(ToString::to_string));
+        Ok(Cluster { client: client?, identity: self.identity.clone() })
+    }
+
+    /// Asks for the agent's DaemonSet at the agent's end. One refusal is not believed where the DaemonSet was there a moment ago: while an
+    /// API server starts, or roles are applied anew, it refuses what it allows a second later.
+    pub async fn last_look(&self, seen: &LastSeen) -> Lookup {
+        let start = Instant::now();
+        loop {
+            let lookup = match self.get() {
+                Ok(cluster) => cluster.daemon_set().await,
+                Err(error) => Lookup::Unreachable(error.to_string()),
+            };
+            let is_refused = matches!(lookup, Lookup::Denied { .. });
+            if !is_refused || seen.get() != Seen::Present || start.elapsed() >= REFUSAL_PATIENCE {
+                return lookup;
+            }
+            tokio::time::sleep(REFUSAL_PAUSE).await;
+        }
     }
 
     /// Watches the agent's DaemonSet for as long as the agent lives. `restarted` is told of each time the watch broke.
@@ -72,7 +99,7 @@ impl Connection {
         loop {
             let done = match self.get() {
                 Ok(cluster) => cluster.watch_once(seen).await,
-                Err(error) => Err(WatchError::from(error)),
+                Err(error) => Err(format!("the agent has no working API client: {error}").into()),
             };
             let retry_after = match done {
                 Ok(()) => {
@@ -109,12 +136,6 @@ struct WatchError {
 impl From<String> for WatchError {
     fn from(text: String) -> Self {
         Self { text, retry_after: None }
-    }
-}
-
-impl From<AccessError> for WatchError {
-    fn from(error: AccessError) -> Self {
-        error.to_string().into()
     }
 }
 
@@ -164,7 +185,7 @@ impl Cluster {
         let found: DaemonSet = match self.client.json(request, Limits::object(PATIENCE)).await {
             Ok(found) => found,
             Err(Failure::NotFound(words)) if words.by_api => return Lookup::Absent,
-            Err(failure) if failure.is_refusal() => return Lookup::Denied,
+            Err(failure) if failure.is_refusal() => return Lookup::Denied { plugin_works: false },
             Err(failure) => return Lookup::Unreachable(failure.to_string()),
         };
         let deleting = found.metadata.deletion_timestamp.is_some();

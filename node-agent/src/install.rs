@@ -11,6 +11,7 @@ use crate::conflist::{EntryError, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, Dress, Stat, context};
 use crate::kubeconfig::{self, Credentials};
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
+use crate::plugin_token::PluginToken;
 use crate::ready::Reason;
 use crate::settings::{Settings, TemplateSource};
 
@@ -18,6 +19,7 @@ use crate::settings::{Settings, TemplateSource};
 pub struct Installer {
     disk: Arc<dyn Disk>,
     settings: Settings,
+    token: Arc<PluginToken>,
     /// Binaries whose content was compared, by target: what source and target were then.
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
 }
@@ -92,7 +94,13 @@ impl Installer {
     /// An installer for a node.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, settings: Settings) -> Self {
-        Self { disk, settings, compared: Mutex::default() }
+        Self { disk, settings, token: Arc::default(), compared: Mutex::default() }
+    }
+
+    /// The same with tokens of the plugin's own.
+    #[must_use]
+    pub fn with_token(self, token: Arc<PluginToken>) -> Self {
+        Self { token, ..self }
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {
@@ -125,7 +133,7 @@ impl Installer {
     pub fn pass(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
         let mut pass = Pass::default();
         self.binaries(&mut pass).map_err(InstallError::Binaries)?;
-        self.kubeconfig(&mut pass).map_err(InstallError::Kubeconfig)?;
+        pass.kubeconfig = self.kubeconfig().map_err(InstallError::Kubeconfig)?;
         let want = self.want()?;
         self.conflist(&want, conflist, &mut pass).map_err(InstallError::Conflist)?;
         Ok(pass)
@@ -190,16 +198,21 @@ impl Installer {
         self.compared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn kubeconfig(&self, pass: &mut Pass) -> Result<(), DiskError> {
+    /// Writes the kubeconfig if it differs, and says whether it did.
+    ///
+    /// # Errors
+    /// The service account's files cannot be read, or the kubeconfig not be written.
+    pub fn kubeconfig(&self) -> Result<bool, DiskError> {
         let (paths, settings) = (&self.settings.paths, &self.settings.kubeconfig);
-        let credentials = Credentials::read(self.disk(), paths, settings)?;
+        let credentials = Credentials::read(self.disk(), paths, settings, &self.token)?;
+        let mut has_written = false;
         // The kubeconfig names the token's file, so that comes first.
         if let Some(token) = &credentials.token {
-            pass.kubeconfig |= self.text(&paths.run.join(kubeconfig::TOKEN_FILE), token, settings.mode)?;
+            has_written |= self.text(&paths.run.join(kubeconfig::TOKEN_FILE), token, settings.mode)?;
         }
-        pass.kubeconfig |=
+        has_written |=
             self.text(&paths.run.join(kubeconfig::FILE), &credentials.kubeconfig, settings.mode)?;
-        Ok(())
+        Ok(has_written)
     }
 
     /// Writes a file of ours if its text or mode differs, and says whether it did.

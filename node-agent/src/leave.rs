@@ -20,8 +20,11 @@ pub enum Lookup {
     },
     /// There is none.
     Absent,
-    /// We may not ask: the roles or the service account are gone, or never were.
-    Denied,
+    /// We may not ask: the agent's roles or credentials are gone, or never were.
+    Denied {
+        /// Whether the plugin's own credentials still work.
+        plugin_works: bool,
+    },
     /// Nobody answers.
     Unreachable(String),
 }
@@ -49,8 +52,9 @@ pub enum Departure {
 
 /// Tells an upgrade from removal.
 ///
-/// Uninstalling deletes the DaemonSet, the roles and the service account at nearly the same time, so a refusal means removal as well: a plugin
-/// that stays without credentials would fail every pod of the node.
+/// Uninstalling deletes the DaemonSet, the roles and the service accounts at nearly the same time, so a refusal means removal as well: a plugin
+/// that stays without credentials would fail every pod of the node. Where the plugin has credentials of its own and these work, only the agent's
+/// pod is gone, as after a forced deletion.
 #[must_use]
 pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
     match (lookup, seen) {
@@ -62,7 +66,13 @@ pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
             Departure::Stay("the DaemonSet is there, so an agent follows this one")
         }
         (Lookup::Absent, _) => Departure::Remove("there is no DaemonSet"),
-        (Lookup::Denied, _) => Departure::Remove("the agent's credentials or roles are gone"),
+        (Lookup::Denied { .. }, Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
+        (Lookup::Denied { plugin_works: true }, Seen::Present | Seen::Never) => {
+            Departure::Stay("the agent may not ask any more, and the plugin's own credentials work")
+        }
+        (Lookup::Denied { plugin_works: false }, Seen::Present | Seen::Never) => {
+            Departure::Remove("the agent's credentials or roles are gone, and the plugin's with them")
+        }
         (Lookup::Unreachable(_), Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
         (Lookup::Unreachable(_), Seen::Present | Seen::Never) => {
             Departure::Stay("the API server does not answer, and the DaemonSet was not seen to go")
@@ -162,7 +172,8 @@ mod tests {
             assert!(!stays(present(true, true), seen));
             assert!(!stays(present(false, false), seen));
             assert!(!stays(Lookup::Absent, seen));
-            assert!(!stays(Lookup::Denied, seen));
+            assert!(!stays(Lookup::Denied { plugin_works: false }, seen));
+            assert_eq!(stays(Lookup::Denied { plugin_works: true }, seen), seen != Seen::Gone);
         }
         assert!(stays(unreachable(), Seen::Never));
         assert!(stays(unreachable(), Seen::Present));

@@ -21,6 +21,7 @@ pub mod leave;
 pub mod log_socket;
 pub mod metrics;
 pub mod plan;
+pub mod plugin_token;
 pub mod pod_netns;
 pub mod ready;
 pub mod serve;

@@ -44,6 +44,8 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_preempted", "gauge", "", "1 while the runtime uses another file than the one with the entry"),
     described("istio_cni_fights_total", "counter", "", "Times the agent stopped answering another writer of the network configuration for a while"),
     described("istio_cni_token_refreshes_total", "counter", "", "Times the plugin's kubeconfig was written anew"),
+    described("istio_cni_plugin_token_requests_total", "counter", "result", "Times a token of the plugin's own was asked for: granted, refused (a service account or role is missing), failed (no answer)"),
+    described("istio_cni_plugin_token_expiry_timestamp_seconds", "gauge", "", "When the plugin's own token ends, in seconds since 1970; 0 while this agent has got none, and the plugin may use the agent's, which ends with the agent's pod"),
     described("istio_cni_watch_restarts_total", "counter", "watch", "Times a watch had to be made anew: files, daemonset"),
     described("istio_cni_plugin_add_total", "counter", "outcome,reason", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure"),
     described("istio_cni_plugin_add_duration_seconds", "histogram", "outcome", "How long the plugin took for ADD"),
@@ -116,6 +118,10 @@ pub struct Metrics {
     /// See [`METRICS`].
     pub token_refreshes: Counter,
     /// See [`METRICS`].
+    pub plugin_token_requests: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub plugin_token_ends: Gauge,
+    /// See [`METRICS`].
     pub watch_restarts: Family<WatchLabel, Counter>,
     adds: Family<AddLabels, Counter>,
     add_durations: Family<OutcomeLabel, Histogram, fn() -> Histogram>,
@@ -153,6 +159,8 @@ impl Metrics {
             preempted: Gauge::default(),
             fights: Counter::default(),
             token_refreshes: Counter::default(),
+            plugin_token_requests: Family::default(),
+            plugin_token_ends: Gauge::default(),
             watch_restarts: Family::default(),
             adds: Family::default(),
             add_durations: Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS)),
@@ -179,6 +187,9 @@ impl Metrics {
             ["no_network", "no_pinned", "preempted", "missing", "edited", "repeated", "followed", "stale"]
         {
             drop(self.obstacles.get_or_create(&KindLabel { kind }));
+        }
+        for result in ["granted", "refused", "failed"] {
+            drop(self.plugin_token_requests.get_or_create(&ResultLabel { result }));
         }
         for watch in ["files", "daemonset"] {
             drop(self.watch_restarts.get_or_create(&WatchLabel { watch }));
@@ -216,6 +227,8 @@ impl Metrics {
             self.preempted.clone(),
             self.fights.clone(),
             self.token_refreshes.clone(),
+            self.plugin_token_requests.clone(),
+            self.plugin_token_ends.clone(),
             self.watch_restarts.clone(),
             self.adds.clone(),
             self.add_durations.clone(),

@@ -31,6 +31,8 @@ pub struct Settings {
     pub entry: EntrySettings,
     /// How the plugin reaches the API server.
     pub kubeconfig: KubeconfigSettings,
+    /// Who the plugin is there.
+    pub plugin: PluginAccount,
     /// Whether files of ours in the configuration directory may be read by their group.
     pub conf_group_read: bool,
     /// Where the agent serves.
@@ -121,6 +123,15 @@ pub struct KubeconfigSettings {
     pub mode: u32,
 }
 
+/// The plugin's service account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginAccount {
+    /// Its name, in the agent's namespace; empty where the plugin uses the agent's.
+    pub name: String,
+    /// How long its tokens last.
+    pub lifetime: Duration,
+}
+
 /// Where the agent serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSettings {
@@ -203,6 +214,7 @@ impl Settings {
             placement: placement(&mut raw),
             entry: entry(&mut raw, &logging),
             kubeconfig: kubeconfig(&mut raw),
+            plugin: plugin_account(&mut raw),
             conf_group_read: raw.switch("CNI_CONF_GROUP_READ"),
             serve: serve(&mut raw),
             identity: Identity {
@@ -353,6 +365,17 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
         mode: raw.file_mode("KUBECONFIG_MODE"),
     }
 }
+
+fn plugin_account(raw: &mut Raw<'_>) -> PluginAccount {
+    let lifetime = raw.duration("PLUGIN_TOKEN_LIFETIME");
+    if lifetime < LEAST_LIFETIME {
+        raw.reject("PLUGIN_TOKEN_LIFETIME", "too short: 1h at least, because it has to outlast an upgrade");
+    }
+    PluginAccount { name: raw.text("PLUGIN_SERVICE_ACCOUNT"), lifetime }
+}
+
+/// The shortest time a token of the plugin's may last.
+const LEAST_LIFETIME: Duration = Duration::from_secs(3600);
 
 fn serve(raw: &mut Raw<'_>) -> ServeSettings {
     let address = match raw.text("ctrlz_address").as_str() {

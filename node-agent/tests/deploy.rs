@@ -23,6 +23,7 @@ fn the_manifest_uses_the_names_others_depend_on() {
         "matchLabels: {k8s-app: istio-cni-node}",
         "kind: ConfigMap\nmetadata:\n  name: istio-cni-config\n",
         "kind: ServiceAccount\nmetadata:\n  name: istio-cni\n",
+        "kind: ServiceAccount\nmetadata:\n  name: istio-cni-plugin\n",
         "serviceAccountName: istio-cni\n",
         "- name: install-cni\n",
         "readOnlyRootFilesystem: true",

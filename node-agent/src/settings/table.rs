@@ -115,6 +115,8 @@ pub const SETTINGS: &[Setting] = &[
     used("service-account-dir", &["SERVICE_ACCOUNT_DIR"], Text, "/var/run/secrets/kubernetes.io/serviceaccount", "Directory of the service account's token and authority."),
     used("kubeconfig-mode", &["KUBECONFIG_MODE"], Number, "0600", "File mode of the plugin's kubeconfig: octal with a leading 0, otherwise decimal."),
     used("kubeconfig-token-file", &["KUBECONFIG_TOKEN_FILE"], Switch, "false", "Whether the kubeconfig names a token file beside it; otherwise it holds the token."),
+    used("plugin-service-account", &["PLUGIN_SERVICE_ACCOUNT"], Text, "istio-cni-plugin", "The plugin's own service account, in the agent's namespace; empty: the plugin uses the agent's token, which ends with the agent's pod."),
+    used("plugin-token-lifetime", &["PLUGIN_TOKEN_LIFETIME"], Duration, "24h", "How long a token of that account lasts, 1h at least; it is renewed when a quarter of that has passed, and when the agent ends."),
     used("cni-conf-group-read", &["CNI_CONF_GROUP_READ"], Switch, "false", "Whether files of ours in the configuration directory have mode 0640; otherwise 0600."),
     used("kube-ca-file", &["KUBE_CA_FILE"], Text, "", "File of the API server's authority; empty: that of the service account."),
     used("skip-tls-verify", &["SKIP_TLS_VERIFY"], Switch, "false", "Whether the API server's certificate is not checked."),

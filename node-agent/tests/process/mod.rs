@@ -295,7 +295,7 @@ impl FakeApi {
     }
 }
 
-/// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens.
+/// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens, whatever the answer.
 pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, String)) {
     let mut head = Vec::new();
     let mut byte = [0];
@@ -310,6 +310,7 @@ pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, 
         head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     let _ = stream.read_exact(&mut body);
+    let (status, object) = respond(&head, &body);
     if head.contains("watch=true") {
         let _ = stream.write_all(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -317,7 +318,6 @@ pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, 
         let _ = stream.read(&mut byte);
         return;
     }
-    let (status, object) = respond(&head, &body);
     let answer = format!(
         "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
         object.len()
