@@ -1,4 +1,4 @@
-//! The plugin's scope, and what is logged of libraries: nothing.
+//! The plugin's scope, and what plugin and agent log of libraries: nothing.
 
 use logging::{Level, Levels};
 
@@ -24,8 +24,26 @@ pub fn levels(level: Level) -> Levels {
     let mut levels = Levels::default();
     levels.set(SCOPE, level);
     levels.set(logging::DEFAULT_SCOPE, level);
+    quiet(levels)
+}
+
+/// The same, with nothing of libraries that nobody has mentioned.
+#[must_use]
+pub fn quiet(mut levels: Levels) -> Levels {
     for library in LIBRARIES {
-        levels.set(library, Level::None);
+        levels.set_default(library, Level::None);
     }
     levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_quiet_unless_somebody_mentions_them() {
+        let levels = quiet("cni-agent:debug,hyper:info".parse().unwrap());
+        let named = ["cni-agent", "kube_client::client::tls", "hyper::proto"].map(|scope| levels.of(scope));
+        assert_eq!(named, [Level::Debug, Level::None, Level::Info]);
+    }
 }

@@ -160,7 +160,7 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-two"))?;
     agent.wait("ready", POD, is_ready)?;
     api.kubectl(&["-n", NAMESPACE, "delete", "daemonset", "istio-cni-node", "--cascade=background"])?;
-    api.kubectl(&["delete", "clusterrolebinding", "istio-cni"])?;
+    api.kubectl(&["delete", "clusterrolebinding", "istio-cni", "istio-cni-plugin"])?;
     api.kubectl(&["-n", NAMESPACE, "delete", "rolebinding", "istio-cni"])?;
     agent.delete(POD)?;
     assert_eq!(entries(&node)?, before, "the list is as it was, byte for byte");
@@ -168,6 +168,48 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let plain = node.start_pod(&plain_pod("plain"))?;
     plain.wait_running(POD)?;
     Ok(())
+}
+
+/// The token that the kubelet gave the agent's pod, which is bound to that pod.
+fn projected_token(node: &Node<'_>, api: &ApiServer, pod: &str) -> Result<String> {
+    let uid = api.get("pod", NAMESPACE, pod)?["metadata"]["uid"].as_str().context("no UID")?.to_owned();
+    let folder = node.state_dir().join("kubelet/pods").join(uid).join("volumes/kubernetes.io~projected");
+    let volume = fs::read_dir(&folder)?.next().context("no projected volume")??;
+    Ok(fs::read_to_string(volume.path().join("token"))?.trim().to_owned())
+}
+
+/// What time changes here is how long the API server goes on taking a token that it has taken before: ten seconds, for which there is no flag.
+/// So the test waits for the refusal itself, however long that takes, and then for nothing more: minutes later all is as it is then.
+#[test]
+fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    let daemon_set = apply_manifest(&api, &node, MANIFEST)?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    let token = projected_token(&node, &api, "istio-cni-node-one")?;
+    let kubeconfig = || fs::read_to_string(run_dir(&node).join("istio-cni-kubeconfig"));
+    ensure!(!kubeconfig()?.contains(&token), "the plugin has the agent's token");
+
+    let of_agent = api.token_kubeconfig("agent", &token)?;
+    let ask = || api.kubectl_as(&of_agent, &["-n", NAMESPACE, "get", "daemonset", "istio-cni-node"]);
+    ensure!(ask()?.status.success(), "the agent's token is taken while its pod is there");
+    agent.delete(POD)?;
+    until("the agent's token to be refused", POD, &[], || {
+        Ok(ask()?.stderr.contains("Unauthorized").then_some(()))
+    })?;
+
+    let alone = node.start_pod(&sidecar_pod("alone"))?;
+    alone.wait_running(POD)?;
+    assert_redirected(&node, &alone)?;
+
+    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-two"))?;
+    agent.wait("ready", POD, is_ready)?;
+    ensure!(!kubeconfig()?.contains(&token), "the old token is back");
+    let after = node.start_pod(&sidecar_pod("after"))?;
+    after.wait_running(POD)?;
+    assert_redirected(&node, &after)
 }
 
 /// A metric of the agent on the node's network.
@@ -237,6 +279,7 @@ struct HostAgent<'n> {
     image: PathBuf,
     account: PathBuf,
     port: u16,
+    plugin_account: &'static str,
     running: Option<Background>,
 }
 
@@ -252,7 +295,15 @@ impl<'n> HostAgent<'n> {
         // Another build can be tried, such as the static one of the image.
         let program =
             std::env::var_os("INSTALL_CNI").map_or_else(|| programs.join("install-cni"), Into::into);
-        Ok(Self { node, program, image, account, port: api.port(), running: None })
+        Ok(Self {
+            node,
+            program,
+            image,
+            account,
+            port: api.port(),
+            plugin_account: "istio-cni-plugin",
+            running: None,
+        })
     }
 
     fn command(&self) -> Command {
@@ -273,7 +324,8 @@ impl<'n> HostAgent<'n> {
         command
             .env("POD_NAMESPACE", NAMESPACE)
             .env("POD_NAME", "istio-cni-node-x")
-            .env("NODE_NAME", self.node.name());
+            .env("NODE_NAME", self.node.name())
+            .env("PLUGIN_SERVICE_ACCOUNT", self.plugin_account);
         self.node.command(&command)
     }
 
@@ -430,6 +482,8 @@ fn a_rotated_token_serves_the_next_pod_without_a_flap() -> Result<()> {
     let node = Node::joined(&api)?;
     apply_manifest(&api, &node, MANIFEST)?;
     let mut agent = HostAgent::new(&node, &api, &programs()?)?;
+    // The plugin is lent the agent's token.
+    agent.plugin_account = "";
     agent.start()?;
     agent.wait_ready()?;
     let kubeconfig = run_dir(&node).join("istio-cni-kubeconfig");

@@ -94,7 +94,7 @@ impl Served {
                 let wanted = String::from_utf8_lossy(&body.to_bytes()).trim().parse();
                 match wanted {
                     Ok(wanted) => {
-                        logs.set_levels(wanted);
+                        logs.set_levels(cni_core::logs::quiet(wanted));
                         log::info!(target: "cni-agent", levels = levels(logs); "log levels changed");
                         text(StatusCode::OK, format!("{}\n", levels(logs)))
                     }

@@ -252,14 +252,16 @@ impl<'a> Raw<'a> {
             let values = given.try_get_many::<String>(name).ok().flatten()?;
             Some(values.cloned().collect::<Vec<_>>().join(","))
         };
-        logging::Config::from_flags(values).unwrap_or_else(|errors| {
+        let mut config = logging::Config::from_flags(values).unwrap_or_else(|errors| {
             self.problems.extend(errors.iter().map(|error| {
                 let text = error.to_string();
                 let (origin, reason) = text.split_once(": ").unwrap_or(("logging", &text));
                 Problem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
             }));
             logging::Config::default()
-        })
+        });
+        config.levels = cni_core::logs::quiet(config.levels);
+        config
     }
 
     /// Notes that a setting cannot have its value.
