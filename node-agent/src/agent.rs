@@ -22,7 +22,7 @@ use crate::plan::{Directory, Edit, Obstacle};
 use crate::plugin_token::{Keeper, PluginToken};
 use crate::ready::{Phase, State};
 use crate::serve::{self, Served};
-use crate::settings::{Settings, Trust};
+use crate::settings::{Settings, TemplateSource, Trust};
 use crate::watch::{Change, Watch, Watched};
 
 /// The scope of the agent's lines.
@@ -320,6 +320,14 @@ impl Agent {
             },
             all(&paths.service_account),
         ];
+        if let Some(TemplateSource::File(file)) = &self.settings.entry.template
+            && let (Some(directory), Some(name)) = (file.parent(), file.file_name())
+        {
+            let name = name.to_owned();
+            // A mounted ConfigMap changes by its link `..data`.
+            let matters = move |changed: &str| changed == "..data" || *changed == *name;
+            watched.push(Watched { directory: directory.to_owned(), matters: Box::new(matters) });
+        }
         match &self.settings.kubeconfig.trust {
             Trust::Authority(file) => {
                 let directory = file.parent().filter(|directory| **directory != *paths.service_account);

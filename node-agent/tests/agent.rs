@@ -461,13 +461,19 @@ fn a_template_of_an_older_chart_is_what_is_inserted() {
     let template = node.path("template");
     fs::write(&template, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni","log_level":"__LOG_LEVEL__","kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__","cni_bin_dir":"/opt/cni/bin"}}"#).expect("writes");
     node.set("CNI_NETWORK_CONFIG_FILE", template.to_str().expect("text"));
-    let _agent = node.start_ready();
+    let agent = node.start_ready();
     let list: serde_json::Value =
         serde_json::from_str(&node.conf("10-calico.conflist").expect("is there")).expect("JSON");
     let kubeconfig = node.path("run/istio-cni-kubeconfig").display().to_string();
     let expected = serde_json::json!({"name": "istio-cni", "type": "istio-cni", "log_level": "warn",
         "kubernetes": {"kubeconfig": kubeconfig, "cni_bin_dir": "/opt/cni/bin"}});
     assert_eq!(list["plugins"][3], expected);
+
+    let newer = fs::read_to_string(&template).expect("reads").replace("__LOG_LEVEL__", "error");
+    fs::write(&template, newer).expect("writes");
+    agent.wait("the new template", || {
+        node.conf("10-calico.conflist").is_some_and(|list| list.contains("\"log_level\":\"error\""))
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What is worth saying about settings that are not wrong.
 
-use super::raw::{Origin, Raw};
+use super::raw::{Origin, Raw, file_mode};
 use super::table::{Kind, SETTINGS, Status};
 
 /// How many letters a misspelt name may be off.
@@ -38,6 +38,13 @@ pub enum Notice {
         /// Why.
         because: &'static str,
     },
+    /// The plugin's token can be read, or the file written, by more than its owner and group.
+    Exposed {
+        /// The flag or variable.
+        origin: String,
+        /// Its value.
+        mode: String,
+    },
     /// The environment has a name that looks like a setting and is none.
     Unknown {
         /// The name.
@@ -64,6 +71,10 @@ impl std::fmt::Display for Notice {
                 )
             }
             Self::OtherName { given, name } => write!(f, "{given} is understood as {name}"),
+            Self::Exposed { origin, mode } => write!(
+                f,
+                "{origin} {mode} lets others than owner and group at the plugin's token; 0600 or 0640 is enough"
+            ),
             Self::NoEffect { origin, because } => write!(f, "{origin} has no effect, because {because}"),
             Self::Unknown { given, meant: Some(meant) } => {
                 write!(f, "{given} is no setting and is ignored; is {meant} meant?")
@@ -96,9 +107,16 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
             Origin::Env(_) | Origin::Flag(_) | Origin::Default(_) => {}
         }
     }
+    notices.extend(exposed(raw));
     notices.extend(without_effect(raw));
     notices.extend(env.iter().filter_map(|(name, _)| unknown(name)));
     notices
+}
+
+fn exposed(raw: &Raw<'_>) -> Option<Notice> {
+    let (_, origin, mode) = raw.given().find(|(setting, _, _)| setting.name() == "KUBECONFIG_MODE")?;
+    let is_exposed = file_mode(mode).is_some_and(|mode| mode & 0o027 != 0);
+    is_exposed.then(|| Notice::Exposed { origin: origin.to_string(), mode: mode.to_owned() })
 }
 
 fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {

@@ -91,6 +91,14 @@ fn flag(setting: &Setting) -> Arg {
     if setting.kind == Kind::Switch { switch(arg) } else { arg }
 }
 
+/// A file mode: octal with a leading 0, otherwise decimal.
+pub(super) fn file_mode(text: &str) -> Option<u32> {
+    match text.strip_prefix("0o").or_else(|| text.strip_prefix('0')) {
+        Some(octal) => u32::from_str_radix(octal, 8).ok(),
+        None => text.parse().ok(),
+    }
+}
+
 /// A flag that may stand alone, or be given a boolean after `=`.
 fn switch(arg: Arg) -> Arg {
     arg.num_args(0..=1).require_equals(true).default_missing_value("true").action(ArgAction::Set)
@@ -227,12 +235,7 @@ impl<'a> Raw<'a> {
 
     pub(super) fn file_mode(&mut self, name: &'static str) -> u32 {
         let text = self.text(name);
-        let digits = text.strip_prefix("0o").or_else(|| text.strip_prefix('0'));
-        let mode = match digits {
-            Some(octal) => u32::from_str_radix(octal, 8).ok(),
-            None => text.parse().ok(),
-        };
-        match mode {
+        match file_mode(&text) {
             Some(mode) if mode & 0o600 == 0o600 && mode <= 0o777 => return mode,
             Some(mode) => {
                 let octal = text.trim_start_matches('0');

@@ -170,6 +170,34 @@ fn every_mistake_is_reported_at_once_with_its_name_and_value() {
 }
 
 #[test]
+fn a_mode_that_shows_the_plugins_token_is_mentioned() {
+    for (mode, is_mentioned) in
+        [("0600", false), ("0640", false), ("0644", true), ("0660", true), ("511", true)]
+    {
+        let said = notices(&[], &[("KUBECONFIG_MODE", mode)]);
+        assert_eq!(
+            said.iter().any(|line| line.contains("KUBECONFIG_MODE")),
+            is_mentioned,
+            "{mode}: {said:?}"
+        );
+    }
+}
+
+#[test]
+fn a_plugins_token_has_to_outlast_an_upgrade() {
+    let problems = read(&[], &[("PLUGIN_TOKEN_LIFETIME", "10m")]).expect_err("too short");
+    assert!(
+        problems.iter().any(|problem| problem.contains("PLUGIN_TOKEN_LIFETIME: \"10m\": too short")),
+        "{problems:?}"
+    );
+    let (settings, _) = read(&["--plugin-token-lifetime=6h"], &[]).expect("settings");
+    assert_eq!(
+        (settings.plugin.name.as_str(), settings.plugin.lifetime.as_secs()),
+        ("istio-cni-plugin", 21600)
+    );
+}
+
+#[test]
 fn without_an_api_server_there_is_no_start() {
     let given = command().try_get_matches_from(["install-cni"]).expect("parses");
     let problems = Settings::read(&given, &[]).expect_err("problems");
