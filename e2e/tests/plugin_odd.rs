@@ -94,6 +94,11 @@ fn answers_that_no_api_server_gives_are_blamed_on_the_server() -> Result<()> {
         (with("/metadata/name", "till"), "answers with \"Pod\" \"till\""),
         (with("/metadata/namespace", "bank"), "in namespace \"bank\""),
         (with("/kind", "Job"), "answers with \"Job\""),
+        (http("200 OK", "application/json", "[]"), "answers with \"\""),
+        (
+            http("200 OK", "application/json", "{\"kind\":\"Pod\",\"metadata\":3}"),
+            "answers with \"Pod\" \"\"",
+        ),
     ] {
         let (code, text) = add(serve(answer)?, SOON, "")?.expect(expected);
         assert!(code == 11 && text.contains(expected) && text.contains("not an API server"), "{code} {text}");
