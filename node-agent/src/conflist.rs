@@ -260,6 +260,12 @@ impl Shape {
     }
 }
 
+/// Whether a text is a list of plugins, whatever its file is called.
+#[must_use]
+pub fn is_list(text: &str) -> bool {
+    NetConf::parse("x.conflist", text).is_ok()
+}
+
 /// Appends our entry to a list that has plugins and none of ours, in the manner of its last plugin.
 fn append_to(text: &str, entry: &Entry) -> String {
     let Ok(root) = object(text) else { return text.to_owned() };

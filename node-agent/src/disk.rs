@@ -257,7 +257,6 @@ pub fn replace_if(
     still: &dyn Fn() -> bool,
 ) -> Result<(), DiskError> {
     let temporary = temporary(path);
-    let moved = || io::Error::new(io::ErrorKind::Interrupted, "somebody else changed it at the same time");
     let written = write(disk, &temporary, content, dress)
         .and_then(|()| context(if still() { Ok(()) } else { Err(moved()) }, "replace", path))
         .and_then(|()| context(disk.rename(&temporary, path), "replace", path));
@@ -283,6 +282,11 @@ fn write(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> 
     }
     context(file.dress(dress), "set the mode of", path)?;
     context(file.sync(), "sync", path)
+}
+
+/// The error where somebody else changed a file that was to be changed.
+pub(crate) fn moved() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "somebody else changed it at the same time")
 }
 
 /// Removes a file so that it stays away after a power failure. That there is none is fine.

@@ -292,9 +292,12 @@ impl Installer {
             }
             Edit::Delete { name } => {
                 let path = net.join(name);
-                let is_there = self.disk.stat(&path).is_ok();
+                let there = self.disk.stat(&path).ok();
+                if there.is_some() && there != stats.get(name).copied() {
+                    return context(Err(disk::moved()), "remove", &path);
+                }
                 disk::remove(self.disk(), &path)?;
-                Ok(is_there)
+                Ok(there.is_some())
             }
         }
     }

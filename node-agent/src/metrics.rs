@@ -40,7 +40,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_install_ready", "gauge", "", "1 while the runtime calls the plugin and the plugin can work, else 0; looked up when scraped"),
     described("istio_cni_installs_total", "counter", "result", "Passes that changed something or failed: SUCCESS, COPY_BINARIES_FAILURE, CREATE_KUBECONFIG_FAILURE, CREATE_CNI_CONFIG_FAILURE"),
     described("istio_cni_passes_total", "counter", "", "Times the node's files were compared with what they should be"),
-    described("istio_cni_conflist_obstacles_total", "counter", "kind", "Times the network configuration was found other than it should be: no_network, no_pinned, preempted, missing, edited, repeated, followed, stale"),
+    described("istio_cni_conflist_obstacles_total", "counter", "kind", "Times the network configuration was found other than it should be: no_network, no_pinned, no_original, foreign, preempted, missing, edited, repeated, followed, stale"),
     described("istio_cni_preempted", "gauge", "", "1 while the runtime uses another file than the one with the entry"),
     described("istio_cni_fights_total", "counter", "", "Times the agent stopped answering another writer of the network configuration for a while"),
     described("istio_cni_token_refreshes_total", "counter", "", "Times the plugin's kubeconfig was written anew"),
@@ -175,9 +175,18 @@ impl Metrics {
         {
             drop(self.installs.get_or_create(&ResultLabel { result }));
         }
-        for kind in
-            ["no_network", "no_pinned", "preempted", "missing", "edited", "repeated", "followed", "stale"]
-        {
+        for kind in [
+            "no_network",
+            "no_pinned",
+            "no_original",
+            "foreign",
+            "preempted",
+            "missing",
+            "edited",
+            "repeated",
+            "followed",
+            "stale",
+        ] {
             drop(self.obstacles.get_or_create(&KindLabel { kind }));
         }
         for watch in ["files", "daemonset"] {
