@@ -301,19 +301,44 @@ pub fn remove(disk: &dyn Disk, path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// Removes what an agent that was killed left half-written in a directory.
+/// Removes the files of a directory whose names are those of leftovers.
 ///
 /// # Errors
 /// When it cannot.
-pub fn sweep(disk: &dyn Disk, directory: &Path) -> Result<usize, DiskError> {
+pub fn sweep(
+    disk: &dyn Disk,
+    directory: &Path,
+    is_leftover: &dyn Fn(&str) -> bool,
+) -> Result<usize, DiskError> {
     let names = context(disk.list(directory), "list", directory)?;
-    let half_written = names.iter().filter(|name| name.to_string_lossy().ends_with(TEMPORARY));
     let mut count = 0;
-    for name in half_written {
+    for name in names.iter().filter(|name| is_leftover(&name.to_string_lossy())) {
         remove(disk, &directory.join(name))?;
         count += 1;
     }
     Ok(count)
+}
+
+/// Whether bytes occur in a file, however long it is and whatever else is in it.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn mentions(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<bool> {
+    let mut file = disk.open(path)?;
+    let mut window = Vec::new();
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let count = fill(&mut *file, &mut chunk)?;
+        window.extend_from_slice(&chunk[..count]);
+        if window.windows(wanted.len()).any(|part| part == wanted) {
+            return Ok(true);
+        }
+        if count < chunk.len() {
+            return Ok(false);
+        }
+        // It may begin in this piece and end in the next one.
+        window.drain(..window.len() - (wanted.len() - 1));
+    }
 }
 
 /// Whether a file has this content.

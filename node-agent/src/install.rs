@@ -7,12 +7,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::conflist::{EntryError, PLUGIN_TYPE};
+use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, Dress, Stat, context};
 use crate::kubeconfig::{self, Credentials};
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
 use crate::ready::Reason;
-use crate::settings::{Settings, TemplateSource};
+use crate::settings::{OWNED_FILE, STANDALONE_FILE, Settings, TemplateSource};
+
+/// The kubeconfig of Istio's agents up to 1.22, in the configuration directory.
+const OLDER_KUBECONFIG: &str = "ZZZ-istio-cni-kubeconfig";
 
 /// Puts the plugin on the node.
 pub struct Installer {
@@ -103,19 +106,42 @@ impl Installer {
         &self.settings
     }
 
-    /// Removes what an agent that was killed left half-written.
+    /// Removes what an agent that was killed left half-written: one of ours, or Istio's.
     ///
     /// # Errors
     /// When it cannot.
     pub fn sweep(&self) -> Result<usize, DiskError> {
         let paths = &self.settings.paths;
+        let mut binaries = self.source_names().unwrap_or_default();
+        binaries.push(PLUGIN_TYPE.to_owned());
+        let is_binary = |name: &str| binaries.iter().any(|binary| binary == name);
+        let is_kubeconfig = |name: &str| [kubeconfig::FILE, OLDER_KUBECONFIG].contains(&name);
+        let is_configuration = |name: &str, half: &str| {
+            is_kubeconfig(name)
+                || [OWNED_FILE, STANDALONE_FILE].contains(&name)
+                || self.is_with_entry(name, &paths.net.join(half))
+        };
         let mut count = 0;
-        for directory in [&paths.bin, &paths.run, &paths.net] {
+        for (directory, is_ours) in [
+            (&paths.bin, &(|name: &str, _: &str| is_binary(name)) as &dyn Fn(&str, &str) -> bool),
+            (&paths.run, &|name, _| is_kubeconfig(name)),
+            (&paths.net, &is_configuration),
+        ] {
             if self.disk.stat(directory).is_ok() {
-                count += disk::sweep(self.disk(), directory)?;
+                let is_leftover = |half: &str| {
+                    half.ends_with(disk::TEMPORARY)
+                        || of_istios_agent(half).is_some_and(|name| is_ours(name, half))
+                };
+                count += disk::sweep(self.disk(), directory, &is_leftover)?;
             }
         }
         Ok(count)
+    }
+
+    /// Whether a file would be a network configuration with our entry, if it had this name.
+    fn is_with_entry(&self, name: &str, path: &Path) -> bool {
+        let text = disk::read_text(self.disk(), path);
+        text.is_ok_and(|text| NetConf::parse(name, &text).is_ok_and(|conf| conf.has_ours()))
     }
 
     /// Makes everything as it should be.
@@ -331,9 +357,15 @@ impl Installer {
     }
 }
 
+/// The name of the file that Istio's agent was writing under this name, such as `istio-cni` for `istio-cni.tmp.2481`.
+fn of_istios_agent(half: &str) -> Option<&str> {
+    let (name, number) = half.rsplit_once(".tmp.")?;
+    (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
+}
+
 fn neighbours(directory: &Directory, target: Option<&str>) -> Vec<String> {
     let text = target.and_then(|target| Some((target, directory.text(target)?)));
-    let conf = text.and_then(|(name, text)| crate::conflist::NetConf::parse(name, text).ok());
+    let conf = text.and_then(|(name, text)| NetConf::parse(name, text).ok());
     let types = conf.iter().flat_map(|conf| conf.types()).filter(|kind| *kind != PLUGIN_TYPE);
     types.map(str::to_owned).collect()
 }

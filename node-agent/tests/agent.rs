@@ -434,6 +434,44 @@ fn cleanup_goes_on_past_a_corrupt_file() {
     assert_eq!(node.conf("10-calico.conflist.istio-cni-original").as_deref(), Some(CALICO));
 }
 
+/// As the runtime's own JSON parser loads them: it takes any bytes in a text, and any size.
+#[test]
+fn cleanup_is_not_held_up_by_files_of_others_that_cannot_be_read() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.start_ready().kill();
+    let foreign = [
+        ("20-latin.conflist", b"{\"name\":\"caf\xe9\",\"plugins\":[{\"type\":\"bridge\"}]}".to_vec()),
+        ("30-large.conflist", [b"{\"name\":\"n\"}".to_vec(), vec![b' '; 5 << 20]].concat()),
+    ];
+    for (name, content) in &foreign {
+        fs::write(node.path("net.d").join(name), content).expect("writes");
+    }
+    let done = node.command(&["cleanup"]).output().expect("runs");
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(!node.path("bin/istio-cni").exists() && node.kubeconfig().is_none());
+    assert!(!node.path("net.d/10-calico.conflist.istio-cni-original").exists());
+    for (name, content) in &foreign {
+        assert!(fs::read(node.path("net.d").join(name)).expect("is there") == *content, "{name}");
+    }
+}
+
+/// Nobody but Istio's agent can have put it there, and a runtime loads it.
+#[test]
+fn cleanup_keeps_what_an_unreadable_file_with_the_entry_needs() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.start_ready().kill();
+    // The name spans two of the pieces in which a file is read.
+    let mut content = b"{\"name\":\"caf\xe9\",\"x\":\"".to_vec();
+    content.resize((64 << 10) - 30, b'x');
+    content.extend(b"\",\"plugins\":[{\"type\":\"istio-cni\"}]}");
+    fs::write(node.path("net.d/20-latin.conflist"), content).expect("writes");
+    let done = node.command(&["cleanup"]).output().expect("runs");
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{error}");
+    assert!(error.contains("20-latin.conflist cannot be read (not UTF-8)"), "{error}");
+    assert!(node.has_plugin() && node.kubeconfig().is_some());
+}
+
 #[test]
 fn a_copy_in_front_and_a_file_alone_come_and_go() {
     let gone = FakeApi::start(404, &failure(404));
@@ -483,6 +521,38 @@ fn what_a_killed_agent_left_half_written_is_swept() {
     }
     let _agent = node.start_ready();
     assert!(halves.iter().all(|half| !node.path(half).exists()));
+}
+
+/// Istio's agent writes `NAME.tmp.NUMBER` first; killed, it leaves that, some of them with a token.
+#[test]
+fn what_istios_agent_left_half_written_is_swept_and_nothing_else() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let with_entry = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"istio-cni"}]}"#;
+    let theirs = [
+        ("bin/istio-cni.tmp.2481", "half"),
+        ("run/istio-cni-kubeconfig.tmp.77", "half"),
+        ("net.d/ZZZ-istio-cni-kubeconfig.tmp.1", "half"),
+        ("net.d/02-istio-cni.conflist.tmp.9", "half"),
+        ("net.d/YYY-istio-cni.conf.tmp.12", ""),
+        ("net.d/10-calico.conflist.tmp.3", with_entry),
+    ];
+    let others = [
+        ("bin/calico.tmp.5", "x"),
+        ("bin/istio-cni.tmp.5x", "x"),
+        ("bin/istio-cni.tmp.", "x"),
+        ("run/other.tmp.5", "x"),
+        ("net.d/10-calico.conflist.tmp.4", CALICO),
+        ("net.d/05-x.conflist.tmp.6", "half"),
+    ];
+    for (name, text) in theirs.iter().chain(&others) {
+        fs::write(node.path(name), text).expect("writes");
+    }
+    let _agent = node.start_ready();
+    let left = theirs.iter().filter(|(name, _)| node.path(name).exists()).collect::<Vec<_>>();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(
+        others.iter().all(|(name, text)| fs::read_to_string(node.path(name)).is_ok_and(|now| now == *text))
+    );
 }
 
 #[test]
