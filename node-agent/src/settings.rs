@@ -334,12 +334,20 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
             run_dir: raw.text("CNI_AGENT_RUN_DIR"),
             exclude_namespaces: raw.list("EXCLUDE_NAMESPACES"),
             pod_namespace: raw.text("POD_NAMESPACE"),
+            agent_host_network: host_network(raw),
             native_nftables: raw.switch("NATIVE_NFTABLES"),
             nft_sets: raw.switch("NFT_SETS"),
         },
         template,
         template_log_level: raw.text("LOG_LEVEL"),
     }
+}
+
+/// Whether the agent's pod has the node's address, and so the node's network. Who cannot tell says no: a runtime that waited for an agent on
+/// the pods' network would wait for ever.
+fn host_network(raw: &Raw<'_>) -> bool {
+    let (pod, host) = (raw.text("POD_IP"), raw.text("HOST_IP"));
+    !pod.is_empty() && pod == host
 }
 
 fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {

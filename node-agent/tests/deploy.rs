@@ -28,6 +28,8 @@ fn the_manifest_uses_the_names_others_depend_on() {
         "readOnlyRootFilesystem: true",
         "allowPrivilegeEscalation: false",
         "hostNetwork: true\n",
+        "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n",
+        "- name: HOST_IP\n              valueFrom: {fieldRef: {fieldPath: status.hostIP}}\n",
         "capabilities:\n              drop: [ALL]\n",
         "httpGet: {path: /readyz, port: health}",
         "{name: health, containerPort: 8000}",

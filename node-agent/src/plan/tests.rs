@@ -12,6 +12,7 @@ fn entry() -> Entry {
         run_dir: "/var/run/istio-cni".into(),
         exclude_namespaces: Vec::new(),
         pod_namespace: "istio-system".into(),
+        agent_host_network: false,
         native_nftables: false,
         nft_sets: false,
     })

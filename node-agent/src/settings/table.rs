@@ -126,6 +126,8 @@ pub const SETTINGS: &[Setting] = &[
     used("", &["EXCLUDE_NAMESPACES"], List, "", "Namespaces whose pods are left alone."),
     used("", &["POD_NAMESPACE"], Text, "", "The agent's namespace."),
     used("", &["POD_NAME"], Text, "", "The agent's pod, which its events are about."),
+    used("", &["POD_IP"], Text, "", "The agent's own address. If it is the node's, the plugin's STATUS may wait for the agent."),
+    used("", &["HOST_IP"], Text, "", "The node's address."),
     used("", &["NODE_NAME"], Text, "", "The node's name."),
     used("", &["KUBERNETES_NODE_NAME"], Text, "", "The node's name, where NODE_NAME is not given."),
     used("", &["NATIVE_NFTABLES"], Switch, "false", "Whether the plugin writes native nftables rules."),

@@ -249,6 +249,23 @@ fn the_entry_says_what_the_settings_say() {
 }
 
 #[test]
+fn the_entry_tells_whether_the_agent_is_on_the_hosts_network() {
+    let says = |env: &[(&str, &str)]| {
+        let Settings { entry, paths, kubeconfig, .. } = settings(&[], env);
+        entry
+            .entry(&paths, &kubeconfig, "n", None)
+            .expect("an entry")
+            .standalone()
+            .contains("\"agent_host_network\": true")
+    };
+    assert!(says(&[("POD_IP", "10.0.0.7"), ("HOST_IP", "10.0.0.7")]));
+    assert!(!says(&[("POD_IP", "10.244.1.9"), ("HOST_IP", "10.0.0.7")]));
+    for unknown in [&[] as &[(&str, &str)], &[("POD_IP", "10.0.0.7")], &[("POD_IP", ""), ("HOST_IP", "")]] {
+        assert!(!says(unknown), "{unknown:?}");
+    }
+}
+
+#[test]
 fn a_template_is_filled_from_the_settings() {
     let template = r#"{"type":"istio-cni","kc":"__KUBECONFIG_FILEPATH__","bin":"__CNI_BIN_DIR__","host":"__KUBERNETES_SERVICE_HOST__","level":"__LOG_LEVEL__"}"#;
     let Settings { entry, paths, kubeconfig, .. } = settings(&[], &[("CNI_NETWORK_CONFIG", template)]);
