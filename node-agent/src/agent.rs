@@ -19,6 +19,7 @@ use crate::leave::{self, Departure, Lookup};
 use crate::log_socket::LogServer;
 use crate::metrics::{KindLabel, Metrics, ResultLabel, WatchLabel};
 use crate::plan::{Directory, Edit, Obstacle};
+use crate::plugin::Program;
 use crate::ready::{Phase, State};
 use crate::serve::{self, Served};
 use crate::settings::{Settings, Trust};
@@ -39,7 +40,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// When it cannot serve health or the log socket. What fails on the node is shown by readiness and tried again.
 pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::Result<()> {
     let mut ends = Ends::new()?;
-    let installer = Arc::new(Installer::new(Arc::new(Real), settings.clone()));
+    let installer = Arc::new(Installer::new(Arc::new(Real), Arc::new(Program), settings.clone()));
     let (state, metrics) = (Arc::new(State::default()), Arc::new(Metrics::new()));
     let served = Arc::new(Served {
         installer: installer.clone(),
@@ -471,5 +472,5 @@ fn report(pass: &Pass) {
 /// # Errors
 /// Everything that could not be removed.
 pub fn cleanup(settings: Settings) -> Result<(), Vec<leave::RemovalError>> {
-    leave::remove(&Installer::new(Arc::new(Real), settings))
+    leave::remove(&Installer::new(Arc::new(Real), Arc::new(Program), settings))
 }

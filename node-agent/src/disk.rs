@@ -241,24 +241,24 @@ impl Dress {
 /// # Errors
 /// When a step fails.
 pub fn replace(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> Result<(), DiskError> {
-    replace_if(disk, path, content, dress, &|| true)
+    replace_if(disk, path, content, dress, &|_| Ok(()))
 }
 
-/// Like [`replace`], but only if `still` says yes once the content is on disk; otherwise the path stays and the error is
-/// [`io::ErrorKind::Interrupted`].
+/// Like [`replace`], but only if `approve` does not object once the content is on disk, in the temporary file it is given; otherwise the path
+/// stays as it is.
 ///
 /// # Errors
-/// When a step fails, or the path is not to be replaced any more.
+/// When a step fails, or the objection.
 pub fn replace_if(
     disk: &dyn Disk,
     path: &Path,
     content: &mut dyn Read,
     dress: Dress,
-    still: &dyn Fn() -> bool,
+    approve: &dyn Fn(&Path) -> io::Result<()>,
 ) -> Result<(), DiskError> {
     let temporary = temporary(path);
     let written = write(disk, &temporary, content, dress)
-        .and_then(|()| context(if still() { Ok(()) } else { Err(moved()) }, "replace", path))
+        .and_then(|()| context(approve(&temporary), "replace", path))
         .and_then(|()| context(disk.rename(&temporary, path), "replace", path));
     match written {
         Ok(()) => context(disk.sync_directory(directory_of(path)), "sync the directory of", path),

@@ -6,23 +6,41 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use istio_cni::conf::Envelope;
+use istio_cni::wire::Command;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, Dress, Stat, context};
 use crate::kubeconfig::{self, Credentials};
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
+use crate::plugin::{Ask, Question};
 use crate::ready::Reason;
 use crate::settings::{OWNED_FILE, STANDALONE_FILE, Settings, TemplateSource};
 
+/// How long a yes of the plugin holds where nothing that the agent knows of has changed.
+const ANSWER_HOLDS: Duration = Duration::from_secs(30);
 /// The kubeconfig of Istio's agents up to 1.22, in the configuration directory.
 const OLDER_KUBECONFIG: &str = "ZZZ-istio-cni-kubeconfig";
 
 /// Puts the plugin on the node.
 pub struct Installer {
     disk: Arc<dyn Disk>,
+    plugin: Arc<dyn Ask>,
     settings: Settings,
     /// Binaries whose content was compared, by target: what source and target were then.
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
+    /// What the installed plugin was asked last and answered with yes.
+    asked: Mutex<Option<Asked>>,
+}
+
+/// A question that the plugin answered with yes.
+struct Asked {
+    at: Instant,
+    conf: String,
+    /// The plugin and the files it looks at.
+    files: Vec<Option<Stat>>,
 }
 
 /// What a pass did and found.
@@ -68,6 +86,14 @@ pub enum InstallError {
     /// Reading the template.
     #[error("the template of the istio-cni entry is wrong: {0}")]
     Template(#[source] EntryError),
+    /// The plugin would refuse what it is to be told.
+    #[error("the plugin would refuse its entry in {file}, so that is not written: {why}")]
+    Refused {
+        /// Where the entry was to go.
+        file: String,
+        /// What the plugin would say.
+        why: String,
+    },
 }
 
 impl InstallError {
@@ -77,7 +103,7 @@ impl InstallError {
         match self {
             Self::Binaries(_) => "COPY_BINARIES_FAILURE",
             Self::Kubeconfig(_) => "CREATE_KUBECONFIG_FAILURE",
-            Self::Conflist(_) | Self::Template(_) => "CREATE_CNI_CONFIG_FAILURE",
+            Self::Conflist(_) | Self::Template(_) | Self::Refused { .. } => "CREATE_CNI_CONFIG_FAILURE",
         }
     }
 
@@ -86,7 +112,7 @@ impl InstallError {
     pub fn is_collision(&self) -> bool {
         match self {
             Self::Conflist(error) => error.error.kind() == io::ErrorKind::Interrupted,
-            Self::Binaries(_) | Self::Kubeconfig(_) | Self::Template(_) => false,
+            Self::Binaries(_) | Self::Kubeconfig(_) | Self::Template(_) | Self::Refused { .. } => false,
         }
     }
 }
@@ -94,8 +120,8 @@ impl InstallError {
 impl Installer {
     /// An installer for a node.
     #[must_use]
-    pub fn new(disk: Arc<dyn Disk>, settings: Settings) -> Self {
-        Self { disk, settings, compared: Mutex::default() }
+    pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
+        Self { disk, plugin, settings, compared: Mutex::default(), asked: Mutex::default() }
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {
@@ -153,7 +179,7 @@ impl Installer {
         self.binaries(&mut pass).map_err(InstallError::Binaries)?;
         self.kubeconfig(&mut pass).map_err(InstallError::Kubeconfig)?;
         let want = self.want()?;
-        self.conflist(&want, conflist, &mut pass).map_err(InstallError::Conflist)?;
+        self.conflist(&want, conflist, &mut pass)?;
         Ok(pass)
     }
 
@@ -206,7 +232,11 @@ impl Installer {
                 return Ok(true);
             }
             let mut content = context(self.disk.open(&source), "open", &source)?;
-            disk::replace(self.disk(), &target, &mut *content, Dress::Mode(mode))?;
+            let works = |temporary: &Path| match name {
+                PLUGIN_TYPE => self.plugin.ask(temporary, Question::Version).map_err(io::Error::other),
+                _ => Ok(()),
+            };
+            disk::replace_if(self.disk(), &target, &mut *content, Dress::Mode(mode), &works)?;
             replaced = true;
         }
     }
@@ -254,9 +284,13 @@ impl Installer {
         Ok(Want { placement: placement.clone(), entry: entry.map_err(InstallError::Template)? })
     }
 
-    fn conflist(&self, want: &Want, conflist: &Conflist, pass: &mut Pass) -> Result<(), DiskError> {
-        let (directory, stats) = self.directory()?;
-        let Plan { target, obstacle, edits } = plan::plan(&directory, want);
+    fn conflist(&self, want: &Want, conflist: &Conflist, pass: &mut Pass) -> Result<(), InstallError> {
+        let (directory, stats) = self.directory().map_err(InstallError::Conflist)?;
+        let plan = plan::plan(&directory, want);
+        if let Some((file, conf)) = plan.handed(&directory) {
+            self.accept(&conf).map_err(|why| InstallError::Refused { file: file.to_owned(), why })?;
+        }
+        let Plan { target, obstacle, edits } = plan;
         pass.neighbours = neighbours(&directory, target.as_deref());
         pass.invalid = directory.invalid();
         pass.invalid.retain(|(name, _)| target.as_ref().is_none_or(|target| name < target));
@@ -266,7 +300,7 @@ impl Installer {
             Conflist::Leave(file) => pass.target.as_ref() == Some(file),
         };
         for edit in edits.into_iter().filter(|_| !is_left) {
-            if self.edit(&edit, &directory, &stats)? {
+            if self.edit(&edit, &directory, &stats).map_err(InstallError::Conflist)? {
                 pass.edits.push(edit);
             }
         }
@@ -309,7 +343,10 @@ impl Installer {
                     return Ok(false);
                 }
                 let path = net.join(name);
-                let still = || self.disk.stat(&path).ok() == stats.get(name).copied();
+                let still = |_: &Path| {
+                    let is_same = self.disk.stat(&path).ok() == stats.get(name).copied();
+                    if is_same { Ok(()) } else { Err(disk::moved()) }
+                };
                 let own = Dress::Mode(if self.settings.conf_group_read { 0o640 } else { 0o600 });
                 let dress =
                     stats.get(name).or_else(|| stats.get(like)).map_or(own, |stat| Dress::Like(*stat));
@@ -350,10 +387,46 @@ impl Installer {
         }
         let want = self.want().map_err(|error| Reason::Failed(error.to_string()))?;
         let (directory, _) = self.directory().map_err(|error| Reason::Failed(error.to_string()))?;
-        match plan::plan(&directory, &want).obstacle {
-            Some(obstacle) if obstacle.concerns_pods() => Err(Reason::Directory(obstacle)),
-            Some(_) | None => Ok(()),
+        let plan = plan::plan(&directory, &want);
+        match &plan.obstacle {
+            Some(obstacle) if obstacle.concerns_pods() => return Err(Reason::Directory(obstacle.clone())),
+            Some(_) | None => {}
         }
+        // Without edits, and with those that concern no pod, this is what the runtime hands to the plugin.
+        let Some((_, conf)) = plan.handed(&directory) else { return Ok(()) };
+        self.accept(&conf).map_err(Reason::Failed)?;
+        self.ask(conf)
+    }
+
+    /// Whether the plugin's own parser takes a configuration, and whether it leads to what the agent writes.
+    fn accept(&self, conf: &str) -> Result<(), String> {
+        let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
+        let conf = envelope.conf().map_err(|error| error.to_string())?;
+        let written = self.settings.paths.run.join(kubeconfig::FILE);
+        if conf.manifest_dir.is_none() && conf.kubeconfig != written {
+            let (looks, written) = (conf.kubeconfig.display(), written.display());
+            return Err(format!("it leads to the kubeconfig {looks}, and the agent writes {written}"));
+        }
+        Ok(())
+    }
+
+    /// Asks the installed plugin whether it could serve pods, unless it has said yes to the same a moment ago.
+    fn ask(&self, conf: String) -> Result<(), Reason> {
+        let paths = &self.settings.paths;
+        let binary = paths.bin.join(PLUGIN_TYPE);
+        let looked_at = [&binary, &paths.run.join(kubeconfig::FILE), &paths.run.join(kubeconfig::TOKEN_FILE)];
+        let files: Vec<Option<Stat>> = looked_at.map(|path| self.disk.stat(path).ok()).into();
+        // One at a time: whoever comes meanwhile gets the same answer.
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known =
+            |asked: &Asked| asked.conf == conf && asked.files == files && asked.at.elapsed() < ANSWER_HOLDS;
+        if asked.as_ref().is_some_and(is_known) {
+            return Ok(());
+        }
+        *asked = None;
+        self.plugin.ask(&binary, Question::Status(&conf)).map_err(Reason::Plugin)?;
+        *asked = Some(Asked { at: Instant::now(), conf, files });
+        Ok(())
     }
 }
 

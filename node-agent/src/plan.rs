@@ -237,6 +237,18 @@ impl Plan {
         Self { target: None, obstacle: Some(obstacle), edits: Vec::new() }
     }
 
+    /// The file with our entry, and what the runtime hands to the plugin from it, once the edits are made.
+    #[must_use]
+    pub fn handed(&self, directory: &Directory) -> Option<(&str, String)> {
+        let target = self.target.as_deref()?;
+        let written = self.edits.iter().rev().find_map(|edit| match edit {
+            Edit::Write { name, text, .. } if name == target => Some(text.as_str()),
+            Edit::Write { .. } | Edit::Delete { .. } => None,
+        });
+        let text = written.or_else(|| directory.text(target))?;
+        Some((target, NetConf::parse(target, text).ok()?.handed()?))
+    }
+
     fn foreign(file: &str, whose: String, setting: &'static str) -> Self {
         Self::wait(Obstacle::Foreign { file: file.to_owned(), whose, setting })
     }

@@ -354,6 +354,15 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
     let host = raw.required("KUBERNETES_SERVICE_HOST");
     let port = raw.required("KUBERNETES_SERVICE_PORT");
     let protocol = raw.text("KUBERNETES_SERVICE_PROTOCOL");
+    if !matches!(protocol.as_str(), "http" | "https") {
+        raw.reject("KUBERNETES_SERVICE_PROTOCOL", "neither http nor https");
+    }
+    if !port.is_empty() && port.parse::<u16>().ok().is_none_or(|port| port == 0) {
+        raw.reject("KUBERNETES_SERVICE_PORT", "not a port: a number from 1 to 65535");
+    }
+    if host.contains(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '-' | ':' | '_')) {
+        raw.reject("KUBERNETES_SERVICE_HOST", "no host name and no address");
+    }
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host.clone() };
     let authority = match raw.text("KUBE_CA_FILE") {
         file if file.is_empty() => PathBuf::from(raw.text("SERVICE_ACCOUNT_DIR")).join("ca.crt"),

@@ -724,7 +724,8 @@ fn a_port_that_is_taken_ends_the_start_and_removes_nothing() {
 fn killed_at_two_hundred_moments_the_node_is_always_sound() {
     let mut node = Node::new(&[("10-ovn-kubernetes.conf", REAL[5].1)]);
     let original = node.confs();
-    fs::write(node.path("image/istio-cni"), vec![7; 2 << 20]).expect("writes");
+    let large = [process::PLUGIN.as_bytes(), &vec![b'#'; 2 << 20]].concat();
+    fs::write(node.path("image/istio-cni"), large).expect("writes");
     process::set_mode(&node.path("image/istio-cni"), 0o755);
     let starts = [(); 3].map(|()| {
         let start = Instant::now();

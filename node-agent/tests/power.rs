@@ -12,6 +12,7 @@ use install_cni::disk::{Disk, Output, Stat};
 use install_cni::install::{Conflist, Installer};
 use install_cni::leave;
 use install_cni::plan::{Directory, ORIGINAL};
+use install_cni::plugin::{Ask, Question, Refusal};
 use install_cni::settings::{Settings, command};
 use model::{Fault, Model};
 
@@ -43,8 +44,20 @@ fn settings(env: &[(&str, &str)]) -> Settings {
     Settings::read(&given, &env).expect("settings").0
 }
 
+/// A plugin is a file of the model that says it is one.
+struct InModel(Arc<Model>);
+
+impl Ask for InModel {
+    fn ask(&self, path: &Path, _: Question<'_>) -> Result<(), Refusal> {
+        let content = self.0.content(&path.to_string_lossy()).map(|(content, _)| content);
+        let is_plugin = content.is_some_and(|content| content.windows(6).any(|word| word == b"plugin"));
+        let refusal = || Refusal::NoPlugin { path: path.to_owned(), why: "no plugin".into() };
+        is_plugin.then_some(()).ok_or_else(refusal)
+    }
+}
+
 fn installer(model: &Arc<Model>, env: &[(&str, &str)]) -> Installer {
-    Installer::new(model.clone(), settings(env))
+    Installer::new(model.clone(), Arc::new(InModel(model.clone())), settings(env))
 }
 
 /// A start of the agent, without faults: until nothing changes any more.
@@ -337,7 +350,8 @@ impl Disk for Meddled {
 fn a_binary_changed_behind_the_comparison_is_not_taken_for_ours() {
     let model = Arc::new(node(("10-calico.conflist", CALICO)));
     model.put(&format!("{BIN}/istio-cni"), &b"new plugin ".repeat(20_000), 0o755);
-    let meddled = Installer::new(Arc::new(Meddled(model.clone())), settings(&[]));
+    let meddled =
+        Installer::new(Arc::new(Meddled(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
     for _ in 0..2 {
         meddled.pass(&Conflist::Repair).expect("installs");
         assert!(meddled.check().is_err(), "ready with a binary of somebody else");
@@ -389,7 +403,8 @@ impl Disk for Rewritten {
 #[test]
 fn what_its_owner_wrote_a_moment_ago_is_not_deleted() {
     let model = Arc::new(node(("10-single.conf", SINGLE)));
-    let meddled = Installer::new(Arc::new(Rewritten(model.clone())), settings(&[]));
+    let meddled =
+        Installer::new(Arc::new(Rewritten(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
     let error = meddled.pass(&Conflist::Repair).expect_err("somebody else wrote at the same moment");
     assert!(error.is_collision(), "{error}");
     assert_eq!(text(&model, "10-single.conf"), NEWER);

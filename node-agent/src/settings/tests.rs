@@ -177,6 +177,29 @@ fn without_an_api_server_there_is_no_start() {
     assert_eq!(origins, ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"]);
 }
 
+/// What no address can be made of would fail every pod.
+#[test]
+fn an_api_server_that_cannot_be_is_no_start() {
+    for (name, value, why) in [
+        ("KUBERNETES_SERVICE_PORT", "https", "not a port"),
+        ("KUBERNETES_SERVICE_PORT", "0", "not a port"),
+        ("KUBERNETES_SERVICE_PORT", "70000", "not a port"),
+        ("KUBERNETES_SERVICE_PROTOCOL", "ftp", "neither http nor https"),
+        ("KUBERNETES_SERVICE_PROTOCOL", "", "neither http nor https"),
+        ("KUBERNETES_SERVICE_HOST", "10.0.0.1/x", "no host name"),
+        ("KUBERNETES_SERVICE_HOST", "a b", "no host name"),
+    ] {
+        let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+        let given_so = (name, value);
+        let env = REQUIRED.iter().filter(|(required, _)| *required != name).chain([&given_so]);
+        let env: Vec<(String, String)> =
+            env.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let problems = Settings::read(&given, &env).expect_err("a problem");
+        let [problem] = &problems[..] else { panic!("one problem: {problems:?}") };
+        assert!(problem.to_string().starts_with(&format!("{name}: {value:?}: {why}")), "{problem}");
+    }
+}
+
 #[test]
 fn misspelt_names_are_reported_and_others_are_not() {
     let env = [

@@ -19,6 +19,12 @@ use e2e::process::Patience;
 pub const DEADLINE: Duration = Duration::from_secs(180);
 pub const CALICO: &str = include_str!("../conf/10-calico.conflist");
 
+/// A plugin that is always content.
+pub const PLUGIN: &str = "#!/bin/sh
+[ \"$CNI_COMMAND\" != VERSION ] || echo '{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.1.0\"]}'
+exit 0
+";
+
 /// A node's directories, the image's, and the agent's settings.
 pub struct Node {
     folder: tempfile::TempDir,
@@ -37,7 +43,7 @@ impl Node {
         for part in ["net.d", "bin", "image", "run", "account"] {
             fs::create_dir(node.path(part)).expect("makes");
         }
-        fs::write(node.path("image/istio-cni"), b"#!/bin/sh\n# plugin 1\n").expect("writes");
+        fs::write(node.path("image/istio-cni"), PLUGIN).expect("writes");
         set_mode(&node.path("image/istio-cni"), 0o755);
         fs::write(node.path("account/ca.crt"), "authority\n").expect("writes");
         fs::write(node.path("account/token"), "token-1").expect("writes");
@@ -105,6 +111,12 @@ impl Node {
 
     pub fn has_plugin(&self) -> bool {
         fs::read(self.path("bin/istio-cni")).ok() == fs::read(self.path("image/istio-cni")).ok()
+    }
+
+    /// The image has the real plugin.
+    pub fn use_real_plugin(&self) {
+        let program = e2e::program::under_test("istio-cni").expect("istio-cni is built");
+        fs::copy(program, self.path("image/istio-cni")).expect("copies");
     }
 
     pub fn kubeconfig(&self) -> Option<String> {
