@@ -67,8 +67,8 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
 
 /// Starts the servers.
 async fn listen(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<LogServer> {
-    if let Some(port) = settings.serve.monitoring_port {
-        match serve::listen(None, port).await {
+    if let Some((address, port)) = settings.serve.monitoring {
+        match serve::listen(address, port).await {
             Ok(listener) => {
                 let served = served.clone();
                 spawn(listener, move |request| {
@@ -94,9 +94,9 @@ async fn listen(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<Log
         }
     }
     let logs = LogServer::start(&settings.paths.run, served.metrics.clone(), served.logs.clone())?;
-    let port = settings.serve.health_port;
+    let (address, port) = settings.serve.health;
     let listener =
-        serve::listen(None, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
+        serve::listen(address, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
     let served = served.clone();
     spawn(listener, move |request| {
         let served = served.clone();

@@ -48,6 +48,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_plugin_add_total", "counter", "outcome,reason", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure"),
     described("istio_cni_plugin_add_duration_seconds", "histogram", "outcome", "How long the plugin took for ADD"),
     described("istio_cni_log_entries_total", "counter", "result", "Log entries received from plugins: accepted, malformed, over_rate, over_size"),
+    described("istio_cni_log_connections_refused_total", "counter", "", "Connections to the log socket that were refused because neither root nor the agent's own user made them"),
     described("istio_cni_events_total", "counter", "result", "Events sent to the API server: sent, failed"),
     described("istio_cni_drifted_pods", "gauge", "", "Pods of the node that were not redirected as planned when last looked at; 0 where the drift watch is off"),
     described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), failed"),
@@ -122,6 +123,8 @@ pub struct Metrics {
     /// See [`METRICS`].
     pub log_entries: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
+    pub log_refused: Counter,
+    /// See [`METRICS`].
     pub events: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
     pub drifted: Gauge,
@@ -157,6 +160,7 @@ impl Metrics {
             adds: Family::default(),
             add_durations: Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS)),
             log_entries: Family::default(),
+            log_refused: Counter::default(),
             events: Family::default(),
             drifted: Gauge::default(),
             drift_checks: Family::default(),
@@ -229,6 +233,7 @@ impl Metrics {
             self.adds.clone(),
             self.add_durations.clone(),
             self.log_entries.clone(),
+            self.log_refused.clone(),
             self.events.clone(),
             self.drifted.clone(),
             self.drift_checks.clone(),

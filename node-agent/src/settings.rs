@@ -16,8 +16,8 @@ use istio_cni::selection::PROCESS_WIDE;
 use crate::conflist::{Entry, EntryError, Facts, Template};
 
 pub use notice::Notice;
-use raw::Raw;
 pub use raw::{Action, Problem, command, completions};
+use raw::{LOCALHOST, Raw};
 
 /// Everything the agent is told.
 #[derive(Debug, Clone)]
@@ -132,10 +132,10 @@ pub enum Trust {
 /// Where the agent serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSettings {
-    /// Health.
-    pub health_port: u16,
-    /// Metrics, if at all.
-    pub monitoring_port: Option<u16>,
+    /// Health: its address, none for all of them, and its port.
+    pub health: (Option<IpAddr>, u16),
+    /// Metrics, if at all, likewise.
+    pub monitoring: Option<(Option<IpAddr>, u16)>,
     /// Run-time control, if at all.
     pub control: Option<(IpAddr, u16)>,
 }
@@ -380,16 +380,12 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
 }
 
 fn serve(raw: &mut Raw<'_>) -> ServeSettings {
-    let address = match raw.text("ctrlz_address").as_str() {
-        "localhost" | "" => Some(IpAddr::from([127, 0, 0, 1])),
-        other => other.parse().ok(),
-    };
-    if address.is_none() {
-        raw.reject("ctrlz_address", "neither an IP address nor localhost");
-    }
-    let control = raw.port("ctrlz_port").zip(address).map(|(port, address)| (address, port));
-    let health_port = raw.port("HEALTH_PORT").unwrap_or(0);
-    ServeSettings { health_port, monitoring_port: raw.port("MONITORING_PORT"), control }
+    let control = raw.address("ctrlz_address").unwrap_or(LOCALHOST);
+    let control = raw.port("ctrlz_port").map(|port| (control, port));
+    let health = (raw.address("HEALTH_ADDRESS"), raw.port("HEALTH_PORT").unwrap_or(0));
+    let monitoring = raw.address("MONITORING_ADDRESS");
+    let monitoring = raw.port("MONITORING_PORT").map(|port| (monitoring, port));
+    ServeSettings { health, monitoring, control }
 }
 
 fn drift(raw: &mut Raw<'_>) -> DriftSettings {

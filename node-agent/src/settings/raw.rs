@@ -1,11 +1,15 @@
 //! Settings as texts, each with where it was given, and their reading into values.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::table::{Kind, SETTINGS, Setting, Status};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use clap_complete::Shell;
 use redirect_core::values::parse_duration;
+
+/// What `localhost` stands for.
+pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,6 +227,21 @@ impl<'a> Raw<'a> {
             self.reject(name, "not a port: the highest is 65535");
         }
         port.ok().filter(|port| *port != 0)
+    }
+
+    /// An address; none if empty.
+    pub(super) fn address(&mut self, name: &'static str) -> Option<IpAddr> {
+        match self.text(name).as_str() {
+            "" => None,
+            "localhost" => Some(LOCALHOST),
+            other => {
+                let address = other.parse().ok();
+                if address.is_none() {
+                    self.reject(name, "neither an IP address nor localhost");
+                }
+                address
+            }
+        }
     }
 
     pub(super) fn file_mode(&mut self, name: &'static str) -> u32 {

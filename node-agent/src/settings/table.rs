@@ -120,6 +120,8 @@ pub const SETTINGS: &[Setting] = &[
     used("skip-tls-verify", &["SKIP_TLS_VERIFY"], Switch, "false", "Whether the API server's certificate is not checked."),
     used("monitoring-port", &["MONITORING_PORT"], Number, "15014", "Port of the metrics; 0 or less: none."),
     used("health-port", &["HEALTH_PORT"], Number, "8000", "Port of /healthz and /readyz."),
+    used("monitoring-address", &["MONITORING_ADDRESS"], Text, "", "Address of the metrics: an IP address or localhost; empty: every address."),
+    used("health-address", &["HEALTH_ADDRESS"], Text, "", "Address of /healthz and /readyz: an IP address or localhost; empty: every address, for a kubelet that probes the pod's."),
     used("ctrlz_port", &[], Number, "9876", "Port of run-time control; 0: none."),
     used("ctrlz_address", &[], Text, "localhost", "Address of run-time control."),
     used("daemonset-name", &["DAEMONSET_NAME"], Text, "istio-cni-node", "The agent's own DaemonSet, which tells an upgrade from removal."),

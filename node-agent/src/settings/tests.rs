@@ -62,7 +62,7 @@ fn defaults_are_those_of_the_interface() {
     assert_eq!(settings.kubeconfig.mode, 0o600);
     let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
     assert_eq!(settings.kubeconfig.trust, Trust::Authority(ca.into()));
-    assert_eq!((settings.serve.health_port, settings.serve.monitoring_port), (8000, Some(15014)));
+    assert_eq!((settings.serve.health, settings.serve.monitoring), ((None, 8000), Some((None, 15014))));
     assert_eq!(settings.serve.control, Some(([127, 0, 0, 1].into(), 9876)));
     assert_eq!(settings.entry.facts.log_level, "info");
     let RepairSettings { enabled, repair_pods, exit_code, label, .. } = settings.repair;
@@ -94,8 +94,18 @@ fn the_drift_watch_is_off_unless_it_is_told_how_often() {
 fn flags_win_over_the_environment() {
     let env = [("MONITORING_PORT", "1"), ("CHAINED_CNI_PLUGIN", "true"), ("CNI_CONF_NAME", "a.conf")];
     let settings = settings(&["--monitoring-port=2", "--chained-cni-plugin=false"], &env);
-    assert_eq!(settings.serve.monitoring_port, Some(2));
+    assert_eq!(settings.serve.monitoring, Some((None, 2)));
     assert_eq!(settings.placement, Placement::Standalone { file: "a.conf".into() });
+}
+
+#[test]
+fn health_and_metrics_may_have_an_address() {
+    let env = [("HEALTH_ADDRESS", "localhost"), ("MONITORING_ADDRESS", "fd00::7")];
+    let serve = settings(&[], &env).serve;
+    assert_eq!(serve.health, (Some([127, 0, 0, 1].into()), 8000));
+    assert_eq!(serve.monitoring, Some((Some("fd00::7".parse().expect("an address")), 15014)));
+    let problems = read(&["--health-address=node"], &[]).expect_err("problems");
+    assert_eq!(problems, ["flag --health-address: \"node\": neither an IP address nor localhost"]);
 }
 
 #[test]
@@ -141,7 +151,7 @@ fn empty_values_mean_false_and_nought_and_are_reported() {
     let env = [("CHAINED_CNI_PLUGIN", ""), ("MONITORING_PORT", ""), ("NATIVE_NFTABLES", "")];
     let (settings, notices) = read(&[], &env).expect("settings");
     assert_eq!(settings.placement, Placement::Standalone { file: "YYY-istio-cni.conf".into() });
-    assert_eq!(settings.serve.monitoring_port, None);
+    assert_eq!(settings.serve.monitoring, None);
     let texts: Vec<String> = notices.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 2, "{texts:?}");
     assert!(texts[0].starts_with("CHAINED_CNI_PLUGIN is set but empty, which means false or 0"), "{texts:?}");
