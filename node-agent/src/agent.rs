@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::{Connection, LastSeen};
@@ -22,7 +22,7 @@ use crate::plan::{Directory, Edit, Obstacle};
 use crate::plugin::Program;
 use crate::ready::{Phase, State};
 use crate::serve::{self, Served};
-use crate::settings::{Settings, Trust};
+use crate::settings::{Settings, TemplateSource, Trust};
 use crate::watch::{Change, Watch, Watched};
 
 /// The scope of the agent's lines.
@@ -31,6 +31,10 @@ const SCOPE: &str = "cni-agent";
 const COLLISION_WAIT: Duration = Duration::from_millis(50);
 /// The least time between two events of a reason.
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
+/// How often the node's files are looked at where they cannot be watched.
+const POLL: Duration = Duration::from_secs(5);
+/// How often to see whether the node's directories are still those that are mounted. No event tells.
+const TICK: Duration = Duration::from_secs(10);
 /// The longest wait after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -55,8 +59,14 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
     let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let drift = tokio::spawn(drift);
     let mut agent = Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs);
-    agent.work(&mut ends).await;
+    let end = agent.work(&mut ends).await;
     drift.abort();
+    if let End::Lost(directory) = end {
+        bail!(
+            "the node's directory behind {} was removed and made anew, and this container still sees the old one; ending, so that the kubelet starts a container that sees the new one",
+            directory.display()
+        );
+    }
     state.set(Phase::Leaving);
     tokio::select! {
         () = depart(installer, &cluster, &seen) => {}
@@ -170,6 +180,15 @@ async fn depart(installer: Arc<Installer>, connection: &Connection, seen: &LastS
     }
 }
 
+/// Why the agent stops working.
+#[derive(Debug)]
+enum End {
+    /// It was told to.
+    Told,
+    /// A directory of the node is not the one it sees any more.
+    Lost(PathBuf),
+}
+
 /// A file that is left to another writer for a while.
 struct Hold {
     file: String,
@@ -188,6 +207,8 @@ struct Agent {
     fight: Fight,
     hold: Option<Hold>,
     failures: u32,
+    /// Why the node's files cannot be watched.
+    blind: Option<String>,
     /// The file that had our entry when all was well.
     settled: Option<String>,
     obstacle: Option<Obstacle>,
@@ -215,6 +236,7 @@ impl Agent {
             fight: Fight::default(),
             hold: None,
             failures: 0,
+            blind: None,
             settled: None,
             obstacle: None,
             invalid: Vec::new(),
@@ -222,49 +244,83 @@ impl Agent {
         }
     }
 
-    /// Works until told to end.
-    async fn work(&mut self, ends: &mut Ends) {
-        match self.installer.sweep() {
-            Ok(0) => {}
-            Ok(count) => {
+    /// Works until there is a reason to end.
+    async fn work(&mut self, ends: &mut Ends) -> End {
+        let installer = self.installer.clone();
+        match tokio::task::spawn_blocking(move || installer.sweep()).await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(count)) => {
                 log::info!(target: SCOPE, files = count; "removed what an agent before left half-written");
             }
-            Err(error) => log::warn!(target: SCOPE, "{error}"),
+            Ok(Err(error)) => log::warn!(target: SCOPE, "{error}"),
+            Err(error) => log::warn!(target: SCOPE, "sweeping panicked: {error}"),
         }
         let mut watch = None;
         loop {
             // The watch comes before the look, so that nothing falls between them.
-            let blind = match &watch {
-                Some(_) => None,
-                None => match Watch::new(self.watched()) {
-                    Ok(made) => {
-                        watch = Some(made);
-                        None
-                    }
-                    Err(error) => Some(error),
-                },
-            };
-            let wait = self.look(blind).await;
-            let waited = async {
-                match wait {
-                    Some(wait) => tokio::time::sleep(wait).await,
-                    None => std::future::pending().await,
-                }
-            };
+            if watch.is_none() {
+                watch = self.watch();
+            }
+            let again = self.look().await;
+            let again = if watch.is_none() { Some(again.map_or(POLL, |wait| wait.min(POLL))) } else { again };
+            if let Some(end) = self.wait(&mut watch, again, ends).await {
+                return end;
+            }
+        }
+    }
+
+    /// Starts watching, if that is possible.
+    fn watch(&mut self) -> Option<Watch> {
+        let made = Watch::new(self.watched());
+        self.metrics.polling.set(i64::from(made.is_err()));
+        let blind = made.as_ref().err().map(ToString::to_string);
+        match &blind {
+            Some(error) if self.blind.as_ref() != Some(error) => {
+                log::warn!(target: SCOPE, "cannot watch the node's directories, and looks every {} s instead: {error}", POLL.as_secs());
+            }
+            None if self.blind.is_some() => {
+                log::info!(target: SCOPE, "watching the node's directories again");
+            }
+            Some(_) | None => {}
+        }
+        self.blind = blind;
+        made.ok()
+    }
+
+    /// Waits for a change, or for as long as it takes until the next look; a reason to end cuts it short.
+    async fn wait(
+        &mut self,
+        watch: &mut Option<Watch>,
+        again: Option<Duration>,
+        ends: &mut Ends,
+    ) -> Option<End> {
+        let next = again.map(|wait| tokio::time::Instant::now() + wait);
+        loop {
+            if let Some(lost) = self.installer.lost_directory() {
+                return Some(End::Lost(lost.to_owned()));
+            }
+            let tick = tokio::time::Instant::now() + TICK;
             let changed = async {
-                match &mut watch {
+                match watch {
                     Some(watch) => watch.changed().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
-                () = ends.told() => return,
-                change = changed => if !matches!(change, Ok(Change::Files)) {
-                    watch = None;
-                    self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                () = ends.told() => return Some(End::Told),
+                change = changed => {
+                    if !matches!(change, Ok(Change::Files)) {
+                        *watch = None;
+                        self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                    }
+                    return None;
                 },
-                () = waited => {}
+                () = tokio::time::sleep_until(next.map_or(tick, |next| next.min(tick))) => {
+                    if next.is_some_and(|next| next <= tokio::time::Instant::now()) {
+                        return None;
+                    }
+                }
             }
         }
     }
@@ -295,11 +351,14 @@ impl Agent {
             }
             Trust::Anybody => {}
         }
+        if let Some(TemplateSource::File(file)) = &self.settings.entry.template {
+            watched.extend(file.parent().map(all));
+        }
         watched
     }
 
     /// One pass, and how long to wait for the next if nothing changes.
-    async fn look(&mut self, blind: Option<io::Error>) -> Option<Duration> {
+    async fn look(&mut self) -> Option<Duration> {
         self.logs.keep();
         let now = Instant::now();
         self.hold = self.hold.take().filter(|hold| hold.until > now);
@@ -310,27 +369,15 @@ impl Agent {
         let installer = self.installer.clone();
         let done = tokio::task::spawn_blocking(move || installer.pass(&conflist)).await;
         self.metrics.passes.inc();
-        let wait = match done {
+        match done {
             Ok(Ok(pass)) => {
-                if blind.is_none() {
-                    self.failures = 0;
-                }
+                self.failures = 0;
                 self.settle(&pass)
             }
             Ok(Err(error)) if error.is_collision() => Some(COLLISION_WAIT),
             Ok(Err(error)) => Some(self.failed(error.label(), error.to_string())),
             Err(error) => {
                 Some(self.failed("CREATE_CNI_CONFIG_FAILURE", format!("the pass panicked: {error}")))
-            }
-        };
-        match blind {
-            None => wait,
-            Some(error) => {
-                let again = self.failed(
-                    "CREATE_CNI_CONFIG_FAILURE",
-                    format!("cannot watch the node's directories: {error}"),
-                );
-                Some(wait.map_or(again, |wait| wait.min(again)))
             }
         }
     }

@@ -3,17 +3,24 @@
 //! [`replace`] is the only way a file of the node changes: a complete temporary file, synced, renamed over the old one, the directory
 //! synced. Whoever reads sees the old file or the new one.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// The end of a temporary file's name. No runtime loads such a file or executes it.
 pub const TEMPORARY: &str = ".istio-cni-tmp";
 /// How much is copied at a time.
 const CHUNK: usize = 64 * 1024;
+/// How long another agent is waited for. It holds a lock for some milliseconds, and longer only where the disk is slow.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is asked for.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// The largest file that is read whole. Configurations have a few KiB; a larger one is a mistake.
 pub const LARGEST: u64 = 4 * 1024 * 1024;
 
@@ -49,11 +56,57 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// When it cannot, also when there is none.
     fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Keeps other agents from working on directories until the lock is dropped. Those that are not there are passed over.
+    ///
+    /// # Errors
+    /// When somebody else keeps working on one; the error is [`io::ErrorKind::WouldBlock`].
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock>;
     /// Makes the names in a directory outlast a power failure.
     ///
     /// # Errors
     /// When it cannot.
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
+}
+
+/// A lock on directories, by flock(2) on themselves: a container sees the node's own inodes, and there is no file to be left behind.
+#[derive(Debug, Default)]
+pub struct Lock {
+    _held: Vec<File>,
+}
+
+impl Lock {
+    /// Always in the same order, whatever the names, so that two agents never wait for each other; each once, because a directory that is given
+    /// twice would wait for itself.
+    fn take(directories: &[&Path]) -> io::Result<Self> {
+        let mut opened = BTreeMap::new();
+        for directory in directories {
+            match File::open(directory) {
+                Ok(file) => {
+                    let known = file.metadata()?;
+                    opened.insert((known.dev(), known.ino()), file);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut left = LOCK_PATIENCE;
+        for file in opened.values() {
+            while let Err(refused) = file.try_lock() {
+                match refused {
+                    TryLockError::WouldBlock if !left.is_zero() => {
+                        // Not by the clock: while the machine stands still, nobody gives a lock back.
+                        thread::sleep(LOCK_PAUSE);
+                        left = left.saturating_sub(LOCK_PAUSE);
+                    }
+                    TryLockError::WouldBlock => return Err(io::ErrorKind::WouldBlock.into()),
+                    // Some file systems have no locks.
+                    TryLockError::Error(error) if error.kind() == io::ErrorKind::Unsupported => break,
+                    TryLockError::Error(error) => return Err(error),
+                }
+            }
+        }
+        Ok(Self { _held: opened.into_values().collect() })
+    }
 }
 
 /// A file that is being written.
@@ -81,6 +134,8 @@ pub struct Stat {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// How many names it has. A directory without one was removed, and lives on under a mount only.
+    pub links: u64,
     /// Length in bytes.
     pub length: u64,
     /// Device and inode.
@@ -121,6 +176,10 @@ impl Disk for Real {
         fs::remove_file(path)
     }
 
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock> {
+        Lock::take(directories)
+    }
+
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         File::open(directory)?.sync_all()
     }
@@ -150,6 +209,7 @@ impl From<&fs::Metadata> for Stat {
             mode: known.mode() & 0o7777,
             uid: known.uid(),
             gid: known.gid(),
+            links: known.nlink(),
             length: known.len(),
             inode: (known.dev(), known.ino()),
             changed: (known.ctime(), known.ctime_nsec()),
@@ -178,6 +238,10 @@ fn hint(error: &io::Error) -> &'static str {
             " (the node keeps this directory read-only; mount the directories its runtime uses instead)",
         ),
         (io::ErrorKind::StorageFull, " (free some space on the node)"),
+        (
+            io::ErrorKind::WouldBlock,
+            " (another agent is at work on the node's directories; this one waits for it)",
+        ),
         (
             io::ErrorKind::PermissionDenied,
             " (check the container's user, its DAC_OVERRIDE capability and the node's SELinux labels)",

@@ -12,12 +12,12 @@ use istio_cni::conf::Envelope;
 use istio_cni::wire::Command;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
-use crate::disk::{self, Disk, DiskError, Dress, Stat, context};
+use crate::disk::{self, Disk, DiskError, Dress, Lock, Stat, context};
 use crate::kubeconfig::{self, Credentials};
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
 use crate::ready::Reason;
-use crate::settings::{OWNED_FILE, STANDALONE_FILE, Settings, TemplateSource};
+use crate::settings::{OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
 
 /// How long a yes of the plugin holds where nothing that the agent knows of has changed.
 const ANSWER_HOLDS: Duration = Duration::from_secs(30);
@@ -74,6 +74,9 @@ pub enum Conflist {
 /// What a pass failed at.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
+    /// Having the node's directories for itself.
+    #[error("cannot begin: {0}")]
+    Busy(#[source] DiskError),
     /// Copying binaries.
     #[error("cannot install the plugin: {0}")]
     Binaries(#[source] DiskError),
@@ -101,7 +104,7 @@ impl InstallError {
     #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
-            Self::Binaries(_) => "COPY_BINARIES_FAILURE",
+            Self::Busy(_) | Self::Binaries(_) => "COPY_BINARIES_FAILURE",
             Self::Kubeconfig(_) => "CREATE_KUBECONFIG_FAILURE",
             Self::Conflist(_) | Self::Template(_) | Self::Refused { .. } => "CREATE_CNI_CONFIG_FAILURE",
         }
@@ -112,7 +115,11 @@ impl InstallError {
     pub fn is_collision(&self) -> bool {
         match self {
             Self::Conflist(error) => error.error.kind() == io::ErrorKind::Interrupted,
-            Self::Binaries(_) | Self::Kubeconfig(_) | Self::Template(_) | Self::Refused { .. } => false,
+            Self::Busy(_)
+            | Self::Binaries(_)
+            | Self::Kubeconfig(_)
+            | Self::Template(_)
+            | Self::Refused { .. } => false,
         }
     }
 }
@@ -132,11 +139,34 @@ impl Installer {
         &self.settings
     }
 
+    /// Keeps other agents from the node's directories until it is dropped.
+    ///
+    /// # Errors
+    /// When another agent keeps working on them.
+    pub(crate) fn lock(&self) -> Result<Lock, DiskError> {
+        let paths = &self.settings.paths;
+        context(self.disk.lock(&[&paths.net, &paths.bin, &paths.run]), "lock", &paths.net)
+    }
+
+    /// The directory of the node that was removed while this container had it mounted: what is done there now, nobody sees.
+    #[must_use]
+    pub fn lost_directory(&self) -> Option<&Path> {
+        let Paths { net, bin, run, .. } = &self.settings.paths;
+        let is_lost = |path: &Path| self.disk.stat(path).is_ok_and(|stat| stat.links == 0);
+        [net, bin, run].into_iter().map(PathBuf::as_path).find(|path| is_lost(path))
+    }
+
     /// Removes what an agent that was killed left half-written: one of ours, or Istio's.
     ///
     /// # Errors
     /// When it cannot.
     pub fn sweep(&self) -> Result<usize, DiskError> {
+        let _lock = self.lock()?;
+        self.sweep_locked()
+    }
+
+    /// As [`sweep`](Self::sweep), by who has the lock.
+    pub(crate) fn sweep_locked(&self) -> Result<usize, DiskError> {
         let paths = &self.settings.paths;
         let mut binaries = self.source_names().unwrap_or_default();
         binaries.push(PLUGIN_TYPE.to_owned());
@@ -175,6 +205,7 @@ impl Installer {
     /// # Errors
     /// At the first step that fails; later steps depend on it.
     pub fn pass(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
+        let _lock = self.lock().map_err(InstallError::Busy)?;
         let mut pass = Pass::default();
         self.binaries(&mut pass).map_err(InstallError::Binaries)?;
         self.kubeconfig(&mut pass).map_err(InstallError::Kubeconfig)?;

@@ -90,6 +90,7 @@ pub enum RemovalError {
 /// # Errors
 /// Everything that could not be removed.
 pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
+    let _lock = installer.lock().map_err(|error| vec![RemovalError::from(error)])?;
     let (mut errors, may_call) = remove_entries(installer);
     if may_call {
         errors.push(RemovalError::Kept);
@@ -103,7 +104,7 @@ pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
             files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),
         );
     }
-    errors.extend(installer.sweep().err().map(RemovalError::from));
+    errors.extend(installer.sweep_locked().err().map(RemovalError::from));
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 

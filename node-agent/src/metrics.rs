@@ -45,6 +45,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_fights_total", "counter", "", "Times the agent stopped answering another writer of the network configuration for a while"),
     described("istio_cni_token_refreshes_total", "counter", "", "Times the plugin's kubeconfig was written anew"),
     described("istio_cni_watch_restarts_total", "counter", "watch", "Times a watch had to be made anew: files, daemonset"),
+    described("istio_cni_polling", "gauge", "", "1 while the node's files are looked at every few seconds, because they cannot be watched"),
     described("istio_cni_plugin_add_total", "counter", "outcome,reason", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure"),
     described("istio_cni_plugin_add_duration_seconds", "histogram", "outcome", "How long the plugin took for ADD"),
     described("istio_cni_log_entries_total", "counter", "result", "Log entries received from plugins: accepted, malformed, over_rate, over_size"),
@@ -118,6 +119,8 @@ pub struct Metrics {
     pub token_refreshes: Counter,
     /// See [`METRICS`].
     pub watch_restarts: Family<WatchLabel, Counter>,
+    /// See [`METRICS`].
+    pub polling: Gauge,
     adds: Family<AddLabels, Counter>,
     add_durations: Family<OutcomeLabel, Histogram, fn() -> Histogram>,
     /// See [`METRICS`].
@@ -157,6 +160,7 @@ impl Metrics {
             fights: Counter::default(),
             token_refreshes: Counter::default(),
             watch_restarts: Family::default(),
+            polling: Gauge::default(),
             adds: Family::default(),
             add_durations: Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS)),
             log_entries: Family::default(),
@@ -230,6 +234,7 @@ impl Metrics {
             self.fights.clone(),
             self.token_refreshes.clone(),
             self.watch_restarts.clone(),
+            self.polling.clone(),
             self.adds.clone(),
             self.add_durations.clone(),
             self.log_entries.clone(),

@@ -270,7 +270,7 @@ fn deleted_binaries_and_kubeconfigs_come_back() {
     agent.wait("the kubeconfig", || node.kubeconfig().is_some());
     fs::write(node.path("bin/istio-cni"), "something else").expect("writes");
     agent.wait("the binary", || node.has_plugin());
-    passes_at_rest(&agent);
+    agent.passes_at_rest();
     fs::set_permissions(node.path("bin/istio-cni"), fs::Permissions::from_mode(0o644)).expect("sets");
     agent.wait("the mode", || {
         fs::metadata(node.path("bin/istio-cni")).is_ok_and(|known| known.mode() & 0o777 == 0o755)
@@ -297,7 +297,7 @@ fn a_burst_of_events_is_one_pass() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     let agent = node.start_ready();
     // Passes for what the agent wrote itself.
-    let before = passes_at_rest(&agent);
+    let before = agent.passes_at_rest();
     let start = Instant::now();
     for _ in 0..100 {
         node.write_conf("99-other.conflist", r#"{"name":"a","plugins":[{"type":"b"}]}"#);
@@ -305,31 +305,20 @@ fn a_burst_of_events_is_one_pass() {
     // A burst that takes longer, because the machine does something else, is several.
     let bursts = start.elapsed().as_secs_f64() / 0.1;
     agent.wait("a pass", || agent.metric("istio_cni_passes_total") > before);
-    let passes = passes_at_rest(&agent) - before;
+    let passes = agent.passes_at_rest() - before;
     assert!(passes <= 3.0 + bursts, "{passes} passes in {bursts:.1} bursts");
     // Files that do not matter wake nobody. What a machine that stands still makes late is over the next time.
     let ignored = || {
-        let before = passes_at_rest(&agent);
+        let before = agent.passes_at_rest();
         for count in 0..100 {
             fs::write(node.path(&format!("net.d/{count}.tmp")), "x")?;
             fs::write(node.path(&format!("bin/{count}")), "x")?;
         }
-        let passes = passes_at_rest(&agent) - before;
+        let passes = agent.passes_at_rest() - before;
         ensure!(passes == 0.0, "{passes} passes");
         Ok(())
     };
     once_in(5, ignored).expect("files that do not matter wake nobody");
-}
-
-/// How many passes there were when there are no more.
-fn passes_at_rest(agent: &Agent<'_>) -> f64 {
-    loop {
-        let passes = agent.metric("istio_cni_passes_total");
-        thread::sleep(Duration::from_millis(300));
-        if agent.metric("istio_cni_passes_total") == passes {
-            return passes;
-        }
-    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
-use install_cni::disk::{Disk, Output, Stat};
+use install_cni::disk::{Disk, Lock, Output, Stat};
 use install_cni::install::{Conflist, Installer};
 use install_cni::leave;
 use install_cni::plan::{Directory, ORIGINAL};
@@ -341,6 +341,10 @@ impl Disk for Meddled {
         self.0.remove(path)
     }
 
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock> {
+        self.0.lock(directories)
+    }
+
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         self.0.sync_directory(directory)
     }
@@ -393,6 +397,10 @@ impl Disk for Rewritten {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.0.remove(path)
+    }
+
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock> {
+        self.0.lock(directories)
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {

@@ -144,6 +144,16 @@ impl Node {
         Agent { node: self, child }
     }
 
+    /// Starts it by another program, which is given its command line.
+    pub fn start_as(&self, prefix: &[&str]) -> Agent<'_> {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let mut command =
+            e2e::process::prefixed(prefix, &self.command(&[&format!("--ctrlz_port={}", self.control)]));
+        command.env_clear().envs(&self.env).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
+        Agent { node: self, child }
+    }
+
     pub fn start_ready(&self) -> Agent<'_> {
         let agent = self.start();
         agent.wait_ready();
@@ -199,6 +209,17 @@ impl Agent<'_> {
         self.find_metric(name).unwrap_or_else(|| panic!("no {name}\n{}", self.node.log()))
     }
 
+    /// How many passes there were when there are no more.
+    pub fn passes_at_rest(&self) -> f64 {
+        loop {
+            let passes = self.metric("istio_cni_passes_total");
+            thread::sleep(Duration::from_millis(300));
+            if self.metric("istio_cni_passes_total") == passes {
+                return passes;
+            }
+        }
+    }
+
     /// Waits until a metric is as high: what it counts can be seen before it is counted.
     pub fn wait_metric(&self, name: &str, least: f64) {
         self.wait(name, || self.find_metric(name).is_some_and(|value| value >= least));
@@ -216,8 +237,13 @@ impl Agent<'_> {
     }
 
     /// Tells it to end, and waits for it; returns its exit code.
-    pub fn end(mut self) -> Option<i32> {
+    pub fn end(self) -> Option<i32> {
         self.signal("-TERM");
+        self.wait_end()
+    }
+
+    /// Waits until it ends; returns its exit code.
+    pub fn wait_end(mut self) -> Option<i32> {
         let mut patience = Patience::new(DEADLINE);
         loop {
             if let Some(status) = self.child.try_wait().expect("waits") {
