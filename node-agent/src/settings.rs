@@ -227,7 +227,10 @@ impl Settings {
             repair: repair(&mut raw),
             logging,
         };
-        let notices = notice::all(&raw, env);
+        let mut notices = notice::all(&raw, env);
+        if settings.kubeconfig.mode & 0o027 != 0 {
+            notices.push(Notice::OpenKubeconfig(settings.kubeconfig.mode));
+        }
         raw.finish().map(|()| (settings, notices))
     }
 }

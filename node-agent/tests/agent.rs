@@ -735,7 +735,7 @@ fn warnings_about_settings_come_at_the_start() {
     let _agent = node.start_ready();
     let log = node.log();
     assert!(log.contains("is EXCLUDE_NAMESPACES meant?"), "{log}");
-    assert!(log.contains("AMBIENT_ENABLED has no effect"), "{log}");
+    assert!(log.contains("AMBIENT_ENABLED: Accepted and not implemented"), "{log}");
 }
 
 #[test]

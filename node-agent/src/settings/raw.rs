@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::table::{Kind, SETTINGS, Setting, Status};
+use super::table::{Kind, SETTINGS, Setting};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use clap_complete::Shell;
 use redirect_core::values::parse_duration;
@@ -87,10 +87,9 @@ fn flag(setting: &Setting) -> Arg {
         if setting.default.is_empty() { String::new() } else { format!(" (default {})", setting.default) };
     let arg = Arg::new(setting.flag)
         .long(setting.flag)
-        .help(format!("{}{default}{env}", setting.meaning))
+        .help(format!("{}{default}{env}", setting.description()))
         .value_name("VALUE")
         .allow_hyphen_values(true)
-        .hide(setting.status == Status::Ambient)
         .action(ArgAction::Set);
     if setting.kind == Kind::Switch { switch(arg) } else { arg }
 }
@@ -263,6 +262,13 @@ impl<'a> Raw<'a> {
             None => self.reject(name, "not a file mode such as 0600"),
         }
         0o600
+    }
+
+    /// Whether somebody asked for stack traces at any level.
+    pub(super) fn stack_traces(&self) -> bool {
+        let asked = self.given.try_get_one::<String>("log_stacktrace_level").ok().flatten();
+        asked
+            .is_some_and(|levels| levels.split(',').any(|level| level != "none" && !level.ends_with(":none")))
     }
 
     pub(super) fn logging(&mut self) -> logging::Config {

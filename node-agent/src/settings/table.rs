@@ -13,7 +13,7 @@ pub struct Setting {
     pub default: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    /// Whether the agent uses it.
+    /// Whether the agent does what it says.
     pub status: Status,
 }
 
@@ -32,12 +32,12 @@ pub enum Kind {
     Duration,
 }
 
-/// Whether the agent uses a setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether the agent does what a setting says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     /// It does.
     Used,
-    /// It is read and checked for the pod repair controller.
+    /// It is checked, and belongs to the repair of pods, which this agent does not have.
     Repair,
     /// It belongs to ambient mode, which this agent does not have.
     Ambient,
@@ -45,7 +45,28 @@ pub enum Status {
     Unused,
 }
 
+impl Status {
+    /// What help, documentation and log say about such a setting; nothing where the agent does what it says.
+    #[must_use]
+    pub const fn remark(self) -> &'static str {
+        match self {
+            Self::Used => "",
+            Self::Repair => {
+                "Accepted and not implemented: this agent neither repairs nor deletes nor labels pods."
+            }
+            Self::Ambient => "Accepted and not implemented: this agent has no ambient mode.",
+            Self::Unused => "Accepted; nothing depends on it.",
+        }
+    }
+}
+
 impl Setting {
+    /// What it does and, where the agent does not do so, that.
+    #[must_use]
+    pub fn description(&self) -> String {
+        [self.meaning, self.status.remark()].join(" ").trim_end().to_owned()
+    }
+
     /// What people know it by: the variable if there is one, else the flag.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -88,7 +109,7 @@ const fn repair(
 }
 
 const fn ambient(flag: &'static str, env: &'static [&'static str], kind: Kind) -> Setting {
-    Setting { flag, env, kind, default: "", meaning: "Ambient mode only.", status: Status::Ambient }
+    Setting { flag, env, kind, default: "", meaning: "A setting of ambient mode.", status: Status::Ambient }
 }
 
 const fn unused(env: &'static [&'static str], meaning: &'static str) -> Setting {

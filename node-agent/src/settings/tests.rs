@@ -243,29 +243,75 @@ fn settings_without_effect_are_reported() {
     let texts = notices(&[], &env);
     assert_eq!(texts.len(), 5, "{texts:#?}");
     let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
-    has("AMBIENT_ENABLED has no effect: it belongs to ambient mode");
-    has("GOMEMLIMIT is set and nothing depends on it");
+    has("AMBIENT_ENABLED: Accepted and not implemented: this agent has no ambient mode.");
+    has("GOMEMLIMIT: Accepted; nothing depends on it.");
     has("LOG_LEVEL has no effect, because only a template");
     has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");
     has("ISTIO_OWNED_CNI_CONF_FILENAME has no effect, because ISTIO_OWNED_CNI_CONFIG is false");
 }
 
+/// Istio's own, at its defaults.
+const CHART: [(&str, &str); 13] = [
+    ("REPAIR_ENABLED", "true"),
+    ("REPAIR_REPAIR_PODS", "true"),
+    ("REPAIR_LABEL_PODS", "false"),
+    ("REPAIR_NODE_NAME", "n"),
+    ("NODE_NAME", "n"),
+    ("POD_NAME", "p"),
+    ("POD_NAMESPACE", "istio-system"),
+    ("ALLOW_SWITCH_TO_HOST_NS", "true"),
+    ("EXCLUDE_NAMESPACES", "kube-system"),
+    ("AMBIENT_ENABLED", "false"),
+    ("CHAINED_CNI_PLUGIN", "true"),
+    ("NATIVE_NFTABLES", "false"),
+    ("GOMEMLIMIT", "1"),
+];
+
+/// Whoever sets them relies on broken pods being dealt with.
 #[test]
-fn a_charts_environment_is_silent() {
-    let env = [
-        ("REPAIR_ENABLED", "true"),
-        ("REPAIR_REPAIR_PODS", "true"),
-        ("REPAIR_NODE_NAME", "n"),
-        ("NODE_NAME", "n"),
-        ("POD_NAME", "p"),
-        ("POD_NAMESPACE", "istio-system"),
-        ("ALLOW_SWITCH_TO_HOST_NS", "true"),
-        ("EXCLUDE_NAMESPACES", "kube-system"),
-        ("AMBIENT_ENABLED", "false"),
-        ("CHAINED_CNI_PLUGIN", "true"),
-        ("NATIVE_NFTABLES", "false"),
-    ];
-    assert_eq!(notices(&["--log_output_level=info,cni-plugin:debug"], &env), [""; 0]);
+fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
+    let texts = notices(&["--log_output_level=info,cni-plugin:debug"], &CHART);
+    let repair = Status::Repair.remark();
+    assert!(repair.contains("not implemented"), "{repair}");
+    assert_eq!(
+        texts,
+        [
+            format!(
+                "REPAIR_ENABLED, REPAIR_REPAIR_PODS, REPAIR_NODE_NAME, ALLOW_SWITCH_TO_HOST_NS: {repair}"
+            ),
+            format!("GOMEMLIMIT: {}", Status::Unused.remark()),
+        ]
+    );
+    let off = CHART.map(|(name, value)| (name, if name == "REPAIR_ENABLED" { "false" } else { value }));
+    assert_eq!(notices(&[], &off).len(), 1, "nobody asks for repairs");
+    assert_eq!(notices(&[], &[]), [""; 0]);
+    assert_eq!(notices(&["--log_stacktrace_level=default:none,cni-agent:none"], &[]), [""; 0]);
+    let [traces] = &notices(&["--log_stacktrace_level=default:info"], &[])[..] else { panic!("one notice") };
+    assert!(traces.contains("--log_stacktrace_level has no effect"), "{traces}");
+}
+
+#[test]
+fn help_says_what_the_log_says() {
+    let help = command().render_long_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut count = 0;
+    for setting in SETTINGS.iter().filter(|setting| !setting.flag.is_empty()) {
+        assert!(help.contains(&setting.description()), "{}: {help}", setting.flag);
+        count += usize::from(setting.description().contains("not implemented"));
+    }
+    assert!(count >= 10, "{count} flags without effect");
+}
+
+#[test]
+fn a_kubeconfig_that_others_can_read_is_said() {
+    for (mode, is_said) in [("0600", false), ("0640", false), ("0644", true), ("0660", true), ("0777", true)]
+    {
+        let said = notices(&[], &[("KUBECONFIG_MODE", mode)]);
+        assert_eq!(
+            said.iter().any(|text| text.contains(&format!("KUBECONFIG_MODE {mode}"))),
+            is_said,
+            "{said:?}"
+        );
+    }
 }
 
 #[test]
@@ -332,8 +378,7 @@ fn every_flag_completes_in_every_shell() {
         let given = command().try_get_matches_from(["install-cni", "completion", shell]).expect("parses");
         let Action::Completion(shell) = Action::of(&given) else { panic!("{shell}") };
         let text = completions(shell);
-        let flags =
-            SETTINGS.iter().filter(|setting| !setting.flag.is_empty() && setting.status != Status::Ambient);
+        let flags = SETTINGS.iter().filter(|setting| !setting.flag.is_empty());
         for setting in flags {
             assert!(text.contains(setting.flag), "{shell}: {}", setting.flag);
         }
