@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::{Connection, LastSeen};
@@ -52,7 +52,7 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         metrics: metrics.clone(),
         logs,
     });
-    let logs = listen(&settings, &served).await?;
+    let logs = serve::start(&settings, &served).await?;
     let cluster = Arc::new(Connection::new(settings.clone()));
     let seen = Arc::new(LastSeen::default());
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
@@ -73,55 +73,6 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         () = ends.told() => log::warn!(target: SCOPE, "told to end a second time; leaving things as they are"),
     }
     Ok(())
-}
-
-/// Starts the servers.
-async fn listen(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<LogServer> {
-    if let Some((address, port)) = settings.serve.monitoring {
-        match serve::listen(address, port).await {
-            Ok(listener) => {
-                let served = served.clone();
-                spawn(listener, move |request| {
-                    let served = served.clone();
-                    async move { served.metrics(request).await }
-                });
-            }
-            Err(error) => log::error!(target: SCOPE, port = port; "no metrics: cannot listen: {error}"),
-        }
-    }
-    if let Some((address, port)) = settings.serve.control {
-        match serve::listen(Some(address), port).await {
-            Ok(listener) => {
-                let served = served.clone();
-                spawn(listener, move |request| {
-                    let served = served.clone();
-                    async move { served.control(request).await }
-                });
-            }
-            Err(error) => {
-                log::warn!(target: SCOPE, port = port; "no run-time control: cannot listen: {error}");
-            }
-        }
-    }
-    let logs = LogServer::start(&settings.paths.run, served.metrics.clone(), served.logs.clone())?;
-    let (address, port) = settings.serve.health;
-    let listener =
-        serve::listen(address, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
-    let served = served.clone();
-    spawn(listener, move |request| {
-        let served = served.clone();
-        async move { served.health(request).await }
-    });
-    Ok(logs)
-}
-
-fn spawn<L, A, F>(listener: L, answer: A)
-where
-    L: serve::Listener + Send + Sync + 'static,
-    A: Fn(hyper::Request<hyper::body::Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = serve::Answer> + Send + 'static,
-{
-    tokio::spawn(serve::connections(listener, answer));
 }
 
 /// The signals that end the agent.

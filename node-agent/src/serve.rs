@@ -1,6 +1,7 @@
 //! The agent's HTTP servers: health, metrics, run-time control.
 
 mod slots;
+mod start;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -20,6 +21,8 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use slots::Slots;
+
+pub use start::start;
 use tokio::net::{TcpListener, TcpStream};
 
 /// Connections of one server at a time. The one that has been idle for longest makes room for another.
