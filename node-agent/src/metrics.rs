@@ -57,7 +57,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
 ];
 
-/// The most combinations of outcome and reason that are kept apart. Anybody on the node may write to the log socket.
+/// The most combinations of outcome and reason that are kept apart. Lines of a plugin gone wrong must not make labels without end.
 const MOST_REASONS: usize = 64;
 /// Upper bounds of the ADD histogram, in seconds.
 const ADD_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
