@@ -3,12 +3,12 @@
 use crate::selection::Programming;
 use netns_apply::{
     ApplyOptions, Programs,
+    capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, hosts, owner, suitable},
 };
-use nix::sched::{CloneFlags, unshare};
 use redirect_core::RulePlan;
-use std::{error::Error, net::IpAddr, path::Path, thread, time::Duration};
+use std::{error::Error, net::IpAddr, path::Path, time::Duration};
 
 /// The network namespaces of this machine.
 pub trait Kernel: Sync {
@@ -102,19 +102,15 @@ impl Kernel for Linux {
         })
     }
 
-    /// Looks from a new, empty namespace, which is what a pod's is like: the host's may hold ten thousand rules of others,
-    /// and says nothing about pods.
     fn preflight(&self, programming: Programming) -> Result<(), KernelError> {
-        let options = options(programming, false);
-        let look = || {
-            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| {
-                format!("cannot make a network namespace: {error}; CAP_SYS_ADMIN is needed")
-            })?;
-            netns_apply::preflight(&options).map(drop).map_err(|error| error.to_string())
-        };
-        // The namespace goes with the thread.
-        let looked = thread::scope(|scope| scope.spawn(look).join());
-        looked.unwrap_or_else(|_| Err("looking at the kernel failed".to_owned())).map_err(KernelError::Failed)
+        // What ADD needs to enter a namespace.
+        if capabilities::has(SYS_ADMIN) == Some(false) {
+            return Err(KernelError::Failed(format!(
+                "{} is needed to enter network namespaces",
+                SYS_ADMIN.name
+            )));
+        }
+        netns_apply::preflight(&options(programming, false)).map(drop).map_err(|error| failed(&error))
     }
 }
 

@@ -169,13 +169,17 @@ fn different(observed: &Observed, variant: Variant, plan: &RulePlan) -> Option<M
     })
 }
 
-/// What would program rules here, and why; an error says what is missing for that. Looks, and changes nothing.
+/// What would program rules in an empty network namespace of this kernel, and why; an error says what is missing for that. Looks, and
+/// changes nothing; what the calling thread's namespace holds does not count, and is read only where the kernel has no nf_tables.
 ///
 /// # Errors
 /// What a plan could not be put in force without.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
     let mut means = Means::open(&options.programs, options.backend)?;
-    let observed = Observed::now(&mut means)?;
+    let observed = match &means.netlink {
+        Some(_) => Observed::default(),
+        None => Observed::now(&mut means)?,
+    };
     backend::choose(options.backend, &observed, &mut means, &RulePlan::empty())
 }
 

@@ -100,6 +100,7 @@ pub enum RemovalError {
 /// # Errors
 /// Everything that could not be removed.
 pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
+    let _lock = installer.lock().map_err(|error| vec![RemovalError::from(error)])?;
     let (mut errors, may_call) = remove_entries(installer);
     if may_call {
         errors.push(RemovalError::Kept);
@@ -113,7 +114,7 @@ pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
             files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),
         );
     }
-    errors.extend(installer.sweep().err().map(RemovalError::from));
+    errors.extend(installer.sweep_locked().err().map(RemovalError::from));
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
@@ -125,7 +126,8 @@ fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
         Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return (Vec::new(), false),
         Err(error) => return (vec![error.into()], true),
     };
-    let removal = plan::removal(&directory, &installer.settings().placement);
+    let mut removal = plan::removal(&directory, &installer.settings().placement);
+    removal.leftovers.retain(|leftover| !is_without_entry(installer, leftover));
     let mut may_call = removal.leftovers.iter().any(Leftover::may_call);
     let mut errors: Vec<RemovalError> = removal.leftovers.into_iter().map(Into::into).collect();
     let edit = |edit: &Edit| installer.edit(edit, &directory, &stats).err();
@@ -138,6 +140,18 @@ fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
         errors.extend(removal.originals.iter().filter_map(edit).map(RemovalError::from));
     }
     (errors, may_call)
+}
+
+/// Whether a file that cannot be read as text certainly has no entry. Runtimes read more than we do: bytes that are no text, any size.
+fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
+    match leftover {
+        Leftover::Corrupt { .. } => false,
+        Leftover::Unreadable { file, .. } => {
+            let path = installer.settings().paths.net.join(file);
+            let entry = format!("\"{PLUGIN_TYPE}\"");
+            disk::mentions(installer.disk(), &path, entry.as_bytes()).is_ok_and(|mentions| !mentions)
+        }
+    }
 }
 
 /// The binaries that are ours: the plugin, and others of the image that are the same on the node.

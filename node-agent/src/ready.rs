@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::plan::Obstacle;
+use crate::plugin::Refusal;
 
 /// Why the agent is not ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +25,9 @@ pub enum Reason {
     /// A binary is not the one that was installed.
     #[error("{} is not the one that was installed", .0.display())]
     Changed(PathBuf),
+    /// The installed plugin would not serve pods.
+    #[error("{0}")]
+    Plugin(Refusal),
     /// The runtime would not call the plugin, or with other orders.
     #[error("{0}")]
     Directory(Obstacle),

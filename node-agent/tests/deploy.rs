@@ -29,8 +29,12 @@ fn the_manifest_uses_the_names_others_depend_on() {
         "readOnlyRootFilesystem: true",
         "allowPrivilegeEscalation: false",
         "hostNetwork: true\n",
+        "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n",
+        "- name: HOST_IP\n              valueFrom: {fieldRef: {fieldPath: status.hostIP}}\n",
         "capabilities:\n              drop: [ALL]\n",
-        "httpGet: {path: /readyz, port: health}",
+        "httpGet: {host: 127.0.0.1, path: /readyz, port: health}",
+        "httpGet: {host: 127.0.0.1, path: /healthz, port: health}",
+        "- {name: HEALTH_ADDRESS, value: 127.0.0.1}",
         "{name: health, containerPort: 8000}",
         "{name: metrics, containerPort: 15014}",
     ] {

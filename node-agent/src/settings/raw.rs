@@ -1,11 +1,15 @@
 //! Settings as texts, each with where it was given, and their reading into values.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::table::{Kind, SETTINGS, Setting, Status};
+use super::table::{Kind, SETTINGS, Setting};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use clap_complete::Shell;
 use redirect_core::values::parse_duration;
+
+/// What `localhost` stands for.
+pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,10 +87,9 @@ fn flag(setting: &Setting) -> Arg {
         if setting.default.is_empty() { String::new() } else { format!(" (default {})", setting.default) };
     let arg = Arg::new(setting.flag)
         .long(setting.flag)
-        .help(format!("{}{default}{env}", setting.meaning))
+        .help(format!("{}{default}{env}", setting.description()))
         .value_name("VALUE")
         .allow_hyphen_values(true)
-        .hide(setting.status == Status::Ambient)
         .action(ArgAction::Set);
     if setting.kind == Kind::Switch { switch(arg) } else { arg }
 }
@@ -233,6 +236,21 @@ impl<'a> Raw<'a> {
         port.ok().filter(|port| *port != 0)
     }
 
+    /// An address; none if empty.
+    pub(super) fn address(&mut self, name: &'static str) -> Option<IpAddr> {
+        match self.text(name).as_str() {
+            "" => None,
+            "localhost" => Some(LOCALHOST),
+            other => {
+                let address = other.parse().ok();
+                if address.is_none() {
+                    self.reject(name, "neither an IP address nor localhost");
+                }
+                address
+            }
+        }
+    }
+
     pub(super) fn file_mode(&mut self, name: &'static str) -> u32 {
         let text = self.text(name);
         match file_mode(&text) {
@@ -247,6 +265,13 @@ impl<'a> Raw<'a> {
             None => self.reject(name, "not a file mode such as 0600"),
         }
         0o600
+    }
+
+    /// Whether somebody asked for stack traces at any level.
+    pub(super) fn stack_traces(&self) -> bool {
+        let asked = self.given.try_get_one::<String>("log_stacktrace_level").ok().flatten();
+        asked
+            .is_some_and(|levels| levels.split(',').any(|level| level != "none" && !level.ends_with(":none")))
     }
 
     pub(super) fn logging(&mut self) -> logging::Config {
