@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test check setup bench release
+.PHONY: demo test faults swap check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -13,6 +13,18 @@ demo:
 # Every test. The first run builds a Kubernetes API server and kubelet from their Go modules (about five minutes).
 test: setup
 	scripts/test.sh
+
+# Every step of every kind of change, failed once and killed once; prints a table. `make test` takes a part of them.
+faults:
+	scripts/setup-apt.sh
+	cargo build --locked -p istio-iptables -p e2e
+	FAULTS=all cargo test --locked -p e2e --test redirect_faults -- --nocapture
+
+# Every configuration in the place of every other, fifty times each, under connections; prints a table. `make test` takes fewer.
+swap:
+	scripts/setup-apt.sh
+	cargo build --locked -p istio-iptables -p e2e
+	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
 
 setup:
 	scripts/setup-apt.sh

@@ -2,13 +2,16 @@
 
 use crate::selection::Programming;
 use netns_apply::{
-    ApplyOptions, Programs,
+    ApplyOptions, Mismatch, Programs,
     capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, hosts, owner, suitable},
 };
 use redirect_core::RulePlan;
 use std::{error::Error, net::IpAddr, path::Path, time::Duration};
+
+/// How many bytes of rules are read to be compared; a container with CAP_NET_ADMIN may make as many as it likes.
+const MOST_RULES: usize = 16 << 20;
 
 /// The network namespaces of this machine.
 pub trait Kernel: Sync {
@@ -47,7 +50,7 @@ pub trait Namespace {
         patience: Duration,
     ) -> Result<Applied, KernelError>;
 
-    /// The first thing that is not as planned, in words.
+    /// The first thing that is not as planned, or what of others comes in the plan's way.
     ///
     /// # Errors
     /// It cannot be looked at.
@@ -55,7 +58,16 @@ pub trait Namespace {
         &self,
         plan: &RulePlan,
         programming: Programming,
-    ) -> Result<Option<String>, KernelError>;
+    ) -> Result<Option<Difference>, KernelError>;
+}
+
+/// What is not as planned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// What, in words.
+    pub text: String,
+    /// Where it may come from.
+    pub origin: &'static str,
 }
 
 /// What applying did.
@@ -137,11 +149,12 @@ impl Namespace for Pod {
     ) -> Result<Applied, KernelError> {
         let options = ApplyOptions { patience, ..options(programming, self.is_foreign) };
         let outcome = netns_apply::apply(plan, &options).map_err(|error| failed(&error))?;
+        let warnings = outcome.warnings.into_iter().chain(interference(plan, &options));
         Ok(Applied {
             backend: outcome.backend.to_string(),
             because: if self.is_foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },
             changed: outcome.changed,
-            warnings: outcome.warnings,
+            warnings: warnings.collect(),
         })
     }
 
@@ -149,10 +162,30 @@ impl Namespace for Pod {
         &self,
         plan: &RulePlan,
         programming: Programming,
-    ) -> Result<Option<String>, KernelError> {
-        let options = options(programming, self.is_foreign);
+    ) -> Result<Option<Difference>, KernelError> {
+        let options = ApplyOptions { most_read: Some(MOST_RULES), ..options(programming, self.is_foreign) };
         let mismatch = netns_apply::verify(plan, &options).map_err(|error| failed(&error))?;
-        Ok(mismatch.map(|mismatch| mismatch.to_string()))
+        Ok(mismatch.map(|mismatch| Difference { text: mismatch.to_string(), origin: origin(&mismatch) }))
+    }
+}
+
+fn origin(mismatch: &Mismatch) -> &'static str {
+    if matches!(mismatch, Mismatch::Interference(_)) {
+        "another program has rules in the pod's network namespace that packets meet, too"
+    } else {
+        "the rules were changed after ADD, or the pod's annotations were"
+    }
+}
+
+/// What of others comes in the way of a plan that was just put in force. It is no reason to fail a pod: nothing is worse than it
+/// was before.
+fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
+    let options = ApplyOptions { most_read: Some(MOST_RULES), ..options.clone() };
+    match netns_apply::interference(plan, &options) {
+        Ok(findings) => {
+            findings.iter().map(|finding| format!("a rule of another program: {finding}")).collect()
+        }
+        Err(error) => vec![format!("cannot tell whether rules of other programs interfere: {error}")],
     }
 }
 

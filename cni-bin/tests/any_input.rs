@@ -61,6 +61,7 @@ fn key() -> impl Strategy<Value = String> {
         "kubernetes",
         "kubeconfig",
         "nft_sets",
+        "strict_capture",
         "exclude_namespaces",
         "add_timeout",
         "plugin_log_level",

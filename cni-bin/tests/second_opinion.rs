@@ -17,7 +17,7 @@ use cni_plugin::{
 };
 use istio_cni::{
     Answer,
-    kernel::{Applied, Kernel, KernelError, Namespace, Work},
+    kernel::{Applied, Difference, Kernel, KernelError, Namespace, Work},
     selection::Programming,
 };
 use redirect_core::RulePlan;
@@ -55,7 +55,7 @@ impl Namespace for Pod {
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn first_difference(&self, _: &RulePlan, _: Programming) -> Result<Option<String>, KernelError> {
+    fn first_difference(&self, _: &RulePlan, _: Programming) -> Result<Option<Difference>, KernelError> {
         Ok(None)
     }
 }

@@ -41,7 +41,7 @@ const IGNORED: [&str; 15] = [
     "log_uds_address",
     "prevResult",
 ];
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 16] = [
     "cniVersion",
     "name",
     "type",
@@ -53,6 +53,7 @@ const KNOWN: [&str; 15] = [
     "pod_namespace",
     "native_nftables",
     "nft_sets",
+    "strict_capture",
     "kubernetes",
     "add_timeout",
     "pod_manifest_dir",
@@ -80,6 +81,8 @@ pub struct Conf {
     pub pod_namespace: String,
     /// What programs pods' rules, and in which form.
     pub programming: Programming,
+    /// Whether pods get strict capture, unless they say otherwise.
+    pub strict_capture: bool,
     /// How long an ADD may take.
     pub add_timeout: Duration,
     /// A folder of pod manifests, in place of the API server.
@@ -162,6 +165,7 @@ impl<'a> Envelope<'a> {
         let mut switch = |key: &str| reader.bool(key, self.object.value(key).as_ref()).unwrap_or_default();
         let agent_host_network = switch("agent_host_network");
         let programming = Programming::new(switch("native_nftables"), switch("nft_sets"));
+        let strict_capture = switch("strict_capture");
         Conf {
             version: self.version,
             prev_result: PrevResult::read(&self.object, reader),
@@ -175,6 +179,7 @@ impl<'a> Envelope<'a> {
             },
             pod_namespace,
             programming,
+            strict_capture,
             add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
             manifest_dir,
             node_name,
@@ -284,7 +289,8 @@ mod tests {
         let conf = conf(
             r#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","plugin_log_level":"debug","cni_agent_run_dir":"/run/x",
             "exclude_namespaces":["kube-system"],"pod_namespace":"istio-system","native_nftables":true,"add_timeout":"1.5s",
-            "agent_host_network":true,"ambient_enabled":false,"enablement_selectors":[],"pod_manifest_dir":"/m","surprise":1}"#,
+            "agent_host_network":true,"ambient_enabled":false,"enablement_selectors":[],"pod_manifest_dir":"/m","strict_capture":true,
+            "surprise":1}"#,
         )
         .unwrap();
         assert_eq!(conf.kubeconfig, PathBuf::from("/run/x/istio-cni-kubeconfig"));
@@ -295,7 +301,7 @@ mod tests {
             ("istio-system", Programming::new(true, false))
         );
         assert_eq!((conf.add_timeout, conf.manifest_dir), (Duration::from_millis(1500), Some("/m".into())));
-        assert!(conf.agent_host_network);
+        assert!(conf.agent_host_network && conf.strict_capture);
         assert_eq!(conf.unknown_keys, ["surprise"]);
     }
 
@@ -336,7 +342,7 @@ mod tests {
     #[test]
     fn all_problems_come_together() {
         let error = conf(
-            r#"{"cniVersion":"1.0.0","name":"a/b","plugin_log_level":"loud","cni_agent_run_dir":"run","native_nftables":"yes","nft_sets":1,
+            r#"{"cniVersion":"1.0.0","name":"a/b","plugin_log_level":"loud","cni_agent_run_dir":"run","native_nftables":"yes","nft_sets":1,"strict_capture":"on",
             "exclude_namespaces":["a",1],"pod_namespace":[],"add_timeout":0,"pod_manifest_dir":7,"kubernetes":{"kubeconfig":"x"},
             "prevResult":5}"#,
         )
@@ -348,6 +354,7 @@ mod tests {
             "cni_agent_run_dir:",
             "native_nftables:",
             "nft_sets:",
+            "strict_capture:",
             "exclude_namespaces[1]:",
             "pod_namespace:",
             "add_timeout:",

@@ -5,7 +5,7 @@ use redirect_core::{
     netlink::NativeForm,
     options::BackendChoice,
     pod::SkipReason,
-    settings::{Key, RawSettings},
+    settings::{Key, RawSettings, Source},
 };
 
 /// How the names of the node agent's own pods begin.
@@ -45,10 +45,14 @@ impl Programming {
     }
 }
 
-/// The settings every pod starts from; `env` answers what the runtime's environment says.
-pub fn base_settings(env: impl FnMut(&'static str) -> Option<String>) -> RawSettings {
+/// The settings every pod starts from: what the configuration says of strict capture, and `env`, what the runtime's
+/// environment does of others.
+pub fn base_settings(strict_capture: bool, env: impl FnMut(&'static str) -> Option<String>) -> RawSettings {
     let mut base = RawSettings::for_pod();
     base.read_environment(|key| PROCESS_WIDE.contains(&key), env);
+    if strict_capture {
+        base.set(Key::StrictCapture, "true", Source::Configuration("strict_capture"));
+    }
     base
 }
 
@@ -56,6 +60,10 @@ pub fn base_settings(env: impl FnMut(&'static str) -> Option<String>) -> RawSett
 mod tests {
     use super::*;
     use crate::{conf::Envelope, wire::Command};
+    use redirect_core::{
+        pod::{Decision, PodFacts},
+        settings::NamespaceFacts,
+    };
 
     #[test]
     fn names_are_left_alone_for_two_reasons() {
@@ -77,8 +85,23 @@ mod tests {
 
     #[test]
     fn only_three_variables_of_the_runtime_count() {
-        let base = base_settings(|name| Some(name.to_lowercase()));
+        let base = base_settings(false, |name| Some(name.to_lowercase()));
         assert_eq!(base.get(Key::OwnerGroups).0, "istio_outbound_owner_groups");
         assert_eq!(base.get(Key::InboundPorts).0, RawSettings::for_pod().get(Key::InboundPorts).0);
+    }
+
+    #[test]
+    fn strict_capture_is_the_configurations_unless_the_pod_says_otherwise() {
+        let strict = |configured, annotations: &[(&str, &str)]| {
+            let facts = PodFacts::sidecar(annotations.iter().copied());
+            let addresses = ["10.1.0.2".parse().unwrap()];
+            match facts.decide_with(base_settings(configured, |_| None), &NamespaceFacts::new(&addresses)) {
+                Ok(Decision::Redirect(redirect)) => redirect.strict_capture,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((strict(true, &[]), strict(false, &[])), (true, false));
+        let annotation = |text| [("traffic.sidecar.istio.io/strictCapture", text)];
+        assert_eq!((strict(true, &annotation("false")), strict(false, &annotation("true"))), (false, true));
     }
 }

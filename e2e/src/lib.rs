@@ -10,7 +10,10 @@
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
 //! | [`process`] | commands, waiting with patience, servers in the background |
 //! | [`port`] | ports of loopback that nobody else has |
+//! | [`segments`] | TCP segments made by hand, and what comes back |
+//! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
+//! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
 //!
@@ -29,6 +32,9 @@ pub mod node;
 pub mod port;
 pub mod process;
 pub mod program;
+pub mod rewrites;
+pub mod segments;
+pub mod strace;
 pub mod traffic;
 
 mod leftovers;

@@ -15,8 +15,10 @@ use nix::sched::{CloneFlags, setns};
 use crate::leftovers::{ETC_NETNS, NAMESPACES, fresh_name, remove_namespace};
 use crate::process::{self, Output, SHORT};
 
+mod snapshot;
 mod state;
 
+pub use snapshot::{Change, Snapshot};
 pub use state::{Chains, State, Tables};
 
 /// The IPv4 address of a pod's `eth0`.
@@ -174,6 +176,11 @@ impl Namespace {
     /// What the kernel holds in the namespace, without the native nftables tables.
     pub fn state(&self) -> Result<State> {
         State::of(self, false)
+    }
+
+    /// Everything the kernel holds in the namespace, whoever put it there.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Snapshot::of(self)
     }
 
     /// What the kernel holds in the namespace, native nftables tables included.

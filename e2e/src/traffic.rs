@@ -18,9 +18,13 @@ use crate::netns::Namespace;
 use crate::process;
 
 mod client;
+mod flood;
+mod obedient;
 mod relay;
 mod server;
 
+pub use flood::{Flood, Turnstile};
+pub use obedient::{GREETING, Obedient};
 pub(crate) use relay::Relay;
 pub use server::{TcpServer, UdpServer};
 

@@ -109,8 +109,8 @@ fn check_names_the_rule_that_was_changed() -> Result<()> {
     for (tampering, named) in TAMPERED {
         let pod = Namespace::empty(Families::Dual)?;
         chain.tool.added(NETWORK, &pod)?;
-        // Rules of others are none of our business.
-        pod.sh("iptables-nft -t nat -I OUTPUT 1 -p tcp --dport 7 -j ACCEPT")?;
+        // Rules of others that keep nothing from the proxy are none of our business.
+        pod.sh("iptables-nft -t nat -I OUTPUT 1 -p udp --dport 7 -j ACCEPT")?;
         chain.tool.check(NETWORK, &pod)?.ok()?;
         pod.sh(tampering)?;
         let check = chain.tool.check(NETWORK, &pod)?;
@@ -186,6 +186,23 @@ fn native_tables_gather_lists_in_sets_where_asked_for() -> Result<()> {
     exclude("3306,5432,6379,9093")?;
     let check = chain.tool.check(NETWORK, &pod)?;
     assert!(text(&check).contains("not redirected as planned"), "{}", text(&check));
+    Ok(())
+}
+
+#[test]
+fn strict_capture_is_the_configurations_unless_the_pod_says_otherwise() -> Result<()> {
+    let chain = Chain::new("1.1.0", &[("strict_capture", json!(true))])?;
+    for (said, guarded) in [(None, true), (Some("false"), false)] {
+        let annotations: Vec<(&str, &str)> =
+            said.map(|text| ("traffic.sidecar.istio.io/strictCapture", text)).into_iter().collect();
+        chain.run_dir.write_manifest("web.json", &sidecar("web", &annotations))?;
+        let pod = Namespace::empty(Families::Dual)?;
+        chain.tool.added(NETWORK, &pod)?;
+        let rules = pod.sh("iptables-nft-save -t mangle")?.stdout;
+        assert_eq!(rules.contains("-A ISTIO_GUARD_OUT"), guarded, "{said:?}: {rules}");
+        chain.tool.check(NETWORK, &pod)?.ok()?;
+        chain.tool.del(NETWORK, &pod)?.ok()?;
+    }
     Ok(())
 }
 

@@ -3,12 +3,11 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::Result;
-use common::{PATH, apply, istio_iptables, istio_iptables_command, run, with_environment};
+use common::stubs::{Stubs, without_programs};
+use common::{apply, istio_iptables, istio_iptables_command, run, with_environment};
 use e2e::netns::{Families, Namespace};
 use e2e::process::{Output, command, prefixed};
 use tempfile::TempDir;
@@ -40,31 +39,6 @@ fn assert_told(output: &Output, words: &[&str]) {
     assert_eq!(errors.len(), 1, "one message: {}", output.stderr);
     for word in words {
         assert!(errors[0].contains(word), "{word:?} is not in {}", errors[0]);
-    }
-}
-
-/// A folder of programs that stand in for those of the system.
-struct Stubs(TempDir);
-
-impl Stubs {
-    fn new() -> Result<Self> {
-        Ok(Self(tempfile::Builder::new().prefix("redirect-stubs-").tempdir()?))
-    }
-
-    /// A shell script by this name; `REAL` in it is the program it stands in for. It starts with an empty environment.
-    fn add(&self, name: &str, script: &str) -> Result<()> {
-        let path = self.0.path().join(name);
-        let folder = self.0.path().display().to_string();
-        let script = script.replace("REAL", &format!("/usr/sbin/{name}")).replace("FOLDER", &folder);
-        fs::write(&path, format!("#!/bin/sh\n{script}\n"))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        Ok(())
-    }
-
-    fn command(&self, args: &str) -> Command {
-        let args: Vec<&str> = args.split_whitespace().collect();
-        let path = format!("{}:{PATH}", self.0.path().display());
-        with_environment(istio_iptables(), &args, &[("PATH".to_owned(), path)])
     }
 }
 
@@ -146,13 +120,6 @@ fn an_unknown_flag_is_refused() -> Result<()> {
     }
     assert!(namespace.state_with_nft()?.is_pristine());
     Ok(())
-}
-
-/// Runs `istio-iptables` where the folder that iptables and nft are in is empty: in a mount namespace of its own.
-fn without_programs(namespace: &Namespace, args: &str) -> Result<Output> {
-    let words = ["unshare", "--mount", "sh", "-euc", "mount -t tmpfs none /usr/sbin; exec \"$@\"", "sh"];
-    let args: Vec<&str> = args.split(' ').collect();
-    namespace.run(&prefixed(&words, &istio_iptables_command(&args)))
 }
 
 #[test]

@@ -64,6 +64,21 @@ fn tproxy_with_native_nftables() -> Result<()> {
     usual_paths("-m TPROXY --native-nftables", true)
 }
 
+#[test]
+fn strict_capture_leaves_the_usual_paths_as_they_are() -> Result<()> {
+    for backend in [
+        "",
+        "--backend restore",
+        "--force-iptables-binary legacy",
+        "--native-nftables",
+        "--native-nftables --nft-sets",
+    ] {
+        usual_paths(&format!("--strict-capture {backend}"), false)?;
+        usual_paths(&format!("--strict-capture -m TPROXY {backend}"), true)?;
+    }
+    Ok(())
+}
+
 fn usual_paths(backend: &str, tproxy: bool) -> Result<()> {
     let mesh = Mesh::new()?;
     for v6 in BOTH {

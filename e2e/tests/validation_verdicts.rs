@@ -245,7 +245,7 @@ const NOT_REDIRECTED: &[Bad] = &[
         Some("--dual-stack"),
         "ip6tables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT",
         "--dual-stack",
-        "one-family-only",
+        "rules-not-in-effect",
     ),
     bad("unhooked", V4, Some(""), "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT", "", "rules-not-in-effect"),
     bad(

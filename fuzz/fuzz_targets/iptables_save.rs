@@ -3,13 +3,21 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{Family, RulePlan, change::Change, parse::rule_state, render, state::RuleState};
+use redirect_core::{
+    Family, RulePlan,
+    change::Change,
+    interference::{add_saved, ruleset::Ruleset},
+    parse::rule_state,
+    render,
+    state::RuleState,
+};
 
 fuzz_target!(|text: &str| {
+    let _ = add_saved(&mut Ruleset::default(), Family::V4, text);
     let Ok(state) = rule_state(text) else { return };
     let cleanup = Change::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.the_meshs().is_empty());
-    let ours = render::change_text(&Change::back(&RuleState::new(), &state.the_meshs()));
+    let ours = render::change_text(&Change::back(&RuleState::new(), &state.the_meshs(), &Change::default()));
     let again = rule_state(&ours).expect("what was written can be read");
     assert_eq!(again, state.the_meshs());
 });

@@ -6,17 +6,21 @@ use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Family, RulePlan,
     change::Change,
+    interference::{Pod, find, ruleset::Ruleset},
     netlink::{Batch, Messages, NativeState, Observed},
 };
 
 fuzz_target!(|bytes: &[u8]| {
     let (mut observed, mut native) = (Observed::at(1), NativeState::default());
+    let mut ruleset = Ruleset::default();
     for message in Messages::new(bytes) {
         let _ = message.answer();
         observed.take(&message);
         native.take(&message);
+        ruleset.take(&message);
     }
     let _ = (native == NativeState::default(), native.sets());
+    let _ = find(&ruleset, &RulePlan::empty(), &Pod::default());
     let cleanup = Family::BOTH
         .map(|family| (family, Change::between(observed.state(family), &RulePlan::empty().rules(family))));
     let mut batch = Batch::new(&observed);

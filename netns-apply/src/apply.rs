@@ -1,33 +1,31 @@
-//! Putting a plan in force, wholly or not at all; removing it; comparing it with the kernel.
+//! Putting a plan in force, wholly or not at all, and removing it.
 //!
-//! The order of a run: take the namespace's lock; look at everything; choose the backend; work out every change; ask
-//! whether all of them would be accepted; only then act. Acting goes routes, rules, leftovers of other backends, stale
-//! routes, so that traffic is captured by the old rules, the new ones or both at every moment. Whatever fails undoes
-//! what was done.
+//! A run looks at everything, chooses the backend, works out the steps from what it saw to what is wanted
+//! ([`redirect_core::steps`]), asks whether those that can be refused would be accepted, and only then takes them, one
+//! by one, noting what takes each back. Whatever fails, the notes are worked off from the last to the first, so that the
+//! namespace is as it was before the run's first step.
+
+mod undo;
 
 use crate::{
-    ApplyError,
-    backend::{self, Backend, Because, Means, NativeTables, Observed},
+    backend::{self, Backend, Because, Handles},
+    error::{Aftermath, ApplyError, RunError},
     exec::Programs,
-    lock::NetnsLock,
-    netlink::{NativeChange, NetlinkError, Transaction},
-    routes::{RouteStep, Routing},
+    lock::{LockError, NetnsLock},
+    netlink::NetlinkError,
+    observe::{self, Seen, Unreadable},
+    pause::grace,
 };
 use redirect_core::{
-    Family, RulePlan, Tproxy,
-    change::{Change, Difference},
-    netlink::NativeForm,
+    RulePlan, Tproxy,
+    netlink::{self, BatchError, NativeForm},
     options::{BackendChoice, Variant},
-    plan::FamilyRules,
+    steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
 };
-use std::{
-    fmt,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-/// How often a run starts over when somebody else changes the same rules.
-const ATTEMPTS: usize = 3;
-const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
+/// How often a run looks, after all its steps succeeded, and finds that something is left to do.
+const PASSES: usize = 3;
 
 /// How a plan is put in force.
 #[derive(Debug, Clone)]
@@ -36,15 +34,15 @@ pub struct ApplyOptions {
     pub backend: BackendChoice,
     /// Whether rules are written anew even where they are in force.
     pub force: bool,
-    /// How native rules are written; only over netlink there is a choice.
+    /// How native rules are written.
     pub native_form: NativeForm,
     /// Where helper programs are.
     pub programs: Programs,
-    /// How long to wait for somebody else who is changing the same namespace.
+    /// How long to wait for somebody else who is changing the same namespace, or the same rules.
     pub patience: Duration,
-    /// How many bytes of rules [`verify`] reads at most, of whatever is there; none for all of them.
+    /// How many bytes of rules [`verify`](crate::verify()) reads at most, of whatever is there; none for all of them.
     pub most_read: Option<usize>,
-    /// Routing of TPROXY that counts as the mesh's although no rule of the mesh is left: that of the settings.
+    /// Routing of TPROXY that counts as the mesh's although no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
 }
 
@@ -75,98 +73,20 @@ pub struct Outcome {
     pub warnings: Vec<String>,
 }
 
-/// The first thing in a namespace that is not as planned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Mismatch {
-    /// A rule or chain.
-    Rule {
-        /// Of this family.
-        family: Family,
-        /// What is different.
-        difference: Difference,
-    },
-    /// A policy rule, route or address is missing.
-    Routing(String),
-    /// There are rules in both variants of iptables, or in iptables and native tables.
-    TwoBackends,
-    /// The native tables are missing.
-    NoNativeTables,
-    /// The native tables hold other rules.
-    OtherNativeRules,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rule { family, difference } => write!(f, "{family}: {difference}"),
-            Self::Routing(what) => write!(f, "missing: {what}"),
-            Self::TwoBackends => f.write_str("the mesh has rules in more than one backend"),
-            Self::OtherNativeRules => f.write_str("the native tables inet istio-proxy-* hold other rules"),
-            Self::NoNativeTables => f.write_str("the native tables inet istio-proxy-* are missing"),
-        }
-    }
-}
-
 /// Puts a plan in force in the calling thread's network namespace, in place of whatever plan was.
 ///
 /// # Errors
-/// Why not; the namespace is then as it was.
-pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, ApplyError> {
-    run(plan, options)
+/// Why not, and in which state the namespace is.
+pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
+    Run::new(plan, options).map_err(RunError::untouched)?.finish()
 }
 
 /// Removes everything any plan has put into the calling thread's network namespace, whatever the backend.
 ///
 /// # Errors
-/// Why not; the namespace is then as it was.
-pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, ApplyError> {
-    run(&RulePlan::empty(), options)
-}
-
-/// The first thing in the calling thread's network namespace that is not as planned, if any. Rules are compared in
-/// order; rules of others are passed over.
-///
-/// # Errors
-/// The namespace cannot be looked at.
-pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
-    let mut means = Means::open(&options.programs, options.backend)?;
-    if let (Some(connection), Some(most)) = (&mut means.netlink, options.most_read) {
-        connection.limit(most);
-    }
-    let observed = Observed::now(&mut means)?;
-    let (backend, _) = backend::choose(options.backend, &observed, &mut means, plan)?;
-    let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
-    if redirected + usize::from(!observed.native.is_empty()) > 1 {
-        return Ok(Some(Mismatch::TwoBackends));
-    }
-    let rules = match backend {
-        Backend::NativeNft if observed.native.is_empty() => Some(Mismatch::NoNativeTables),
-        Backend::NativeNft if means.netlink.is_some() && !observed.native.hold(plan, options.native_form) => {
-            Some(Mismatch::OtherNativeRules)
-        }
-        Backend::NativeNft => None,
-        Backend::Netlink => different(&observed, Variant::Nft, plan),
-        Backend::Restore(variant) => different(&observed, variant, plan),
-    };
-    let missing = || Routing::of(plan).beyond(&observed.routing).first().map(ToString::to_string);
-    Ok(rules.or_else(|| missing().map(Mismatch::Routing)))
-}
-
-/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for it is
-/// installed here. Where there are some, rules that [`verify`] misses may be in them.
-#[must_use]
-pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
-    let tables = backend::unreadable(programs).into_iter();
-    tables.map(|(family, table)| format!("{family} {table}")).collect()
-}
-
-/// The first rule of either family that is not as planned.
-fn different(observed: &Observed, variant: Variant, plan: &RulePlan) -> Option<Mismatch> {
-    Family::BOTH.into_iter().find_map(|family| {
-        let difference = Difference::find(observed.rules(variant).of(family), &plan.rules(family))?;
-        Some(Mismatch::Rule { family, difference })
-    })
+/// Why not, and in which state the namespace is.
+pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
+    apply(&RulePlan::empty(), options)
 }
 
 /// What would program rules in an empty network namespace of this kernel, and why; an error says what is missing for that. Looks, and
@@ -175,278 +95,253 @@ fn different(observed: &Observed, variant: Variant, plan: &RulePlan) -> Option<M
 /// # Errors
 /// What a plan could not be put in force without.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
-    let mut means = Means::open(&options.programs, options.backend)?;
-    let observed = match &means.netlink {
-        Some(_) => Observed::default(),
-        None => Observed::now(&mut means)?,
+    let mut handles = Handles::open(&options.programs, options.backend)?;
+    let seen = match &handles.netlink {
+        Some(_) => Seen::default(),
+        None => Seen::now(&mut handles, Instant::now() + options.patience)?,
     };
-    backend::choose(options.backend, &observed, &mut means, &RulePlan::empty())
+    backend::choose(options.backend, &seen.state, &mut handles, &RulePlan::empty())
 }
 
-fn run(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, ApplyError> {
-    let lock = NetnsLock::take(options.patience)?;
-    let means = Means::open(&options.programs, options.backend)?;
-    let mut run = Run { plan, options, lock, means, native_before: None };
-    let mut changed = false;
-    let mut before = Observed::now(&mut run.means)?;
-    let (backend, because) = backend::choose(options.backend, &before, &mut run.means, plan)?;
-    for _ in 0..ATTEMPTS {
-        let mut work = run.work(&before, backend, options.force && !changed);
-        if changed && work.native == Some(NativeStep::Write) {
-            // Written a moment ago: this nft lists them in other words than we know.
-            work.native = None;
-        }
-        if work.is_empty() {
-            let warnings = warnings(&before, backend);
-            return Ok(Outcome { backend, because, changed, warnings });
-        }
-        run.test(&work)?;
-        match run.act(&work, &before) {
-            // The kernel took it at the generation it was worked out on, and says so: there is nothing to look at again.
-            Ok(()) if work.is_one_transaction(&run.means) => {
-                return Ok(Outcome { backend, because, changed: true, warnings: warnings(&before, backend) });
-            }
-            Ok(()) => changed = true,
-            // Nothing was committed; it is worked out anew on what there is now.
-            Err(ApplyError::Netlink(NetlinkError::Changed)) => run.undo_routing(&work)?,
-            Err(cause) => return Err(run.undo(&before, cause)),
-        }
-        before = Observed::now(&mut run.means)?;
-    }
-    let difference = run.work(&before, backend, false).describe();
-    Err(ApplyError::Contended { attempts: ATTEMPTS, difference })
-}
-
-fn warnings(observed: &Observed, backend: Backend) -> Vec<String> {
-    let other = match backend {
-        Backend::Netlink | Backend::Restore(Variant::Nft) => Variant::Legacy,
-        Backend::Restore(Variant::Legacy) => Variant::Nft,
-        Backend::NativeNft => return Vec::new(),
-    };
-    if !observed.in_use(other) {
-        return Vec::new();
-    }
-    let name = other.name();
-    vec![format!(
-        "another program has iptables-{name} rules in this network namespace; the kernel obeys both variants"
-    )]
-}
-
-/// A run: what is wanted, and the means.
+/// A run: what is wanted, the means, and what takes back what was done.
 struct Run<'a> {
     plan: &'a RulePlan,
     options: &'a ApplyOptions,
-    lock: NetnsLock,
-    means: Means<'a>,
-    /// The native tables before they were changed over netlink, as `nft` lists them.
-    native_before: Option<NativeTables>,
+    handles: Handles<'a>,
+    /// Held by runs of more than one transaction.
+    lock: Option<NetnsLock>,
+    deadline: Instant,
+    /// What the run saw before its first step.
+    start: Option<Seen>,
+    /// What takes each step back, in the order of the steps.
+    done: Vec<Inverse>,
 }
 
-/// Everything a run will do.
-struct Work {
-    backend: Backend,
-    /// Changes to iptables rules, the chosen backend's first.
-    rules: Vec<(Variant, Family, Change)>,
-    /// Whether the native tables are to be written, or removed.
-    native: Option<NativeStep>,
-    add: Vec<RouteStep>,
-    remove: Vec<RouteStep>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum NativeStep {
-    Write,
-    Remove,
-}
-
-impl Work {
-    fn is_empty(&self) -> bool {
-        self.rules.iter().all(|(_, _, change)| change.is_empty())
-            && self.native.is_none()
-            && self.add.is_empty()
-            && self.remove.is_empty()
+impl<'a> Run<'a> {
+    fn new(plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
+        let handles = Handles::open(&options.programs, options.backend)?;
+        let deadline = Instant::now() + options.patience;
+        Ok(Self { plan, options, handles, lock: None, deadline, start: None, done: Vec::new() })
     }
 
-    /// Whether something is left to do, and may fail, once nf_tables is as wanted.
-    fn goes_on_after_the_transaction(&self) -> bool {
-        let legacy = |(variant, _, change): &(Variant, Family, Change)| {
-            *variant == Variant::Legacy && !change.is_empty()
+    /// The outcome; when there is none, the namespace is brought back to what it was.
+    fn finish(mut self) -> Result<Outcome, RunError> {
+        match self.passes() {
+            Ok(outcome) => Ok(outcome),
+            Err(cause) if self.done.is_empty() => Err(RunError::untouched(cause)),
+            Err(cause) => {
+                let aftermath = self.undo();
+                Err(RunError { cause: Box::new(cause), aftermath })
+            }
+        }
+    }
+
+    fn passes(&mut self) -> Result<Outcome, ApplyError> {
+        if self.needs_routing() {
+            self.lock = Some(self.take_lock()?);
+        }
+        let mut chosen = None;
+        let mut passes = 0;
+        loop {
+            let mut seen = Seen::now(&mut self.handles, self.deadline)?;
+            let (backend, because) = match chosen {
+                Some(choice) => choice,
+                None => backend::choose(self.options.backend, &seen.state, &mut self.handles, self.plan)?,
+            };
+            chosen = Some((backend, because));
+            let mut steps = self.steps(&seen, backend);
+            self.obstacles(&seen, backend)?;
+            let outcome = |run: &Self, seen: &Seen, changed| {
+                Ok(Outcome { backend, because, changed, warnings: run.warnings(seen, backend) })
+            };
+            if steps.is_empty() {
+                return outcome(self, &seen, passes > 0);
+            }
+            if passes == PASSES {
+                return Err(self.contended(&steps));
+            }
+            if self.lock.is_none() && !is_one_transaction(&steps) {
+                self.lock = Some(self.take_lock()?);
+                // Making the lock has moved the generation; and somebody else may have been at work before.
+                seen = Seen::now(&mut self.handles, self.deadline)?;
+                steps = self.steps(&seen, backend);
+            }
+            self.test(&steps)?;
+            match self.take(&steps, &seen) {
+                // The kernel took it at the generation it was worked out on, and says so: nothing can be left.
+                Ok(()) if only_adds(&steps, &seen) => return outcome(self, &seen, true),
+                Ok(()) => passes += 1,
+                Err(ApplyError::Netlink(NetlinkError::Changed)) if Instant::now() < self.deadline => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+
+    /// Whether the plan needs routing: then a run has more than one step in any case.
+    fn needs_routing(&self) -> bool {
+        self.plan.policy_routes().is_some() || self.plan.loopback_address().is_some()
+    }
+
+    fn take_lock(&self) -> Result<NetnsLock, ApplyError> {
+        Ok(NetnsLock::take(self.options.patience)?)
+    }
+
+    fn steps(&self, seen: &Seen, backend: Backend) -> Vec<Step> {
+        let rules_in = match backend {
+            Backend::Netlink => RulesIn::Iptables(Variant::Nft),
+            Backend::Restore(variant) => RulesIn::Iptables(variant),
+            Backend::NativeNft => RulesIn::Native(self.options.native_form),
         };
-        self.native.is_some() && (!self.remove.is_empty() || self.rules.iter().any(legacy))
+        let goal = Goal {
+            plan: self.plan,
+            rules_in,
+            force: self.options.force && self.done.is_empty(),
+            tproxy: self.options.tproxy,
+            nft_in_transaction: self.handles.nft_in_transaction,
+        };
+        steps::between(&seen.state, &goal)
     }
 
-    /// Whether all rules, native ones too, change in one transaction of the kernel.
-    fn is_one_transaction(&self, means: &Means<'_>) -> bool {
-        means.netlink.is_some() && self.rules_by_programs(means).all(|(_, _, change)| change.is_empty())
+    /// What would keep the plan's rules from acting, or hide rules of the mesh from us.
+    fn obstacles(&self, seen: &Seen, backend: Backend) -> Result<(), ApplyError> {
+        // Native tables are ours alone: a run wakes them.
+        let names =
+            if backend == Backend::NativeNft { Vec::new() } else { backend::tables(self.plan, backend) };
+        if let Some(asleep) = seen.asleep(|table| names.iter().any(|name| name == table)) {
+            return Err(asleep.into());
+        }
+        let unreadable = &seen.unreadable;
+        if !unreadable.is_empty() && observe::judge_unreadable(unreadable) == Unreadable::MadeHere {
+            return Err(ApplyError::UnreadableTables(words(unreadable)));
+        }
+        Ok(())
     }
 
-    /// The changes that helper programs make.
-    fn rules_by_programs<'a>(
-        &'a self,
-        means: &Means<'_>,
-    ) -> impl Iterator<Item = &'a (Variant, Family, Change)> {
-        let nft_by_netlink = means.serves(Variant::Nft);
-        self.rules.iter().filter(move |(variant, ..)| !(nft_by_netlink && *variant == Variant::Nft))
+    fn warnings(&self, seen: &Seen, backend: Backend) -> Vec<String> {
+        let mut warnings: Vec<String> =
+            self.lock.as_ref().and_then(NetnsLock::warning).map(str::to_owned).into_iter().collect();
+        let other = match backend {
+            Backend::Netlink | Backend::Restore(Variant::Nft) => Some(Variant::Legacy),
+            Backend::Restore(Variant::Legacy) => Some(Variant::Nft),
+            Backend::NativeNft => None,
+        };
+        if let Some(other) = other.filter(|other| seen.state.in_use(*other)) {
+            let name = other.name();
+            warnings.push(format!(
+                "another program has iptables-{name} rules in this network namespace; the kernel obeys both variants"
+            ));
+        }
+        let unreadable = &seen.unreadable;
+        if !unreadable.is_empty() && observe::judge_unreadable(unreadable) == Unreadable::Unknown {
+            let tables = words(unreadable);
+            warnings.push(format!(
+                "this network namespace has legacy tables ({tables}) and no iptables-legacy-save is installed here; rules in them are not seen"
+            ));
+        }
+        warnings
     }
 
-    /// What is still to be done, in a few words.
-    fn describe(&self) -> String {
-        let rules = self.rules.iter().filter(|(_, _, change)| !change.is_empty());
-        let tables = rules.flat_map(|(variant, family, change)| {
-            change.tables.iter().map(move |t| format!("{family} {} ({})", t.table.name(), variant.name()))
-        });
-        let routes = self.add.iter().map(ToString::to_string);
-        tables
-            .chain(routes)
-            .chain(self.remove.iter().map(|step| format!("stray {step}")))
-            .collect::<Vec<_>>()
-            .join(", ")
+    /// Asks whether the changes that helper programs make would be accepted.
+    fn test(&self, steps: &[Step]) -> Result<(), ApplyError> {
+        for step in steps {
+            if let Step::Restore(variant, family, change) = step {
+                let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
+                backend::restore::test(self.handles.programs, *variant, *family, change, lock)?;
+            }
+        }
+        Ok(())
     }
-}
 
-impl Run<'_> {
-    fn work(&self, before: &Observed, backend: Backend, force: bool) -> Work {
-        let wanted_routing = Routing::of(self.plan);
-        let mut rules = Vec::new();
-        let mut others = Vec::new();
-        for variant in VARIANTS {
-            for family in Family::BOTH {
-                let observed = before.rules(variant).of(family);
-                if backend.variant() == Some(variant) {
-                    let wanted = self.plan.rules(family);
-                    let change = if force { Change::rewriting } else { Change::between };
-                    rules.push((variant, family, change(observed, &wanted)));
-                } else {
-                    others.push((variant, family, Change::between(observed, &FamilyRules::default())));
+    /// Takes the steps, one after the other.
+    fn take(&mut self, steps: &[Step], seen: &Seen) -> Result<(), ApplyError> {
+        self.start.get_or_insert_with(|| seen.clone());
+        let mut native = seen.state.native.clone();
+        // What a transaction is based on; the one before makes it stale.
+        let mut base = seen.nf_tables.clone();
+        for step in steps {
+            log::debug!("{step}");
+            // Noted before it is taken: it may be done although we are told that it is not.
+            self.done.push(step.inverse(&seen.state, &native));
+            match self.step(step, seen, &mut base) {
+                Ok(true) => {}
+                // Somebody else's, who was faster.
+                Ok(false) => drop(self.done.pop()),
+                Err(error) => {
+                    if error.says_that_nothing_was_done() {
+                        self.done.pop();
+                    }
+                    return Err(error);
                 }
             }
-        }
-        rules.extend(others);
-        let native = match backend {
-            Backend::NativeNft if self.plan.families().is_empty() && before.native.is_empty() => None,
-            Backend::NativeNft if self.plan.families().is_empty() => Some(NativeStep::Remove),
-            Backend::NativeNft if before.native.hold(self.plan, self.options.native_form) && !force => None,
-            Backend::NativeNft => Some(NativeStep::Write),
-            Backend::Netlink | Backend::Restore(_) => {
-                (!before.native.is_empty()).then_some(NativeStep::Remove)
+            if let Step::Transaction(Transaction { native: Some(to), .. }) = step {
+                native = to.clone();
             }
-        };
-        let add = wanted_routing.beyond(&before.routing);
-        let mut remove = self.stale_routing(before).beyond(&wanted_routing);
-        // Rules go before the routes they use.
-        remove.reverse();
-        Work { backend, rules, native, add, remove }
-    }
-
-    /// The routing found that is the mesh's. Others do transparent proxying, too: their routing looks the same, so it
-    /// counts as ours only where the mesh has rules, or where the settings name it.
-    fn stale_routing(&self, before: &Observed) -> Routing {
-        let mut ours = before.routing.clone();
-        if !before.is_redirected() {
-            let named = self.options.tproxy;
-            ours.rules.retain(|(_, mark, table)| named.is_some_and(|t| (t.mark, t.table) == (*mark, *table)));
-            ours.routes.retain(|(_, table)| named.is_some_and(|t| t.table == *table));
-        }
-        ours
-    }
-
-    /// Asks whether every change would be accepted.
-    fn test(&self, work: &Work) -> Result<(), ApplyError> {
-        for (variant, family, change) in work.rules_by_programs(&self.means) {
-            backend::restore::test(&self.options.programs, *variant, *family, change, &self.lock)?;
-        }
-        if work.native == Some(NativeStep::Write) && self.means.netlink.is_none() {
-            backend::native::test(&self.options.programs, self.plan, &self.lock)?;
         }
         Ok(())
     }
 
-    fn act(&mut self, work: &Work, before: &Observed) -> Result<(), ApplyError> {
-        for step in &work.add {
-            self.means.routes.add(*step)?;
+    /// Takes one step; `false` where there was nothing to do.
+    fn step(
+        &mut self,
+        step: &Step,
+        seen: &Seen,
+        base: &mut Option<netlink::Observed>,
+    ) -> Result<bool, ApplyError> {
+        match step {
+            Step::AddRouting(item) => {
+                let beside = seen.state.routing.iter().any(|found| found.item == *item);
+                return Ok(self.handles.routes.add(*item, beside)?);
+            }
+            Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
+            Step::Grace => grace(),
+            Step::Restore(variant, family, change) => {
+                let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
+                backend::restore::commit(self.handles.programs, *variant, *family, change, lock)?;
+            }
+            Step::Transaction(transaction) => {
+                let connection = self.handles.netlink.as_mut().ok_or(NetlinkError::NoNfTables)?;
+                let now = match base.take() {
+                    Some(observed) => observed,
+                    None => connection.observe(self.deadline)?,
+                };
+                connection.commit(transaction, &now, self.deadline).map_err(changed)?;
+            }
         }
-        if self.means.netlink.is_some() && work.goes_on_after_the_transaction() && !before.native.is_empty() {
-            // The transaction cannot be half done, but what follows may fail.
-            self.native_before = Some(NativeTables::observe(&self.options.programs)?);
-        }
-        self.transact(work, before)?;
-        let programs = &self.options.programs;
-        let by_programs = self.means.netlink.is_none();
-        if by_programs && work.backend == Backend::NativeNft && work.native == Some(NativeStep::Write) {
-            backend::native::commit(programs, self.plan, &self.lock)?;
-        }
-        for (variant, family, change) in work.rules_by_programs(&self.means) {
-            backend::restore::commit(programs, *variant, *family, change, &self.lock)?;
-        }
-        if by_programs && work.native == Some(NativeStep::Remove) {
-            backend::native::remove(programs, &self.lock)?;
-        }
-        for step in &work.remove {
-            self.means.routes.remove(*step)?;
-        }
-        Ok(())
+        Ok(true)
     }
 
-    /// Everything that concerns nf_tables, at one instant.
-    fn transact(&mut self, work: &Work, before: &Observed) -> Result<(), ApplyError> {
-        let native = match work.native {
-            None => NativeChange::Keep,
-            Some(NativeStep::Remove) => NativeChange::Remove,
-            Some(NativeStep::Write) => NativeChange::Write(self.plan, self.options.native_form),
-        };
-        let of_nft = work.rules.iter().filter(|(variant, ..)| *variant == Variant::Nft);
-        let rules: Vec<(Family, Change)> =
-            of_nft.map(|(_, family, change)| (*family, change.clone())).collect();
-        self.commit(&Transaction { rules: &rules, native }, before)
+    fn contended(&self, steps: &[Step]) -> ApplyError {
+        let difference = steps.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        ApplyError::Contended { attempts: PASSES, difference }
     }
+}
 
-    fn commit(&mut self, transaction: &Transaction<'_>, base: &Observed) -> Result<(), ApplyError> {
-        if let (Some(connection), Some(dump)) = (&mut self.means.netlink, &base.dump) {
-            connection.commit(transaction, dump, Instant::now() + self.options.patience)?;
-        }
-        Ok(())
-    }
+/// A change that no longer fits what is there was worked out on something older.
+fn changed(error: NetlinkError) -> ApplyError {
+    let stale =
+        matches!(&error, NetlinkError::Batch(BatchError::NoSuchChain(_) | BatchError::NoSuchRule { .. }));
+    if stale { NetlinkError::Changed.into() } else { error.into() }
+}
 
-    /// Takes back the routing that was added for rules that were not.
-    fn undo_routing(&self, work: &Work) -> Result<(), ApplyError> {
-        Ok(work.add.iter().rev().try_for_each(|step| self.means.routes.remove(*step))?)
-    }
+/// Whether the kernel does all of it at one instant, at the generation it was worked out on.
+fn is_one_transaction(steps: &[Step]) -> bool {
+    matches!(steps, [Step::Transaction(_)])
+}
 
-    /// Brings the namespace back to what it was, and returns the cause, or both where that fails.
-    fn undo(&mut self, before: &Observed, cause: ApplyError) -> ApplyError {
-        match self.restore(before) {
-            Ok(()) => cause,
-            Err(undo) => ApplyError::Rollback { cause: Box::new(cause), undo: Box::new(undo) },
-        }
-    }
+/// Whether the steps only add to a namespace that was not redirected, in one transaction: the kernel's confirmation
+/// then says all there is to say.
+fn only_adds(steps: &[Step], seen: &Seen) -> bool {
+    let transactions = steps.iter().filter(|step| matches!(step, Step::Transaction(_))).count();
+    let additions = steps.iter().filter(|step| matches!(step, Step::AddRouting(_))).count();
+    !seen.state.is_redirected() && transactions == 1 && transactions + additions == steps.len()
+}
 
-    fn restore(&mut self, before: &Observed) -> Result<(), ApplyError> {
-        let programs = &self.options.programs;
-        let now = Observed::now(&mut self.means)?;
-        for step in before.routing.beyond(&now.routing) {
-            self.means.routes.add(step)?;
-        }
-        let back = |variant, family| {
-            let (now, before) = (now.rules(variant).of(family), before.rules(variant).of(family));
-            (variant, family, Change::back(now, before))
-        };
-        let by_programs = VARIANTS.into_iter().filter(|variant| !self.means.serves(*variant));
-        for (variant, family, change) in
-            by_programs.flat_map(|variant| Family::BOTH.map(|family| back(variant, family)))
-        {
-            backend::restore::commit(programs, variant, family, &change, &self.lock)?;
-        }
-        let rules = Family::BOTH.map(|family| (family, back(Variant::Nft, family).2));
-        let remove_native = self.means.netlink.is_some() && before.native.is_empty();
-        let native = if remove_native { NativeChange::Remove } else { NativeChange::Keep };
-        self.commit(&Transaction { rules: &rules, native }, &now)?;
-        if !remove_native && now.native != before.native {
-            let native = self.native_before.as_ref().unwrap_or(&before.native);
-            native.put_back(programs, &self.lock)?;
-        }
-        for step in now.routing.beyond(&before.routing).into_iter().rev() {
-            self.means.routes.remove(step)?;
-        }
-        Ok(())
+fn words(tables: &[(redirect_core::Family, String)]) -> String {
+    tables.iter().map(|(family, table)| format!("{family} {table}")).collect::<Vec<_>>().join(", ")
+}
+
+impl RunError {
+    fn untouched(cause: ApplyError) -> Self {
+        Self { cause: Box::new(cause), aftermath: Aftermath::Untouched }
     }
 }

@@ -1,10 +1,64 @@
 //! Why a plan could not be put in force, or looked at.
 
-use crate::{exec::ExecError, lock::LockError, routes::RouteError};
+use crate::{exec::ExecError, lock::LockError, netlink::NetlinkError, routes::RouteError};
 use redirect_core::{Family, options::Variant};
+use std::fmt;
 
-/// Why a plan could not be put in force, or looked at. In every case but [`ApplyError::Rollback`] the namespace is as
-/// it was.
+/// Why a run failed, and in which state it left the network namespace.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}{aftermath}")]
+pub struct RunError {
+    /// What went wrong.
+    pub cause: Box<ApplyError>,
+    /// What the run left.
+    pub aftermath: Aftermath,
+}
+
+impl ApplyError {
+    /// Whether the kernel has refused what was asked of it: then nothing of that is in force. When a socket fails, or a
+    /// helper program, that cannot be told.
+    pub(crate) fn says_that_nothing_was_done(&self) -> bool {
+        if let Self::Netlink(error) = self {
+            return !matches!(error, NetlinkError::Socket { .. });
+        }
+        matches!(self, Self::Route(error) if error.is_answer())
+    }
+}
+
+/// What a failed run left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Aftermath {
+    /// It had not begun to change anything.
+    Untouched,
+    /// All that it did was taken back.
+    Undone,
+    /// Not all could be taken back.
+    Left {
+        /// What is not as it was; empty where that could not be found out.
+        left: Vec<String>,
+        /// Why.
+        failures: Vec<String>,
+    },
+}
+
+impl fmt::Display for Aftermath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Untouched => f.write_str("; nothing was changed"),
+            Self::Undone => f.write_str("; what had been changed was undone"),
+            Self::Left { left, failures } => {
+                let what = if left.is_empty() { "unknown".to_owned() } else { left.join(", ") };
+                write!(f, "; undoing failed as well, not as it was: {what}")?;
+                if !failures.is_empty() {
+                    write!(f, " ({})", failures.join("; "))?;
+                }
+                f.write_str("; run with --cleanup-only, or run again")
+            }
+        }
+    }
+}
+
+/// Why a plan could not be put in force, or looked at.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
@@ -35,7 +89,12 @@ pub enum ApplyError {
         /// What is wrong with the other.
         legacy: Box<ExecError>,
     },
-    /// The rules would not be accepted; nothing was changed.
+    /// Legacy tables that somebody has used here cannot be read: rules of the mesh may be in them.
+    #[error(
+        "this network namespace has legacy tables ({0}) and no iptables-legacy-save is installed here, so rules of the mesh may be in force that cannot be seen; install it (Debian: apt-get install iptables)"
+    )]
+    UnreadableTables(String),
+    /// The rules would not be accepted.
     #[error("{family}: iptables-{variant} does not accept the plan: {cause}{hint}", variant = .variant.name())]
     Rejected {
         /// For this family.
@@ -55,6 +114,12 @@ pub enum ApplyError {
         /// What was wrong.
         cause: redirect_core::parse::SaveError,
     },
+    /// The namespace's addresses and interfaces could not be read.
+    #[error("cannot read the network namespace's addresses: {cause}")]
+    Addresses {
+        /// What the kernel said.
+        cause: std::io::Error,
+    },
     /// Somebody else changes the same rules all the time.
     #[error(
         "the rules are not as planned after {attempts} attempts, somebody else changes them: {difference}"
@@ -64,13 +129,5 @@ pub enum ApplyError {
         attempts: usize,
         /// The first difference.
         difference: String,
-    },
-    /// Undoing failed, too.
-    #[error("{cause}; undoing what was done failed as well: {undo}; run with --cleanup-only")]
-    Rollback {
-        /// Why the plan could not be put in force.
-        cause: Box<ApplyError>,
-        /// Why it could not be undone.
-        undo: Box<ApplyError>,
     },
 }

@@ -2,14 +2,14 @@
 //!
 //! Absolute paths, an empty environment, no shell. Programs are searched in folders the caller names.
 
-use crate::lock::NetnsLock;
+use crate::{lock::NetnsLock, pause::pause};
 use std::{
     ffi::OsStr,
     io::{self, Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a helper program may take. The legacy variant waits for its lock, hence the length.
@@ -133,13 +133,15 @@ fn start(program: &Path, command: &mut Command) -> Result<Child, ExecError> {
 /// Feeds, drains and waits, each without waiting for the other.
 fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecError> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    thread::scope(|scope| {
-        scope.spawn(move || {
+    let no_thread = |cause| ExecError::Start { program: program.to_owned(), cause };
+    let finished = thread::scope(|scope| {
+        let feed = move || {
             // A program that ends without reading everything says why on standard error.
             stdin.map(|mut stdin| stdin.write_all(input.as_bytes()))
-        });
-        let stdout = scope.spawn(move || drain(stdout));
-        let stderr = scope.spawn(move || drain(stderr));
+        };
+        thread::Builder::new().spawn_scoped(scope, feed).map_err(no_thread)?;
+        let stdout = thread::Builder::new().spawn_scoped(scope, move || drain(stdout)).map_err(no_thread)?;
+        let stderr = thread::Builder::new().spawn_scoped(scope, move || drain(stderr)).map_err(no_thread)?;
         let status = wait(program, &mut child)?;
         let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
         if status.success() {
@@ -148,7 +150,12 @@ fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecE
         let message =
             stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
         Err(ExecError::Failed { program: program.to_owned(), status, message })
-    })
+    });
+    if finished.is_err() {
+        // Where it could not be attended to it must not live on; one that has ended is not troubled by this.
+        let _ = child.kill().and_then(|()| child.wait());
+    }
+    finished
 }
 
 fn drain(stream: Option<impl Read>) -> String {
@@ -160,20 +167,20 @@ fn drain(stream: Option<impl Read>) -> String {
 
 fn wait(program: &Path, child: &mut Child) -> Result<ExitStatus, ExecError> {
     let error = |cause| ExecError::Start { program: program.to_owned(), cause };
-    let mut waited = Duration::ZERO;
-    let mut pause = Duration::from_micros(200);
+    let deadline = Instant::now() + PATIENCE;
+    let mut interval = Duration::from_micros(200);
     loop {
+        // Read first: a program that ended while the machine stood still has ended in time.
+        let is_late = Instant::now() >= deadline;
         if let Some(status) = child.try_wait().map_err(error)? {
             return Ok(status);
         }
-        if waited >= PATIENCE {
+        if is_late {
             child.kill().and_then(|()| child.wait()).map_err(error)?;
             return Err(ExecError::Hangs { program: program.to_owned(), patience: PATIENCE });
         }
-        thread::sleep(pause);
-        // Not by the clock: while the machine stands still, no program can end.
-        waited += pause;
-        pause = (pause * 2).min(Duration::from_millis(5));
+        pause(interval);
+        interval = (interval * 2).min(Duration::from_millis(5));
     }
 }
 

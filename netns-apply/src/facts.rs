@@ -1,6 +1,6 @@
 //! What a network namespace and its files say that a plan depends on.
 
-use nix::ifaddrs::getifaddrs;
+use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 use redirect_core::settings::{NameLookup, id_in_passwd, nameservers};
 use std::{collections::BTreeMap, fs, io, net::IpAddr};
 
@@ -24,6 +24,30 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
         by_interface.entry(index).or_default().extend(ip);
     }
     Ok(by_interface.into_values().flatten().collect())
+}
+
+/// The interfaces by which the calling thread's network namespace talks to others: those that are up and have an address, but
+/// neither loopback nor, where there is another, tunnels (point to point), whose packets meet the rules of those again.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn interfaces() -> io::Result<Vec<String>> {
+    let (mut direct, mut tunnels) = (Vec::new(), Vec::new());
+    for entry in getifaddrs()? {
+        let has_address = entry
+            .address
+            .is_some_and(|address| address.as_sockaddr_in().is_some() || address.as_sockaddr_in6().is_some());
+        let is_loopback = entry.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        if !has_address || is_loopback || !entry.flags.contains(InterfaceFlags::IFF_UP) {
+            continue;
+        }
+        let is_tunnel = entry.flags.contains(InterfaceFlags::IFF_POINTOPOINT);
+        let names = if is_tunnel { &mut tunnels } else { &mut direct };
+        if !names.contains(&entry.interface_name) {
+            names.push(entry.interface_name);
+        }
+    }
+    Ok(if direct.is_empty() { tunnels } else { direct })
 }
 
 /// The DNS servers of `/etc/resolv.conf`; none where there is no such file.

@@ -1,7 +1,7 @@
 //! Applies, observes and undoes a plan in a Linux network namespace.
 //!
 //! Everything acts on the network namespace of the calling thread; [`netns::Netns::run`] gives a thread of its own in
-//! another one. [`apply()`] puts a plan in force wholly or not at all; [`cleanup`] leaves nothing behind; [`verify`]
+//! another one. [`apply()`] puts a plan in force wholly or not at all; [`cleanup`] leaves nothing behind; [`verify()`]
 //! names the first thing that is not as planned.
 //!
 //! The environment of the process is never read: what a caller wants from it, it passes in.
@@ -17,20 +17,33 @@ mod error;
 mod exec;
 pub mod facts;
 #[cfg(feature = "write")]
+mod foreign;
+#[cfg(feature = "write")]
 mod lock;
 #[cfg(feature = "write")]
 pub mod netlink;
 pub mod netns;
+#[cfg(feature = "write")]
+mod observe;
+#[cfg(feature = "write")]
+mod pause;
 pub mod pod;
 pub mod routes;
+mod socket;
+#[cfg(feature = "write")]
+mod verify;
 
 #[cfg(feature = "write")]
-pub use apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, preflight, unreadable_tables, verify};
+pub use apply::{ApplyOptions, Outcome, apply, cleanup, preflight};
 #[cfg(feature = "write")]
 pub use backend::{Backend, Because};
 #[cfg(feature = "write")]
-pub use error::ApplyError;
+pub use error::{Aftermath, ApplyError, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
+pub use foreign::interference;
+#[cfg(feature = "write")]
 pub use lock::LockError;
+#[cfg(feature = "write")]
+pub use verify::{Mismatch, unreadable_tables, verify};

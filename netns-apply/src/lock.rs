@@ -1,54 +1,157 @@
 //! One writer per network namespace.
 //!
-//! The lock is a flock(2) on the namespace's own file, so it is shared by everybody who works on this namespace and
-//! by nobody else: no lock of the node. Helper programs inherit it (as their standard output, which they do not use);
-//! when we are killed it is held until they are gone, so that nobody acts on a state they are about to change.
+//! The lock is a table of nf_tables that belongs to the socket that made it (`flags owner`): making one needs
+//! CAP_NET_ADMIN in the namespace, so no process of a pod without it can hold the lock; nobody else can make it while it
+//! is there; and it goes with the last descriptor of the socket, so that it is gone when its holder dies. Helper
+//! programs inherit the socket (as their standard output, which they do not use): when we are killed, the lock is held
+//! until they are gone, and nobody acts on a state that they are about to change.
+//!
+//! Kernels before 5.12 know no owners, and some have no nf_tables. There it is a flock(2) on the namespace's own file,
+//! which any process in the namespace can take: it is waited for only for a short time.
 
-use nix::fcntl::{Flock, FlockArg};
-use std::{fs::File, io, os::fd::OwnedFd, process::Stdio, thread, time::Duration};
+use crate::{
+    pause::pause,
+    socket::{NetlinkSocket, code},
+};
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
+use redirect_core::netlink::request;
+use std::{
+    fs::File,
+    io,
+    os::fd::OwnedFd,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 /// How often a lock that is taken is tried again.
 const RETRY: Duration = Duration::from_millis(2);
+/// How long a lock is waited for that anybody in the namespace can hold.
+const FILE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Held until dropped, and until every program started with [`NetnsLock::inherit`] has ended.
-pub(crate) struct NetnsLock {
-    lock: Flock<File>,
+pub(crate) enum NetnsLock {
+    /// By a table that belongs to this socket.
+    Table(NetlinkSocket),
+    /// By the namespace's file.
+    File(Flock<File>),
+    /// Somebody holds the namespace's file for longer than any run takes.
+    Without(File),
 }
 
 /// Why the namespace cannot be locked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// The namespace's file cannot be opened or locked.
-    #[error("cannot lock the network namespace (/proc/thread-self/ns/net): {0}")]
+    /// The kernel does not answer, or the namespace's file cannot be opened or locked.
+    #[error("cannot lock the network namespace: {0}")]
     Failed(#[from] io::Error),
+    /// A step that needs the lock was taken without it: a mistake of this program.
+    #[error("the network namespace is not locked; please report this")]
+    NotHeld,
+    /// CAP_NET_ADMIN is missing.
+    #[error("cannot lock the network namespace: CAP_NET_ADMIN is missing")]
+    NotPermitted,
     /// Somebody else is at work and does not finish.
     #[error("another program has been changing this network namespace for {0:?}; it may hang")]
     Busy(Duration),
 }
 
+/// How an attempt at the table ended.
+enum Attempt {
+    Held,
+    Taken,
+    /// This kernel has no tables with owners.
+    Unsupported,
+}
+
 impl NetnsLock {
     /// Locks the calling thread's network namespace.
     pub(crate) fn take(patience: Duration) -> Result<Self, LockError> {
-        let mut waited = Duration::ZERO;
+        let deadline = Instant::now() + patience;
+        let Ok(mut socket) = NetlinkSocket::open(NETLINK_NETFILTER) else { return Self::by_file(patience) };
+        loop {
+            match attempt(&mut socket)? {
+                Attempt::Held => return Ok(Self::Table(socket)),
+                Attempt::Unsupported => return Self::by_file(patience),
+                Attempt::Taken if Instant::now() >= deadline => return Err(LockError::Busy(patience)),
+                Attempt::Taken => pause(RETRY),
+            }
+        }
+    }
+
+    fn by_file(patience: Duration) -> Result<Self, LockError> {
+        let deadline = Instant::now() + patience.min(FILE_PATIENCE);
         let mut file = File::open("/proc/thread-self/ns/net")?;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Self { lock }),
-                Err((_, nix::Error::EWOULDBLOCK)) if waited >= patience => {
-                    return Err(LockError::Busy(patience));
+                Ok(lock) => return Ok(Self::File(lock)),
+                Err((back, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
+                    return Ok(Self::Without(back));
                 }
-                Err((back, nix::Error::EWOULDBLOCK | nix::Error::EINTR)) => file = back,
+                Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
                 Err((_, errno)) => return Err(LockError::Failed(errno.into())),
             }
-            thread::sleep(RETRY);
-            // Not by the clock: while the machine stands still, nobody can finish.
-            waited += RETRY;
+            pause(RETRY);
+        }
+    }
+
+    /// What an operator should know about how the lock is held.
+    pub(crate) const fn warning(&self) -> Option<&'static str> {
+        match self {
+            Self::Table(_) | Self::File(_) => None,
+            Self::Without(_) => Some(
+                "a process in this network namespace keeps its file locked (flock on /proc/PID/ns/net); went on without the lock",
+            ),
         }
     }
 
     /// A standard stream for a helper program that keeps the lock while the program lives.
     pub(crate) fn inherit(&self) -> io::Result<Stdio> {
-        self.lock.try_clone().map(OwnedFd::from).map(Stdio::from)
+        match self {
+            Self::Table(socket) => socket.duplicate().map(Stdio::from),
+            Self::File(lock) => lock.try_clone().map(OwnedFd::from).map(Stdio::from),
+            Self::Without(file) => file.try_clone().map(OwnedFd::from).map(Stdio::from),
+        }
+    }
+}
+
+impl Drop for NetnsLock {
+    /// The table would go with the socket, too; but the kernel waits for packets when it cleans up behind one.
+    fn drop(&mut self) {
+        if let Self::Table(socket) = self
+            && let Some(release) = request::release_lock(socket.next_sequence())
+        {
+            // When it cannot be sent, closing the socket does the same.
+            let _ = socket.send(&release);
+        }
+    }
+}
+
+/// Tries to make the table. An error about the table itself is about the lock; one about the transaction is not.
+fn attempt(socket: &mut NetlinkSocket) -> Result<Attempt, LockError> {
+    let failed = |errno: Errno| LockError::Failed(errno.into());
+    let sequence = socket.next_sequence();
+    let table = socket.next_sequence();
+    let Some(request) = request::take_lock(sequence, table) else { return Ok(Attempt::Unsupported) };
+    socket.send(&request).map_err(failed)?;
+    let deadline = NetlinkSocket::deadline();
+    loop {
+        let mut answers = socket.receive(deadline).map_err(failed)?.filter_map(|message| message.answer());
+        let own = answers.find(|answer| [sequence, table].contains(&answer.sequence));
+        let Some(answer) = own else { continue };
+        return match (code(&answer), answer.sequence == table) {
+            (errno, true) if errno as i32 == 0 => Ok(Attempt::Held),
+            // Of somebody else's table one may not even say that it is there.
+            (Errno::EEXIST | Errno::EPERM, true) => Ok(Attempt::Taken),
+            (Errno::EPERM, false) => Err(LockError::NotPermitted),
+            // The generation moved while the transaction was prepared; or a table's end is being worked through.
+            (Errno::ERESTART | Errno::EAGAIN | Errno::EINTR | Errno::EBUSY, _) => Ok(Attempt::Taken),
+            (Errno::EINVAL | Errno::EOPNOTSUPP, _) => Ok(Attempt::Unsupported),
+            (errno, _) => Err(failed(errno)),
+        };
     }
 }

@@ -8,129 +8,70 @@
 #[cfg(feature = "write")]
 mod change;
 
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use crate::socket::{Ended, NetlinkSocket, code};
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
     route::{RouteAttribute, RouteMessage, RouteType},
-    rule::{RuleAction, RuleAttribute, RuleMessage},
+    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::errno::Errno;
 use redirect_core::{
-    Family, RulePlan, Tproxy,
+    Family,
+    netlink::Message,
+    routing::{FoundRouting, RoutingItem},
     values::{Mark, PASSTHROUGH_V6, RouteTable},
 };
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::net::IpAddr;
 
-/// What the mesh needs, or has, besides rules.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Routing {
-    /// `ip rule`: packets with this mark are looked up in this table.
-    pub rules: BTreeSet<(Family, Mark, RouteTable)>,
-    /// `local default dev lo` in this table.
-    pub routes: BTreeSet<(Family, RouteTable)>,
-    /// `::6/128` on the loopback interface.
-    pub loopback_address: bool,
-}
-
-/// One thing to do, or to undo.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RouteStep {
-    /// Add, or remove, the policy rule.
-    Rule(Family, Mark, RouteTable),
-    /// Add, or remove, the local default route.
-    Route(Family, RouteTable),
-    /// Add, or remove, `::6/128`.
-    LoopbackAddress,
-}
+/// How often a dump that others disturb is begun anew.
+const DUMP_ATTEMPTS: usize = 20;
 
 /// Why routing could not be read or changed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {what}: {cause}{}", hint(.cause))]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot {what}: {}{}", .cause.desc(), hint(*.cause))]
 pub struct RouteError {
     what: String,
-    cause: io::Error,
+    cause: Errno,
 }
 
-fn hint(cause: &io::Error) -> &'static str {
-    match errno(cause) {
-        Some(Errno::EPERM) => "; CAP_NET_ADMIN is needed",
-        Some(Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => {
+impl RouteError {
+    /// Whether the kernel has said no; otherwise it said nothing.
+    #[cfg(feature = "write")]
+    pub(crate) fn is_answer(&self) -> bool {
+        self.cause != Errno::ETIMEDOUT
+    }
+}
+
+fn hint(cause: Errno) -> &'static str {
+    match cause {
+        Errno::EPERM => "; CAP_NET_ADMIN is needed",
+        Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT => {
             "; the kernel lacks policy routing (CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES)"
         }
-        Some(Errno::EACCES) => "; IPv6 is switched off (sysctl net.ipv6.conf.lo.disable_ipv6)",
+        Errno::EACCES => "; IPv6 is switched off (sysctl net.ipv6.conf.lo.disable_ipv6)",
+        Errno::EINTR => "; another program keeps changing it",
+        Errno::ETIMEDOUT => "; the kernel does not answer",
         _ => "",
-    }
-}
-
-/// What the kernel refused with.
-fn errno(error: &io::Error) -> Option<Errno> {
-    error.raw_os_error().map(Errno::from_raw)
-}
-
-impl Routing {
-    /// What a plan needs.
-    #[must_use]
-    pub fn of(plan: &RulePlan) -> Self {
-        let mut routing = Self { loopback_address: plan.loopback_address().is_some(), ..Self::default() };
-        for (family, Tproxy { mark, table }) in
-            plan.policy_routes().into_iter().flat_map(|p| p.families.iter().map(|family| (*family, p.tproxy)))
-        {
-            routing.rules.insert((family, mark, table));
-            routing.routes.insert((family, table));
-        }
-        routing
-    }
-
-    /// The steps that add what `self` has and `other` lacks: routes before the rules that use them.
-    #[must_use]
-    pub fn beyond(&self, other: &Self) -> Vec<RouteStep> {
-        let address =
-            (self.loopback_address && !other.loopback_address).then_some(RouteStep::LoopbackAddress);
-        let routes =
-            self.routes.difference(&other.routes).map(|(family, table)| RouteStep::Route(*family, *table));
-        let rules = self
-            .rules
-            .difference(&other.rules)
-            .map(|(family, mark, table)| RouteStep::Rule(*family, *mark, *table));
-        address.into_iter().chain(routes).chain(rules).collect()
-    }
-}
-
-impl RouteStep {
-    /// The family whose policy routing it concerns; the address is no routing.
-    #[must_use]
-    pub const fn family(self) -> Option<Family> {
-        match self {
-            Self::Rule(family, ..) | Self::Route(family, _) => Some(family),
-            Self::LoopbackAddress => None,
-        }
-    }
-}
-
-impl std::fmt::Display for RouteStep {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Rule(family, mark, table) => {
-                write!(f, "{family} policy rule: fwmark {mark} lookup {table}")
-            }
-            Self::Route(family, table) => write!(f, "{family} route: local default dev lo table {table}"),
-            Self::LoopbackAddress => write!(f, "address {PASSTHROUGH_V6}/128 on lo"),
-        }
     }
 }
 
 /// A socket that talks about routing in the network namespace it was opened in.
 pub struct RouteSocket {
-    socket: Socket,
+    socket: NetlinkSocket,
 }
 
 /// The index of the loopback interface: the first of every network namespace, which the kernel insists on
 /// (drivers/net/loopback.c).
 const LOOPBACK: u32 = 1;
-/// The kernel sends at most 32 KiB at once.
-const RECEIVE_BUFFER: usize = 32 * 1024;
+/// The priority of the rule that looks into the table `main`: what comes behind it decides nothing (`ip rule`).
+const MAIN_PRIORITY: u32 = 32766;
+/// The table of the kernel's own addresses, which is always looked into first.
+const LOCAL_TABLE: u32 = 255;
 
 impl RouteSocket {
     /// Opens one in the calling thread's network namespace.
@@ -138,82 +79,89 @@ impl RouteSocket {
     /// # Errors
     /// The kernel refuses.
     pub fn open() -> Result<Self, RouteError> {
-        let open = || {
-            let mut socket = Socket::new(NETLINK_ROUTE)?;
-            socket.bind_auto()?;
-            socket.connect(&SocketAddr::new(0, 0))?;
-            Ok(socket)
-        };
+        let socket = NetlinkSocket::open(NETLINK_ROUTE);
         let socket =
-            open().map_err(|cause| RouteError { what: "open a routing socket".to_owned(), cause })?;
+            socket.map_err(|cause| RouteError { what: "open a routing socket".to_owned(), cause })?;
         Ok(Self { socket })
     }
 
-    /// What of the mesh's kind there is: rules that send marked packets to a table of their own, tables that deliver
-    /// everything locally, the `::6` address. Anybody may look.
+    /// What there is of the kinds a plan needs: policy rules for marked packets, tables that deliver everything locally,
+    /// the `::6` address. Anybody may look. What cannot be read is somebody else's.
     ///
     /// # Errors
     /// The kernel does not say.
-    pub fn observe(&self) -> Result<Routing, RouteError> {
-        let mut routing = Routing::default();
+    pub fn observe(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
+        let mut found = Vec::new();
         for family in Family::BOTH {
-            let routes = self.dump(route_request(family), "list routes")?;
-            routing.routes.extend(routes.iter().filter_map(local_default).map(|table| (family, table)));
-            let rules = self.dump(rule_request(family), "list policy rules")?;
-            routing
-                .rules
-                .extend(rules.iter().filter_map(marked_lookup).map(|(mark, table)| (family, mark, table)));
+            let routes = self.dump(&route_request(family), "list routes")?;
+            found.extend(routes.iter().filter_map(|dumped| local_default(family, dumped)));
+            let rules = self.dump(&rule_request(family), "list policy rules")?;
+            let rules: Vec<PolicyRule<'_>> = rules.iter().filter_map(PolicyRule::read).collect();
+            found.extend((0..rules.len()).filter_map(|index| marked_lookup(family, &rules, index)));
         }
-        let addresses = self.dump(address_request(), "list addresses")?;
-        routing.loopback_address = addresses.iter().any(is_passthrough);
-        // A rule that leads anywhere else is somebody else's.
-        let routes = routing.routes.clone();
-        routing.rules.retain(|(family, _, table)| routes.contains(&(*family, *table)));
-        Ok(routing)
+        let addresses = self.dump(&address_request(), "list addresses")?;
+        found.extend(addresses.iter().filter_map(passthrough_address));
+        Ok(found)
     }
 
-    fn dump(&self, request: RouteNetlinkMessage, what: &str) -> Result<Vec<RouteNetlinkMessage>, RouteError> {
-        match self.request(request, NLM_F_REQUEST | NLM_F_DUMP) {
-            Ok(messages) => Ok(messages),
-            // A kernel without this family has nothing of it.
-            Err(error) if matches!(errno(&error), Some(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)) => {
-                Ok(Vec::new())
+    fn dump(&mut self, request: &RouteNetlinkMessage, what: &str) -> Result<Vec<Dumped>, RouteError> {
+        let failed = |cause| RouteError { what: what.to_owned(), cause };
+        for _ in 0..DUMP_ATTEMPTS {
+            let mut dumped = Vec::new();
+            let question = self.message(request, NLM_F_REQUEST | NLM_F_DUMP);
+            let ended = self.socket.ask(&question.bytes, question.sequence, |message| {
+                dumped.extend(Dumped::read(message));
+                Ok::<(), Errno>(())
+            });
+            match ended.map_err(failed)? {
+                Ended::Whole => return Ok(dumped),
+                Ended::Interrupted => {}
+                // A kernel without this family has nothing of it.
+                Ended::Refused(answer)
+                    if [Errno::EAFNOSUPPORT, Errno::EOPNOTSUPP].contains(&code(&answer)) =>
+                {
+                    return Ok(Vec::new());
+                }
+                Ended::Refused(answer) => return Err(failed(code(&answer))),
             }
-            Err(cause) => Err(RouteError { what: what.to_owned(), cause }),
         }
+        Err(failed(Errno::EINTR))
     }
 
-    /// Sends a request and collects the answers up to the end of the dump, or the acknowledgement.
-    fn request(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
+    fn message(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Question {
+        let sequence = self.socket.next_sequence();
         let mut header = NetlinkHeader::default();
         header.flags = flags;
-        header.sequence_number = 1;
-        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        header.sequence_number = sequence;
+        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message.clone()));
         packet.finalize();
         let mut bytes = vec![0; packet.buffer_len()];
         packet.serialize(&mut bytes);
-        self.socket.send(&bytes, 0)?;
-        let mut answers = Vec::new();
-        let mut bytes = Vec::with_capacity(RECEIVE_BUFFER);
-        loop {
-            bytes.clear();
-            self.socket.recv(&mut bytes, 0)?;
-            let mut rest = bytes.as_slice();
-            while !rest.is_empty() {
-                let packet =
-                    NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
-                match packet.payload {
-                    NetlinkPayload::InnerMessage(message) => answers.push(message),
-                    NetlinkPayload::Done(_) => return Ok(answers),
-                    NetlinkPayload::Error(error) if error.code.is_none() => return Ok(answers),
-                    NetlinkPayload::Error(error) => return Err(error.to_io()),
-                    _ => {}
-                }
-                // Messages are padded to four bytes.
-                let length = (packet.header.length as usize).next_multiple_of(4).max(4).min(rest.len());
-                rest = rest.get(length..).unwrap_or_default();
-            }
-        }
+        Question { bytes, sequence }
+    }
+}
+
+struct Question {
+    bytes: Vec<u8>,
+    sequence: u32,
+}
+
+/// A message of a dump: as it came, and what it says.
+struct Dumped {
+    payload: Vec<u8>,
+    message: RouteNetlinkMessage,
+}
+
+impl Dumped {
+    fn read(message: &Message<'_>) -> Option<Self> {
+        let mut header = NetlinkHeader::default();
+        header.message_type = message.kind;
+        let read = RouteNetlinkMessage::deserialize(&header, message.payload());
+        Some(Self { payload: message.payload().to_vec(), message: read.ok()? })
+    }
+
+    fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
+        FoundRouting { item, flaw, message: self.payload.clone() }
     }
 }
 
@@ -242,43 +190,119 @@ fn address_request() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetAddress(request)
 }
 
-/// The table of a `local default dev lo` route.
-fn local_default(message: &RouteNetlinkMessage) -> Option<RouteTable> {
-    let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+/// A `local default dev lo` route.
+fn local_default(family: Family, dumped: &Dumped) -> Option<FoundRouting> {
+    let RouteNetlinkMessage::NewRoute(route) = &dumped.message else { return None };
     let by_lo = route.attributes.contains(&RouteAttribute::Oif(LOOPBACK));
     let wide =
         route.attributes.iter().find_map(|a| if let RouteAttribute::Table(n) = a { Some(*n) } else { None });
-    let table = wide.unwrap_or_else(|| u32::from(route.header.table));
+    let table = RouteTable::new(wide.unwrap_or_else(|| u32::from(route.header.table)))?;
     let local = route.header.kind == RouteType::Local && route.header.destination_prefix_length == 0;
-    if local && by_lo { RouteTable::new(table) } else { None }
+    (local && by_lo).then(|| dumped.found(RoutingItem::Route(family, table), None))
 }
 
-fn is_passthrough(message: &RouteNetlinkMessage) -> bool {
-    let RouteNetlinkMessage::NewAddress(address) = message else { return false };
-    address.header.index == LOOPBACK
-        && address.attributes.contains(&AddressAttribute::Address(IpAddr::V6(PASSTHROUGH_V6)))
+fn passthrough_address(dumped: &Dumped) -> Option<FoundRouting> {
+    let RouteNetlinkMessage::NewAddress(address) = &dumped.message else { return None };
+    let is_it = address.header.index == LOOPBACK
+        && address.attributes.contains(&AddressAttribute::Address(IpAddr::V6(PASSTHROUGH_V6)));
+    is_it.then(|| dumped.found(RoutingItem::LoopbackAddress, None))
 }
 
-/// Mark and table of a rule that looks at the whole mark and at nothing else.
-fn marked_lookup(message: &RouteNetlinkMessage) -> Option<(Mark, RouteTable)> {
-    let RouteNetlinkMessage::NewRule(rule) = message else { return None };
-    if rule.header.action != RuleAction::ToTable || rule.header.src_len != 0 || rule.header.dst_len != 0 {
-        return None;
+/// A policy rule, as far as it decides about marked packets.
+struct PolicyRule<'a> {
+    dumped: &'a Dumped,
+    priority: u32,
+    mark: Option<Mark>,
+    /// Which bits of the mark it compares.
+    mask: u32,
+    table: u32,
+    looks_up: bool,
+    /// What it asks for besides the mark.
+    conditions: Vec<&'static str>,
+}
+
+impl<'a> PolicyRule<'a> {
+    fn read(dumped: &'a Dumped) -> Option<Self> {
+        let RouteNetlinkMessage::NewRule(rule) = &dumped.message else { return None };
+        let mut read = Self {
+            dumped,
+            priority: 0,
+            mark: None,
+            mask: u32::MAX,
+            table: u32::from(rule.header.table),
+            looks_up: rule.header.action == RuleAction::ToTable,
+            conditions: Vec::new(),
+        };
+        let header = [
+            (rule.header.src_len != 0, "from"),
+            (rule.header.dst_len != 0, "to"),
+            (rule.header.tos != 0, "tos"),
+            (rule.header.flags.contains(RuleFlags::Invert), "not"),
+        ];
+        read.conditions.extend(header.into_iter().filter_map(|(is_there, name)| is_there.then_some(name)));
+        for attribute in &rule.attributes {
+            read.attribute(attribute);
+        }
+        Some(read)
     }
-    let (mut mark, mut table) = (None, u32::from(rule.header.table));
-    for attribute in &rule.attributes {
+
+    fn attribute(&mut self, attribute: &RuleAttribute) {
         match attribute {
-            RuleAttribute::FwMark(value) => mark = Some(Mark(*value)),
-            RuleAttribute::Table(value) => table = *value,
-            RuleAttribute::FwMask(mask) if *mask != u32::MAX => return None,
-            RuleAttribute::Iifname(_)
-            | RuleAttribute::Oifname(_)
-            | RuleAttribute::UidRange(_)
-            | RuleAttribute::IpProtocol(_)
-            | RuleAttribute::SourcePortRange(_)
-            | RuleAttribute::DestinationPortRange(_) => return None,
-            _ => {}
+            RuleAttribute::Priority(value) => self.priority = *value,
+            RuleAttribute::FwMark(value) => self.mark = Some(Mark(*value)),
+            RuleAttribute::FwMask(mask) => self.mask = *mask,
+            RuleAttribute::Table(value) => self.table = *value,
+            RuleAttribute::Iifname(_) => self.conditions.push("iif"),
+            RuleAttribute::Oifname(_) => self.conditions.push("oif"),
+            RuleAttribute::UidRange(_) => self.conditions.push("uidrange"),
+            RuleAttribute::IpProtocol(_) => self.conditions.push("ipproto"),
+            RuleAttribute::SourcePortRange(_) => self.conditions.push("sport"),
+            RuleAttribute::DestinationPortRange(_) => self.conditions.push("dport"),
+            RuleAttribute::L3MDev(set) if *set => self.conditions.push("l3mdev"),
+            RuleAttribute::SuppressPrefixLen(length) if *length != u32::MAX => {
+                self.conditions.push("suppress_prefixlength");
+            }
+            RuleAttribute::SuppressIfGroup(group) if *group != u32::MAX => {
+                self.conditions.push("suppress_ifgroup");
+            }
+            // What is not known here limits the rule in a way not known here; what is known to say nothing else does not.
+            RuleAttribute::Protocol(_)
+            | RuleAttribute::L3MDev(_)
+            | RuleAttribute::SuppressPrefixLen(_)
+            | RuleAttribute::SuppressIfGroup(_)
+            | RuleAttribute::Source(_)
+            | RuleAttribute::Destination(_)
+            | RuleAttribute::Realm(_) => {}
+            _ => self.conditions.push("an unknown condition"),
         }
     }
-    Some((mark?, RouteTable::new(table)?))
+
+    /// Whether it takes packets with this mark, all of them or those of an interface, somewhere else than to the kernel's
+    /// table of local addresses.
+    fn takes_all(&self, mark: Mark) -> bool {
+        let fits = self.mark.is_none_or(|own| own.0 & self.mask == mark.0 & self.mask);
+        // Marked packets come in by some interface, or are on their way to one.
+        let limits = self.conditions.iter().any(|condition| !["iif", "oif"].contains(condition));
+        fits && !limits && !(self.looks_up && self.table == LOCAL_TABLE)
+    }
+}
+
+/// A rule that sends packets with a mark to a table, with the reason why it would not, if there is one.
+fn marked_lookup(family: Family, rules: &[PolicyRule<'_>], index: usize) -> Option<FoundRouting> {
+    let rule = rules.get(index)?;
+    let mark = rule.mark.filter(|_| rule.looks_up && rule.mask == u32::MAX)?;
+    let table = RouteTable::new(rule.table)?;
+    let item = RoutingItem::Rule(family, mark, table);
+    let earlier = rules.get(..index)?.iter().find(|other| {
+        let is_same = other.looks_up && other.table == rule.table;
+        !is_same && other.takes_all(mark)
+    });
+    let flaw = if !rule.conditions.is_empty() {
+        Some(format!("it has another condition: {}", rule.conditions.join(", ")))
+    } else if rule.priority >= MAIN_PRIORITY {
+        Some(format!("its priority is {}, behind the table main", rule.priority))
+    } else {
+        earlier.map(|other| format!("the rule of priority {} takes its packets", other.priority))
+    };
+    Some(rule.dumped.found(item, flaw))
 }

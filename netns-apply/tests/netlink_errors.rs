@@ -5,7 +5,7 @@
 mod common;
 
 use common::{apply, changes, namespace, observe, recordings, run, soon};
-use netns_apply::netlink::{Connection, NativeChange, NetlinkError, Transaction};
+use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use redirect_core::{
     Family, RulePlan,
     change::{Change, Step, TableChange},
@@ -44,7 +44,7 @@ fn a_refused_part_undoes_all_and_is_named() {
     namespace()
         .enter(|| {
             let mut connection = Connection::open().unwrap();
-            let observed = connection.observe().unwrap();
+            let observed = connection.observe(soon()).unwrap();
             // REDIRECT exists in nat only.
             let chain = || Chain::from(OurChain::Redirect);
             let refused = entry("-p tcp -j REDIRECT --to-ports 15001");
@@ -56,7 +56,7 @@ fn a_refused_part_undoes_all_and_is_named() {
             let wrong = Change { tables: vec![TableChange { table: Table::Mangle, steps }] };
             let mut rules = changes(&observed, &some_plan());
             rules.push((Family::V6, wrong));
-            let transaction = Transaction { rules: &rules, native: NativeChange::Keep };
+            let transaction = Transaction { iptables: rules, native: None };
             let error = connection.commit(&transaction, &observed, soon()).unwrap_err();
             let NetlinkError::Refused { part, .. } = &error else { panic!("{error}") };
             assert!(part.contains("IPv6 mangle"), "{error}");
@@ -70,16 +70,16 @@ fn others_may_change_other_rules_meanwhile() {
     namespace()
         .enter(|| {
             let mut connection = Connection::open().unwrap();
-            let observed = connection.observe().unwrap();
+            let observed = connection.observe(soon()).unwrap();
             let rules = changes(&observed, &some_plan());
-            let transaction = Transaction { rules: &rules, native: NativeChange::Keep };
+            let transaction = Transaction { iptables: rules, native: None };
             run("nft", &["add", "table", "inet", "somebody"], "");
             connection.commit(&transaction, &observed, soon()).unwrap();
 
-            let observed = connection.observe().unwrap();
+            let observed = connection.observe(soon()).unwrap();
             let empty = changes(&observed, &RulePlan::empty());
             run("iptables-nft", &["-t", "nat", "-I", "OUTPUT", "1", "-j", "RETURN"], "");
-            let transaction = Transaction { rules: &empty, native: NativeChange::Keep };
+            let transaction = Transaction { iptables: empty, native: None };
             let result = connection.commit(&transaction, &observed, soon());
             assert_eq!(result, Err(NetlinkError::Changed));
         })
@@ -95,7 +95,7 @@ fn what_the_kernel_lacks_is_found_without_trying() {
             let nonsense = Extension { name: "nonsense", revision: 0, is_target: false };
             let missing = connection.missing([(Family::V4, nonsense)]).unwrap();
             assert_eq!(missing.iter().map(|one| one.extension).collect::<Vec<_>>(), [nonsense]);
-            assert_eq!(observe().generation(), connection.observe().unwrap().generation());
+            assert_eq!(observe().generation(), connection.observe(soon()).unwrap().generation());
         })
         .unwrap();
 }
@@ -111,8 +111,8 @@ fn a_chain_of_an_earlier_version_is_taken_away_and_can_come_back() {
             apply(&some_plan()).unwrap();
             assert!(!run("iptables-nft-save", &[], "").contains("ISTIO_OLD"));
             let now = observe();
-            let back = Family::BOTH.map(|family| (family, Change::back(now.state(family), before.state(family))));
-            let transaction = Transaction { rules: &back, native: NativeChange::Keep };
+            let back = Family::BOTH.map(|family| (family, Change::back(now.state(family), before.state(family), &Change::default())));
+            let transaction = Transaction { iptables: back.into(), native: None };
             Connection::open().unwrap().commit(&transaction, &now, soon()).unwrap();
             let rules = |text: &str| -> Vec<String> {
                 text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()

@@ -37,6 +37,12 @@ const LONGEST_DOUBT: Duration = Duration::from_secs(5);
 /// The longest wait before the first round.
 const LONGEST_START: Duration = Duration::from_secs(60);
 
+/// Where a difference comes from.
+const CHANGED: &str =
+    "Its rules were changed after it started, or its annotations were; a new pod is redirected as planned";
+/// Where rules of others come from.
+const INTERFERENCE: &str = "A container with NET_ADMIN, or a program on the node, has made them; a new pod is redirected as planned unless it does so again";
+
 /// Why a round could not be made.
 #[derive(Debug, thiserror::Error)]
 enum Blind {
@@ -130,6 +136,7 @@ impl Watch {
         let conf = Arc::new(self.conf()?);
         let rules = Arc::new(Rules {
             programming: conf.programming,
+            strict_capture: conf.strict_capture,
             environment: self.settings.drift.environment.clone(),
         });
         let of_node = conf.clone();
@@ -226,7 +233,7 @@ impl Watch {
     async fn settle(&mut self, cluster: &Cluster, pod: &Candidate, seen: &Look) {
         self.count(match seen {
             Look::AsPlanned => "as_planned",
-            Look::Different(_) => "drifted",
+            Look::Different(_) | Look::Interference(_) => "drifted",
             Look::Trouble(trouble) => trouble.word(),
         });
         let said = self.ledger.note(&pod.uid, &pod.name, seen, Instant::now());
@@ -246,7 +253,11 @@ impl Watch {
             Some(Say::Drifted { difference, event }) => {
                 log::warn!(target: SCOPE, pod = name; "the pod is not redirected as planned: {difference}");
                 if event {
-                    self.send_event(cluster, pod, &difference).await;
+                    let origin = match seen {
+                        Look::Interference(_) => INTERFERENCE,
+                        Look::Different(_) | Look::AsPlanned | Look::Trouble(_) => CHANGED,
+                    };
+                    self.send_event(cluster, pod, &format!("{difference}. {origin}")).await;
                 }
             }
         }
@@ -261,10 +272,7 @@ impl Watch {
             uid: Some(pod.uid.clone()),
             ..ObjectReference::default()
         };
-        let message = format!(
-            "the pod is not redirected as planned: {difference}. Its rules were changed after it started, or its annotations were; \
-             a new pod is redirected as planned"
-        );
+        let message = format!("the pod is not redirected as planned: {difference}");
         let sent = cluster.warn_about(about, "RedirectDrift", &message).await;
         let result = if sent.is_ok() { "sent" } else { "failed" };
         self.metrics.events.get_or_create(&ResultLabel { result }).inc();

@@ -341,6 +341,7 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
             agent_host_network: host_network(raw),
             native_nftables: raw.switch("NATIVE_NFTABLES"),
             nft_sets: raw.switch("NFT_SETS"),
+            strict_capture: raw.switch("STRICT_CAPTURE"),
         },
         template,
         template_log_level: raw.text("LOG_LEVEL"),

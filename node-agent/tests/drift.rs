@@ -73,6 +73,34 @@ fn a_deleted_rule_is_drift_until_it_is_put_right() {
 }
 
 #[test]
+fn rules_of_others_that_keep_packets_from_the_proxy_are_drift() {
+    let mut node = node();
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    let shop = sandboxes.add("cni-shop", &["10.1.0.3"]);
+    redirect(&web);
+    redirect(&shop);
+    let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"]), mesh_pod("shop", &["10.1.0.3"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, &check("as_planned"), 2.0);
+    shop.sh("iptables-nft -t nat -I OUTPUT 1 -o tun0 -j ACCEPT").expect("harms nobody");
+    web.sh("nft 'table ip theirs { chain out { type nat hook output priority -150; meta l4proto tcp redirect to :1; }; }'")
+        .expect("adds a table");
+    wait(&node, "the event", || !api.events_about("web").is_empty());
+    let event = api.events_about("web").remove(0);
+    let message = event["message"].as_str().expect("a message");
+    for words in
+        ["table ip theirs, chain out (hook output, priority -150), rule 1", "A container with NET_ADMIN"]
+    {
+        assert!(message.contains(words), "{words} is not in {message}");
+    }
+    wait_rounds(&node, 2.0);
+    assert!(is(&node, DRIFTED, 1.0) && api.events_about("shop").is_empty(), "{}", node.log());
+    web.sh("nft delete table ip theirs").expect("deletes");
+    wait(&node, "the gauge to go down", || is(&node, DRIFTED, 0.0));
+}
+
+#[test]
 fn a_pod_that_drifted_and_went_is_forgotten() {
     let mut node = node();
     let mut sandboxes = Sandboxes::new(&mut node);

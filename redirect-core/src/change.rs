@@ -57,18 +57,22 @@ impl Change {
         })
     }
 
-    /// The change that brings back exactly `before`, where this program has changed it into `now`.
+    /// The change that brings back exactly `before`, where `done` has changed it into `now`.
     ///
-    /// Rules of the mesh go back to the very numbers they had among those of others.
+    /// Rules of the mesh go back to the very numbers they had among those of others. Rules that `done` added or removed
+    /// count as the mesh's, whatever they look like.
     #[must_use]
-    pub fn back(now: &RuleState, before: &RuleState) -> Self {
+    pub fn back(now: &RuleState, before: &RuleState, done: &Self) -> Self {
+        let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
+            state.owns(table, chain, entry) || done.names(table, chain, entry)
+        };
         let differs = |table| {
             let chains = |state: &RuleState| -> Vec<(Chain, Vec<Entry>)> {
-                state
-                    .the_meshs()
-                    .chains(table)
-                    .map(|(chain, entries)| (chain.clone(), entries.to_vec()))
-                    .collect()
+                let all = state.chains(table).map(|(chain, entries)| {
+                    let kept = entries.iter().filter(|entry| ours(state, table, chain, entry));
+                    (chain.clone(), kept.cloned().collect::<Vec<Entry>>())
+                });
+                all.filter(|(chain, kept)| chain.is_the_meshs() || !kept.is_empty()).collect()
             };
             chains(now) != chains(before)
         };
@@ -77,9 +81,9 @@ impl Change {
                 match chain {
                     Chain::Hook(_) => {
                         let numbered = (1_usize..).zip(entries);
-                        let ours = numbered.filter(|(_, entry)| before.owns(table, chain, entry));
+                        let back = numbered.filter(|(_, entry)| ours(before, table, chain, entry));
                         steps.extend(
-                            ours.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())),
+                            back.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())),
                         );
                     }
                     Chain::Ours(_) | Chain::Other(_) if chain.is_the_meshs() => {
@@ -90,7 +94,19 @@ impl Change {
             }
         };
         let tables = Table::ALL.into_iter().filter(|table| differs(*table));
-        Self { tables: tables.map(|table| replace(table, now, before, add)).collect() }
+        Self { tables: tables.map(|table| replace(table, now, before, &ours, add)).collect() }
+    }
+
+    /// Whether a step adds or removes this rule of a built-in chain.
+    fn names(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
+        let mut steps =
+            self.tables.iter().filter(|change| change.table == table).flat_map(|change| &change.steps);
+        steps.any(|step| match step {
+            Step::Append(of, one) | Step::Insert(of, _, one) | Step::Delete(of, one) => {
+                of == chain && one == entry
+            }
+            Step::DeclareEmpty(_) | Step::Flush(_) | Step::RemoveChain(_) => false,
+        })
     }
 
     /// Whether there is nothing to do.
@@ -107,7 +123,11 @@ impl Change {
             tables = [Table::Raw, Table::Nat, Table::Mangle];
         }
         let changed = tables.into_iter().filter(|table| changes(*table));
-        Self { tables: changed.map(|table| replace(table, observed, wanted.state(), add)).collect() }
+        let to = wanted.state();
+        let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
+            state.owns_beside(to, table, chain, entry)
+        };
+        Self { tables: changed.map(|table| replace(table, observed, to, &ours, add)).collect() }
     }
 }
 
@@ -120,6 +140,7 @@ fn replace(
     table: Table,
     from: &RuleState,
     to: &RuleState,
+    ours: &impl Fn(&RuleState, Table, &Chain, &Entry) -> bool,
     add: impl Fn(Table, &mut Vec<Step>),
 ) -> TableChange {
     let mut steps = Vec::new();
@@ -129,8 +150,8 @@ fn replace(
     let wanted = mesh_chains(to);
     steps.extend(wanted.iter().cloned().map(Step::DeclareEmpty));
     for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
-        let ours = entries.iter().filter(|entry| from.owns(table, chain, entry));
-        steps.extend(ours.map(|entry| Step::Delete(chain.clone(), entry.clone())));
+        let going = entries.iter().filter(|entry| ours(from, table, chain, entry));
+        steps.extend(going.map(|entry| Step::Delete(chain.clone(), entry.clone())));
     }
     let stale: Vec<Chain> = mesh_chains(from).into_iter().filter(|chain| !wanted.contains(chain)).collect();
     steps.extend(stale.iter().cloned().map(Step::Flush));
@@ -206,8 +227,10 @@ impl Difference {
     fn find_in(table: Table, observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
         let wanted = wanted.state();
         for (chain, entries) in wanted.chains(table) {
-            let found =
-                observed.rules(table, chain).iter().filter(|entry| observed.owns(table, chain, entry));
+            let found = observed
+                .rules(table, chain)
+                .iter()
+                .filter(|entry| observed.owns_beside(wanted, table, chain, entry));
             let kind = if chain.is_the_meshs() && !observed.has(table, chain) {
                 Some(DifferenceKind::MissingChain)
             } else {
@@ -219,7 +242,7 @@ impl Difference {
         }
         let unplanned = observed.chains(table).filter(|(chain, _)| !wanted.has(table, chain));
         for (chain, entries) in unplanned {
-            let found = entries.iter().filter(|entry| observed.owns(table, chain, entry));
+            let found = entries.iter().filter(|entry| observed.owns_beside(wanted, table, chain, entry));
             let kind = if chain.is_the_meshs() {
                 Some(DifferenceKind::StrayChain)
             } else {

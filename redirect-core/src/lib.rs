@@ -35,6 +35,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod change;
+pub mod interference;
 pub mod netlink;
 pub mod options;
 pub mod parse;
@@ -42,14 +43,16 @@ pub mod plan;
 pub mod pod;
 mod redirect;
 pub mod render;
+pub mod routing;
 pub mod rule;
 pub mod settings;
 pub mod state;
+pub mod steps;
 pub mod values;
 
 pub use plan::RulePlan;
 pub use redirect::{
-    DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect,
-    Tproxy,
+    DNS_PORT, DnsCapture, GUARD_MARK, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups,
+    PROXY_MARK, Redirect, Tproxy,
 };
 pub use values::Family;

@@ -4,9 +4,9 @@
 //! plan gives the plan.
 
 use crate::{
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Table, Target},
+    rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     state::{Entry, RuleState},
-    values::{InterfaceName, Mark, Port, PortRange, PortSyntax, parse_cidr},
+    values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
 };
 use alloc::{string::String, vec::Vec};
 
@@ -107,10 +107,12 @@ fn rule(words: &[&str]) -> Option<Rule> {
         match word {
             "-m" if !not => module = reader.take()?,
             "-j" if !not => target = Some(reader.target()?),
+            "--ctdir" if !not && module == "conntrack" => with_direction(&mut matches, reader.take()?)?,
             _ => matches.push(reader.condition(word, not, module)?),
         }
     }
-    if names_port_module(words) && !matches.iter().any(compares_ports) {
+    let has_flags = matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+    if names_port_module(words) && !has_flags && !matches.iter().any(compares_ports) {
         // iptables-save leaves away a comparison with all ports, and prints only the module that would make it.
         matches.push(Match::DestinationPort(Is::so(PortRange::ALL)));
     }
@@ -122,14 +124,27 @@ fn names_port_module(words: &[&str]) -> bool {
     words.windows(2).any(|pair| matches!(pair, ["-m", "tcp" | "udp"]))
 }
 
+/// `--ctdir` behind `--ctstate`.
+fn with_direction(matches: &mut [Match], name: &str) -> Option<()> {
+    let Some(Match::Tracked(tracked)) = matches.last_mut() else { return None };
+    let of_name = [Direction::Original, Direction::Reply].into_iter().find(|one| one.name() == name)?;
+    tracked.direction.replace(of_name).is_none().then_some(())
+}
+
 const fn compares_ports(condition: &Match) -> bool {
     matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
 }
 
-/// Whether a rule that compares ports says of which protocol, and says it once.
+/// Whether a rule that compares ports or flags says of which protocol, and says it once.
 fn says_its_protocol(rule: &Rule) -> bool {
     let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
-    protocols == 1 || protocols == 0 && !rule.matches.iter().any(compares_ports)
+    let has_flags = rule.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+    match rule.protocol() {
+        _ if protocols > 1 => false,
+        Some(Protocol::Tcp) => true,
+        Some(Protocol::Udp) => !has_flags,
+        None => !has_flags && !rule.matches.iter().any(compares_ports),
+    }
 }
 
 /// The words of a rule, read one after the other.
@@ -176,11 +191,17 @@ impl<'a> Words<'a> {
             ("tcp" | "udp", "--sport") => Match::SourcePort(port(value)?),
             ("tcp" | "udp", "--dport") => Match::DestinationPort(port(value)?),
             ("multiport", "--dports") => Match::DestinationPorts(Is { value: ports(value)?, not }),
-            ("conntrack", "--ctstate") if !not => Match::ConnState(conn_state(value)?),
+            ("tcp", "--tcp-flags") => {
+                let value = TcpFlags::new(flags(value)?, flags(self.take()?)?)?;
+                Match::TcpFlags(Is { value, not })
+            }
+            ("conntrack", "--ctstate") if !not => {
+                Match::Tracked(Tracked { state: conn_state(value)?, direction: None })
+            }
             ("owner", "--uid-owner") => Match::OwnerUid(id(value)?),
             ("owner", "--gid-owner") => Match::OwnerGid(id(value)?),
             ("mark", "--mark") => Match::Mark(mark(value)?),
-            ("connmark", "--mark") => Match::ConnMark(mark(value)?),
+            ("connmark", "--mark") => Match::ConnMark(Is { value: MaskedMark::parse(value)?, not }),
             _ => return None,
         })
     }
@@ -196,12 +217,14 @@ impl<'a> Words<'a> {
             "TPROXY" => self.tproxy()?,
             "MARK" => Target::SetMark(whole_mark(self.value_of("--set-xmark")?)?),
             "CONNMARK" => {
-                let target = if self.take_if("--save-mark") {
-                    Target::SaveMark
-                } else if self.take_if("--restore-mark") {
-                    Target::RestoreMark
-                } else {
-                    return None;
+                let target = match self.take()? {
+                    "--set-xmark" => {
+                        let mark = MaskedMark::parse(self.take()?)?;
+                        return self.at_end(Target::SetConnMark(mark));
+                    }
+                    "--save-mark" => Target::SaveMark,
+                    "--restore-mark" => Target::RestoreMark,
+                    _ => return None,
                 };
                 (self.value_of("--nfmask")? == ALL_BITS && self.value_of("--ctmask")? == ALL_BITS)
                     .then_some(target)?
@@ -209,6 +232,10 @@ impl<'a> Words<'a> {
             "CT" => Target::ConntrackZone(self.value_of("--zone")?.parse().ok()?),
             name => Target::Jump(jump(name)?),
         };
+        self.at_end(target)
+    }
+
+    fn at_end(&self, target: Target) -> Option<Target> {
         (self.next == self.words.len()).then_some(target)
     }
 
@@ -241,6 +268,17 @@ fn protocol(name: &str) -> Option<Protocol> {
 
 fn ports(list: &str) -> Option<Vec<PortRange>> {
     list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
+}
+
+/// `FIN,SYN`, `NONE` or `ALL`.
+fn flags(list: &str) -> Option<u8> {
+    match list {
+        "NONE" => Some(0),
+        "ALL" => Some(TcpFlags::NAMED.into_iter().fold(0, |all, (flag, _)| all | flag)),
+        _ => list.split(',').try_fold(0, |flags, word| {
+            TcpFlags::NAMED.into_iter().find(|(_, name)| *name == word).map(|(flag, _)| flags | flag)
+        }),
+    }
 }
 
 fn conn_state(states: &str) -> Option<ConnState> {

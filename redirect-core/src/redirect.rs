@@ -3,8 +3,8 @@
 use crate::{
     settings::{InputErrors, Key, NamespaceFacts, RawSettings, Source},
     values::{
-        Cidrs, Family, InterfaceName, Mark, PASSTHROUGH_V6, Port, PortRange, PortSyntax, Problem, RouteTable,
-        decimal, parse_bool, parse_cidr,
+        Cidrs, Family, InterfaceName, Mark, MaskedMark, PASSTHROUGH_V6, Port, PortRange, PortSyntax, Problem,
+        RouteTable, decimal, parse_bool, parse_cidr,
     },
 };
 use alloc::{collections::BTreeSet, vec, vec::Vec};
@@ -13,6 +13,8 @@ use ipnet::{IpNet, Ipv4Net};
 
 /// The mark of the proxy's own packets in TPROXY mode: 1338.
 pub const PROXY_MARK: Mark = Mark(1338);
+/// The mark of connections that are not captured, with strict capture. It leaves room for that of TPROXY and for others'.
+pub const GUARD_MARK: MaskedMark = MaskedMark::GUARD;
 /// The port the proxy answers DNS queries on.
 pub const DNS_PORT: Port = Port::known(15053);
 /// The user and group of the proxy where nobody says otherwise.
@@ -115,6 +117,8 @@ pub struct Redirect {
     pub virtual_interfaces: Vec<InterfaceName>,
     /// Whether inbound packets that connection tracking finds invalid are dropped.
     pub drop_invalid: bool,
+    /// Whether what would pass on a connection that was not captured is dropped.
+    pub strict_capture: bool,
     /// Whether IPv6 is programmed besides IPv4.
     pub ipv6: bool,
     /// The IPv4 loopback range the application may use with itself.
@@ -162,7 +166,8 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// `None` only when an error was noted. Everything is read before anything is given up.
     fn redirect(&mut self) -> Option<Redirect> {
-        let mode = self.mode();
+        let strict_capture = self.switch(Key::StrictCapture);
+        let mode = self.mode(strict_capture.unwrap_or_default());
         let proxy_port = self.value::<Port>(Key::ProxyPort);
         let inbound_port = self.value::<Port>(Key::InboundCapturePort);
         let tunnel_port = self.value::<Port>(Key::InboundTunnelPort);
@@ -197,23 +202,25 @@ impl Reader<'_> {
             exclude_interfaces: exclude_interfaces?,
             virtual_interfaces: virtual_interfaces?,
             drop_invalid: drop_invalid?,
+            strict_capture: strict_capture?,
             ipv6: ipv6?,
             loopback: loopback?,
         })
     }
 
     /// The mark and the table are read even where they are not used, so that a typing error never waits to bite.
-    fn mode(&mut self) -> Option<InterceptionMode> {
+    fn mode(&mut self, strict: bool) -> Option<InterceptionMode> {
         let mark = self.value::<Mark>(Key::TproxyMark);
         let table = self.value::<RouteTable>(Key::TproxyRouteTable);
         let (text, source) = self.raw.get(Key::InterceptionMode);
         match text {
-            "TPROXY" if mark == Some(PROXY_MARK) => {
-                let (text, source) = self.raw.get(Key::TproxyMark);
-                self.errors.push(source, text, Problem::ProxyMark);
-                None
+            "TPROXY" => {
+                if let Some(problem) = mark.and_then(|mark| clash(mark, strict)) {
+                    let (text, source) = self.raw.get(Key::TproxyMark);
+                    self.errors.push(source, text, problem);
+                }
+                Some(InterceptionMode::Tproxy(Tproxy { mark: mark?, table: table? }))
             }
-            "TPROXY" => Some(InterceptionMode::Tproxy(Tproxy { mark: mark?, table: table? })),
             "REDIRECT" => Some(InterceptionMode::Redirect),
             "" if !matches!(source, Source::Annotation(_)) => Some(InterceptionMode::Redirect),
             _ => {
@@ -395,6 +402,17 @@ impl Reader<'_> {
     }
 }
 
+/// The mark of ours that a mark of inbound packets would be taken for.
+fn clash(mark: Mark, strict: bool) -> Option<Problem> {
+    if mark == PROXY_MARK {
+        Some(Problem::ProxyMark)
+    } else if strict && GUARD_MARK.beside(mark).is_none() {
+        Some(Problem::GuardMark(GUARD_MARK))
+    } else {
+        None
+    }
+}
+
 /// Whether an address can be reached from outside: not loopback, link-local, unspecified, nor the one an earlier run
 /// gave the loopback interface.
 fn is_routable(address: &IpAddr) -> bool {
@@ -493,5 +511,21 @@ mod tests {
             parse(&[(Key::InterceptionMode, "TPROXY"), (Key::TproxyMark, "1338")], &v4()).unwrap_err();
         assert!(errors.to_string().contains("is the mark of the proxy's own packets"));
         assert!(parse(&[(Key::TproxyMark, "1338")], &v4()).is_ok());
+    }
+
+    #[test]
+    fn the_mark_of_strict_capture_is_taken_where_both_are_used() {
+        let parse = |mode, strict, mark| {
+            let flags =
+                [(Key::InterceptionMode, mode), (Key::StrictCapture, strict), (Key::TproxyMark, mark)];
+            parse(&flags, &v4()).map_err(|errors| errors.to_string())
+        };
+        let error = parse("TPROXY", "true", "0x010000").unwrap_err();
+        let wanted = "flag --istio-inbound-tproxy-mark: \"0x010000\" has bits of 0x53b0000/0xfff0000, the mark of strict capture";
+        assert!(error.contains(wanted), "{error}");
+        assert!(parse("TPROXY", "true", "0xf000ffff").is_ok());
+        assert!(
+            parse("TPROXY", "false", "0x010000").is_ok() && parse("REDIRECT", "true", "0x010000").is_ok()
+        );
     }
 }

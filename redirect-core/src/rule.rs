@@ -2,7 +2,7 @@
 //!
 //! Each match and target is one of netfilter's: the words are those of iptables-extensions(8).
 
-use crate::values::{Family, InterfaceName, Mark, Port, PortRange};
+use crate::values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange};
 use alloc::{string::String, vec::Vec};
 use core::fmt;
 use ipnet::IpNet;
@@ -137,10 +137,14 @@ impl fmt::Display for Chain {
 /// A chain of a plan. The names are the reference's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OurChain {
-    /// Marks packets of established inbound connections (TPROXY).
+    /// Marks answers to connections that the proxy opens in a client's name (TPROXY).
     Divert,
     /// Drops.
     Drop,
+    /// Drops what would come in on a connection that was not captured (strict capture).
+    GuardIn,
+    /// Marks connections that are not captured, and drops what others would send on them (strict capture).
+    GuardOut,
     /// Decides about inbound packets.
     Inbound,
     /// Sends to the inbound listener.
@@ -157,9 +161,11 @@ pub enum OurChain {
 
 impl OurChain {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Divert,
         Self::Drop,
+        Self::GuardIn,
+        Self::GuardOut,
         Self::Inbound,
         Self::InRedirect,
         Self::Output,
@@ -174,6 +180,8 @@ impl OurChain {
         match self {
             Self::Divert => "ISTIO_DIVERT",
             Self::Drop => "ISTIO_DROP",
+            Self::GuardIn => "ISTIO_GUARD_IN",
+            Self::GuardOut => "ISTIO_GUARD_OUT",
             Self::Inbound => "ISTIO_INBOUND",
             Self::InRedirect => "ISTIO_IN_REDIRECT",
             Self::Output => "ISTIO_OUTPUT",
@@ -243,6 +251,101 @@ pub enum ConnState {
     RelatedOrEstablished,
 }
 
+/// Which way a packet of a connection goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// The way of the connection's first packet.
+    Original,
+    /// The other way.
+    Reply,
+}
+
+impl Direction {
+    /// Its name in iptables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Original => "ORIGINAL",
+            Self::Reply => "REPLY",
+        }
+    }
+}
+
+/// What connection tracking says about a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tracked {
+    /// The packet's state.
+    pub state: ConnState,
+    /// Which way it goes; either where `None`.
+    pub direction: Option<Direction>,
+}
+
+impl From<ConnState> for Tracked {
+    fn from(state: ConnState) -> Self {
+        Self { state, direction: None }
+    }
+}
+
+/// Flags of a TCP segment: which are looked at, and which of those are set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TcpFlags {
+    mask: u8,
+    set: u8,
+}
+
+impl TcpFlags {
+    /// FIN, in the place it has in a segment (RFC 9293, section 3.1).
+    pub const FIN: u8 = 0x01;
+    /// SYN.
+    pub const SYN: u8 = 0x02;
+    /// RST.
+    pub const RST: u8 = 0x04;
+    /// PSH.
+    pub const PSH: u8 = 0x08;
+    /// ACK.
+    pub const ACK: u8 = 0x10;
+    /// URG.
+    pub const URG: u8 = 0x20;
+    /// The flags iptables has names for, in the order it prints them.
+    pub const NAMED: [(u8, &'static str); 6] = [
+        (Self::FIN, "FIN"),
+        (Self::SYN, "SYN"),
+        (Self::RST, "RST"),
+        (Self::PSH, "PSH"),
+        (Self::ACK, "ACK"),
+        (Self::URG, "URG"),
+    ];
+    /// What opens a connection: SYN without FIN, RST or ACK, `--syn` in iptables.
+    pub const OPENING: Self = Self { mask: Self::FIN | Self::SYN | Self::RST | Self::ACK, set: Self::SYN };
+    /// SYN, whatever else: what opens a connection, and its answer.
+    pub const SYNCHRONIZING: Self = Self { mask: Self::SYN, set: Self::SYN };
+
+    /// Of the flags of `mask`, exactly those of `set`; `None` where `set` has others, `mask` none, or either one
+    /// without a name.
+    #[must_use]
+    pub const fn new(mask: u8, set: u8) -> Option<Self> {
+        if mask != 0 && mask & !0x3f == 0 && set & !mask == 0 { Some(Self { mask, set }) } else { None }
+    }
+
+    /// The flags looked at.
+    #[must_use]
+    pub const fn mask(self) -> u8 {
+        self.mask
+    }
+
+    /// Those of them that are set.
+    #[must_use]
+    pub const fn set(self) -> u8 {
+        self.set
+    }
+
+    /// Whether a segment with these flags is meant.
+    #[must_use]
+    pub const fn covers(self, flags: u8) -> bool {
+        flags & self.mask == self.set
+    }
+}
+
 /// One condition of a rule. All conditions of a rule must hold.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Match {
@@ -262,8 +365,10 @@ pub enum Match {
     DestinationPort(Is<PortRange>),
     /// `-m multiport --dports`, of the rule's protocol.
     DestinationPorts(Is<Vec<PortRange>>),
-    /// `-m conntrack --ctstate`.
-    ConnState(ConnState),
+    /// `-m tcp --tcp-flags`, of a rule for TCP.
+    TcpFlags(Is<TcpFlags>),
+    /// `-m conntrack --ctstate`, perhaps with `--ctdir`.
+    Tracked(Tracked),
     /// `-m owner --uid-owner`: the user of the sending socket.
     OwnerUid(Is<u32>),
     /// `-m owner --gid-owner`: the group of the sending socket.
@@ -271,7 +376,7 @@ pub enum Match {
     /// `-m mark --mark`: the packet's mark.
     Mark(Is<Mark>),
     /// `-m connmark --mark`: the connection's mark.
-    ConnMark(Is<Mark>),
+    ConnMark(Is<MaskedMark>),
 }
 
 impl Match {
@@ -286,12 +391,22 @@ impl Match {
             | Self::SourcePort(_)
             | Self::DestinationPort(_)
             | Self::DestinationPorts(_)
-            | Self::ConnState(_)
+            | Self::TcpFlags(_)
+            | Self::Tracked(_)
             | Self::OwnerUid(_)
             | Self::OwnerGid(_)
             | Self::Mark(_)
             | Self::ConnMark(_) => false,
         }
+    }
+
+    /// Whether it is about a field of the rule's protocol: it means nothing without one.
+    #[must_use]
+    pub const fn is_of_protocol(&self) -> bool {
+        matches!(
+            self,
+            Self::SourcePort(_) | Self::DestinationPort(_) | Self::DestinationPorts(_) | Self::TcpFlags(_)
+        )
     }
 
     /// The place of this condition in what iptables-save prints. Equal places keep the order they were written in.
@@ -304,13 +419,20 @@ impl Match {
             Self::Protocol(_) => 4,
             Self::SourcePort(_) => 5,
             Self::DestinationPort(_) => 6,
+            Self::TcpFlags(_) => 7,
             Self::DestinationPorts(_)
-            | Self::ConnState(_)
+            | Self::Tracked(_)
             | Self::OwnerUid(_)
             | Self::OwnerGid(_)
             | Self::Mark(_)
-            | Self::ConnMark(_) => 7,
+            | Self::ConnMark(_) => 8,
         }
+    }
+
+    /// A comparison with all ports. Where something else in the rule names the port's module, iptables-save prints
+    /// nothing of it.
+    fn is_any_port(&self) -> bool {
+        matches!(self, Self::SourcePort(is) | Self::DestinationPort(is) if !is.not && is.value == PortRange::ALL)
     }
 }
 
@@ -327,7 +449,7 @@ pub enum Target {
     Jump(Chain),
     /// `-j REDIRECT --to-ports`: to this port of the local host.
     Redirect(Port),
-    /// `-j TPROXY`: to the listener on this port, unchanged, with this mark.
+    /// `-j TPROXY`: to the listener on this port, unchanged, with this mark; dropped while nobody listens there.
     Tproxy {
         /// The listener's port.
         port: Port,
@@ -340,6 +462,8 @@ pub enum Target {
     SaveMark,
     /// `-j CONNMARK --restore-mark`: connection's mark to packet.
     RestoreMark,
+    /// `-j CONNMARK --set-xmark`: the connection's mark, in these bits.
+    SetConnMark(MaskedMark),
     /// `-j CT --zone`: the conntrack zone.
     ConntrackZone(u16),
 }
@@ -357,7 +481,9 @@ impl Rule {
     /// The same rule as iptables-save prints it: conditions in its order, those that are always true left away.
     #[must_use]
     pub fn canonical(&self) -> Self {
-        let mut matches: Vec<Match> = self.matches.iter().filter(|m| !m.is_always_true()).cloned().collect();
+        let has_flags = self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+        let is_printed = |m: &&Match| !(m.is_always_true() || has_flags && m.is_any_port());
+        let mut matches: Vec<Match> = self.matches.iter().filter(is_printed).cloned().collect();
         matches.sort_by_key(Match::place);
         Self { matches, target: self.target.clone() }
     }

@@ -1,7 +1,14 @@
 //! Rules in force, or to be: tables of chains of rules, of one family.
 
-use crate::rule::{Chain, Hook, Match, Rule, Table, Target};
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use crate::{
+    rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
+    values::Mark,
+};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::String,
+    vec::Vec,
+};
 
 /// A rule as found: one this library understands, or another's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,10 +28,22 @@ impl From<Rule> for Entry {
 /// The rules of one family, by table and chain. Chains without rules count: a declared chain is there.
 ///
 /// Built-in chains without rules do not: they are always there.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+///
+/// Two are equal when they hold the same rules; whether those are signed means nothing.
+#[derive(Debug, Clone, Default)]
 pub struct RuleState {
     tables: BTreeMap<Table, BTreeMap<Chain, Vec<Entry>>>,
+    /// Rules of built-in chains that carry this program's signature. Only nf_tables can hold one.
+    signed: BTreeMap<Table, BTreeSet<(Chain, Entry)>>,
 }
+
+impl PartialEq for RuleState {
+    fn eq(&self, other: &Self) -> bool {
+        self.tables == other.tables
+    }
+}
+
+impl Eq for RuleState {}
 
 impl RuleState {
     /// No rule at all.
@@ -38,9 +57,25 @@ impl RuleState {
         self.tables.entry(table).or_default().entry(chain).or_default()
     }
 
+    /// Notes that a rule of a built-in chain carries this program's signature.
+    pub(crate) fn sign(&mut self, table: Table, chain: Chain, entry: Entry) {
+        self.signed.entry(table).or_default().insert((chain, entry));
+    }
+
     /// The chains of a table, by name, each with its rules in order.
     pub fn chains(&self, table: Table) -> impl Iterator<Item = (&Chain, &[Entry])> {
         self.tables.get(&table).into_iter().flatten().map(|(chain, entries)| (chain, entries.as_slice()))
+    }
+
+    /// The chains that a change may touch: those of the mesh, and built-in ones with rules.
+    pub(crate) fn chains_of_changes(&self) -> BTreeMap<(Table, &Chain), &[Entry]> {
+        let all = Table::ALL
+            .into_iter()
+            .flat_map(|table| self.chains(table).map(move |(chain, rules)| (table, chain, rules)));
+        let touched = all.filter(|(_, chain, rules)| {
+            chain.is_the_meshs() || matches!(chain, Chain::Hook(_)) && !rules.is_empty()
+        });
+        touched.map(|(table, chain, rules)| ((table, chain), rules)).collect()
     }
 
     /// The rules of a chain; none where there is no such chain.
@@ -78,11 +113,20 @@ impl RuleState {
     /// The part of this state that is the mesh's: its chains, and its rules in built-in chains.
     #[must_use]
     pub fn the_meshs(&self) -> Self {
+        self.the_meshs_beside(&Self::new())
+    }
+
+    /// The same, while `wanted` is being put in force.
+    #[must_use]
+    pub fn the_meshs_beside(&self, wanted: &Self) -> Self {
         let mut ours = Self::new();
         for table in Table::ALL {
             for (chain, entries) in self.chains(table) {
-                let kept: Vec<Entry> =
-                    entries.iter().filter(|entry| self.owns(table, chain, entry)).cloned().collect();
+                let kept: Vec<Entry> = entries
+                    .iter()
+                    .filter(|entry| self.owns_beside(wanted, table, chain, entry))
+                    .cloned()
+                    .collect();
                 if chain.is_the_meshs() || !kept.is_empty() {
                     *ours.declare(table, chain.clone()) = kept;
                 }
@@ -93,20 +137,95 @@ impl RuleState {
 
     /// Whether an entry of a chain is the mesh's.
     ///
-    /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is; and, as long as the
-    /// namespace has a chain of the mesh at all, so is a rule of one of the shapes a plan puts there.
+    /// Every rule of a chain of the mesh is. In built-in chains, a jump to such a chain is. Others have rules of the shapes
+    /// that a plan puts there besides, and keep them: where a table has rules with this program's signature, only those
+    /// are the mesh's. Where it has none (iptables' own programs write none), a rule of such a shape counts as long as the
+    /// table has a chain of the mesh: one that leaves an interface alone, or one with a mark that these chains use.
     #[must_use]
     pub fn owns(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
+        self.owns_beside(&Self::new(), table, chain, entry)
+    }
+
+    /// The same, while `wanted` is being put in force: what it wants counts as being there, too.
+    #[must_use]
+    pub fn owns_beside(&self, wanted: &Self, table: Table, chain: &Chain, entry: &Entry) -> bool {
         match (chain, entry) {
             (Chain::Ours(_), _) => true,
             (Chain::Other(_), _) => chain.is_the_meshs(),
             (Chain::Hook(_), Entry::Foreign(text)) => jumps_to_the_mesh(text),
             (Chain::Hook(hook), Entry::Rule(rule)) => {
                 matches!(&rule.target, Target::Jump(to) if to.is_the_meshs())
-                    || self.is_redirected() && has_planned_shape(table, *hook, rule)
+                    || wanted.rules(table, chain).contains(entry)
+                    || match self.signed.get(&table) {
+                        Some(signed) => signed.contains(&(chain.clone(), entry.clone())),
+                        None => {
+                            self.has_mesh_chain(table) && self.has_planned_shape(wanted, table, *hook, rule)
+                        }
+                    }
             }
         }
     }
+
+    /// Whether a rule of a built-in chain that is no jump has a shape that a plan gives to rules there, with a mark that
+    /// chains of the mesh use. Where these have lost theirs, any mark may be it.
+    fn has_planned_shape(&self, wanted: &Self, table: Table, hook: Hook, rule: &Rule) -> bool {
+        match planned_shape(table, hook, rule) {
+            None => false,
+            Some(Shape::Interface) => true,
+            Some(Shape::Mark(mark)) => {
+                let own = self.marks();
+                let has_lost_its_own = own.iter().all(|mark| *mark == crate::PROXY_MARK);
+                has_lost_its_own || own.contains(&mark) || wanted.marks().contains(&mark)
+            }
+        }
+    }
+
+    /// The packet marks that the chains of the mesh give or ask for, and the proxy's own where there are any.
+    #[must_use]
+    pub fn marks(&self) -> BTreeSet<Mark> {
+        let chains = self.chains(Table::Mangle).filter(|(chain, _)| chain.is_the_meshs());
+        let rules = chains.flat_map(|(_, entries)| entries).filter_map(Entry::understood);
+        let mut marks: BTreeSet<Mark> = rules.flat_map(marks_of).collect();
+        if !marks.is_empty() {
+            marks.insert(crate::PROXY_MARK);
+        }
+        marks
+    }
+
+    /// Whether a table hands inbound connections to the proxy: a packet that arrives jumps to `ISTIO_INBOUND`.
+    #[must_use]
+    pub fn captures_inbound(&self, table: Table) -> bool {
+        let jumps = |rule: &Rule| rule.target == Target::Jump(OurChain::Inbound.into());
+        table != Table::Raw
+            && self
+                .rules(table, &Chain::Hook(Hook::Prerouting))
+                .iter()
+                .filter_map(Entry::understood)
+                .any(jumps)
+    }
+}
+
+impl Entry {
+    /// The rule, where it is understood.
+    #[must_use]
+    pub const fn understood(&self) -> Option<&Rule> {
+        match self {
+            Self::Rule(rule) => Some(rule),
+            Self::Foreign(_) => None,
+        }
+    }
+}
+
+/// The marks a rule gives or asks for.
+fn marks_of(rule: &Rule) -> impl Iterator<Item = Mark> + '_ {
+    let asked =
+        rule.matches.iter().filter_map(|one| if let Match::Mark(is) = one { Some(is.value) } else { None });
+    let given = if let Target::SetMark(mark) | Target::Tproxy { mark, .. } = &rule.target {
+        Some(*mark)
+    } else {
+        None
+    };
+    asked.chain(given)
 }
 
 const fn is_built_in(chain: &Chain) -> bool {
@@ -124,27 +243,46 @@ fn jumps_to_the_mesh(text: &str) -> bool {
     false
 }
 
-/// Whether a rule that is no jump has a shape that a plan gives to rules in this built-in chain.
-fn has_planned_shape(table: Table, hook: Hook, rule: &Rule) -> bool {
-    let in_mangle = table == Table::Mangle;
-    match (hook, rule.matches.as_slice(), &rule.target) {
-        (Hook::Prerouting, [Match::InInterface(i)], Target::Return) => table != Table::Raw && !i.not,
-        (Hook::Output, [Match::OutInterface(o)], Target::Return) => table != Table::Raw && !o.not,
-        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(m)], Target::SaveMark) => in_mangle && !m.not,
-        (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(m)], Target::Return) => {
-            in_mangle && !m.not
+/// What a rule of a plan in a built-in chain that is no jump is about.
+enum Shape {
+    /// An interface that is left alone.
+    Interface,
+    /// TPROXY's mark.
+    Mark(Mark),
+}
+
+/// The shape of a rule, if a plan puts such rules into this built-in chain.
+fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
+    let mark = match (hook, rule.matches.as_slice(), &rule.target) {
+        (Hook::Prerouting, [Match::InInterface(is)], Target::Return)
+        | (Hook::Output, [Match::OutInterface(is)], Target::Return) => {
+            return (table != Table::Raw && !is.not).then_some(Shape::Interface);
+        }
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SaveMark)
+        | (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(is)], Target::Return) => {
+            (!is.not).then_some(is.value)
+        }
+        (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
+            (!is.not && is.value.mask() == u32::MAX).then_some(Mark(is.value.value()))
+        }
+        // With strict capture the guard's mark stands beside it.
+        (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SetConnMark(set)) => {
+            (!is.not && crate::GUARD_MARK.beside(is.value) == Some(*set)).then_some(is.value)
+        }
+        (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::SetMark(set)) => {
+            (!is.not && crate::GUARD_MARK.beside(*set) == Some(is.value)).then_some(*set)
         }
         (
             Hook::Output,
             [
-                Match::Destination(d),
+                Match::Destination(to),
                 Match::OutInterface(_),
                 Match::Protocol(_),
                 Match::OwnerUid(_) | Match::OwnerGid(_),
             ],
             Target::SetMark(mark),
-        ) => in_mangle && d.not && *mark == crate::PROXY_MARK,
-        (Hook::Output, [Match::Protocol(_), Match::ConnMark(m)], Target::RestoreMark) => in_mangle && !m.not,
-        _ => false,
-    }
+        ) => (to.not && *mark == crate::PROXY_MARK).then_some(*mark),
+        _ => None,
+    };
+    mark.filter(|_| table == Table::Mangle).map(Shape::Mark)
 }

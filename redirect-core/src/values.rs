@@ -122,6 +122,9 @@ pub enum Problem {
     /// A value that would clash with one the plan uses for something else.
     #[error("is the mark of the proxy's own packets; use another, such as 1337")]
     ProxyMark,
+    /// A mark with bits that another one needs.
+    #[error("has bits of {0}, the mark of strict capture; use another, such as 1337")]
+    GuardMark(MaskedMark),
     /// No address to decide the families by.
     #[error("no address on any interface but loopback and link-local ones; is the pod network attached?")]
     NoAddress,
@@ -292,6 +295,76 @@ impl FromStr for Mark {
 impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A mark in some of its bits: the rest is somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MaskedMark {
+    value: u32,
+    mask: u32,
+}
+
+impl MaskedMark {
+    /// `value` in the bits of `mask`; `None` where it has others, or none.
+    #[must_use]
+    pub const fn new(value: u32, mask: u32) -> Option<Self> {
+        if value != 0 && value & !mask == 0 { Some(Self { value, mask }) } else { None }
+    }
+
+    /// That of connections which strict capture guards: in the middle, where few others have theirs.
+    pub(crate) const GUARD: Self = Self { value: 0x053b_0000, mask: 0x0fff_0000 };
+
+    /// The value.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.value
+    }
+
+    /// The bits that count.
+    #[must_use]
+    pub const fn mask(self) -> u32 {
+        self.mask
+    }
+
+    /// Another mark, in the bits that this one leaves; `None` where it needs more.
+    #[must_use]
+    pub const fn beside(self, mark: Mark) -> Option<Self> {
+        Self::new(mark.0, !self.mask)
+    }
+
+    /// Whether a mark has this value in these bits.
+    #[must_use]
+    pub const fn covers(self, mark: u32) -> bool {
+        mark & self.mask == self.value
+    }
+
+    /// A mark that gets this value in these bits.
+    #[must_use]
+    pub const fn put_into(self, mark: u32) -> u32 {
+        mark & !self.mask | self.value
+    }
+
+    /// Reads `0x539`, or `0x539/0xfff`, as iptables-save prints them.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (value, mask) = match text.split_once('/') {
+            Some((value, mask)) => (value, mask.parse::<Mark>().ok()?.0),
+            None => (text, u32::MAX),
+        };
+        Self::new(value.parse::<Mark>().ok()?.0, mask)
+    }
+}
+
+impl From<Mark> for MaskedMark {
+    fn from(mark: Mark) -> Self {
+        Self { value: mark.0, mask: u32::MAX }
+    }
+}
+
+impl fmt::Display for MaskedMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.value)?;
+        if self.mask == u32::MAX { Ok(()) } else { write!(f, "/{:#x}", self.mask) }
     }
 }
 

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod generated;
+
+use generated::settings;
 use proptest::{
     collection::vec,
     option,
@@ -9,7 +12,7 @@ use proptest::{
     sample::{Index, select},
 };
 use redirect_core::{
-    Family, Redirect, RulePlan,
+    Family, Redirect,
     change::{Change, Difference, Step},
     options::RunOptions,
     parse,
@@ -19,129 +22,7 @@ use redirect_core::{
     settings::{Key, NamespaceFacts, RawSettings, SETTINGS, Source},
     state::{Entry, RuleState},
 };
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
-
-// Settings
-
-/// What somebody says, valid by construction, and where.
-#[derive(Debug, Clone)]
-struct Settings {
-    said: Vec<(Key, String)>,
-    pod: bool,
-    addresses: Vec<IpAddr>,
-    nameservers: Vec<IpAddr>,
-}
-
-impl Settings {
-    fn redirect(&self) -> Redirect {
-        self.redirect_said_as(self.said.iter().map(|(key, text)| (*key, text.as_str(), Source::Default)))
-    }
-
-    fn redirect_said_as<'a>(&self, said: impl Iterator<Item = (Key, &'a str, Source)>) -> Redirect {
-        let mut raw = if self.pod { RawSettings::for_pod() } else { RawSettings::new() };
-        said.for_each(|(key, text, source)| raw.set(key, text.to_owned(), source));
-        Redirect::parse(&raw, &self.facts()).unwrap()
-    }
-
-    fn plan(&self) -> RulePlan {
-        self.redirect().plan()
-    }
-
-    fn facts(&self) -> NamespaceFacts<'_> {
-        NamespaceFacts { nameservers: &self.nameservers, ..NamespaceFacts::new(&self.addresses) }
-    }
-}
-
-fn settings() -> impl Strategy<Value = Settings> {
-    let addresses = select(vec![
-        vec!["10.1.0.2"],
-        vec!["fd00:10::2"],
-        vec!["127.0.0.1", "10.1.0.2", "::1", "fd00:10::2"],
-        vec!["fe80::1", "fd00:10::2", "10.1.0.2"],
-    ]);
-    let nameservers = vec(select(vec!["10.96.0.10", "1.1.1.1", "127.0.0.53", "fd00:96::a", "::1"]), 0..4);
-    (said(), any::<bool>(), addresses, nameservers).prop_map(|(said, pod, addresses, nameservers)| Settings {
-        said,
-        pod,
-        addresses: addresses.into_iter().map(|text| text.parse().unwrap()).collect(),
-        nameservers: nameservers.into_iter().map(|text| text.parse().unwrap()).collect(),
-    })
-}
-
-/// A value, or none, for each setting that a plan depends on.
-fn said() -> impl Strategy<Value = Vec<(Key, String)>> {
-    let said: Vec<BoxedStrategy<Option<(Key, String)>>> = vec![
-        say(Key::ProxyPort, port()),
-        say(Key::InboundCapturePort, port()),
-        say(Key::InboundTunnelPort, port()),
-        say(Key::ProxyUid, list(id(), 1..4)),
-        say(Key::ProxyGid, list(id(), 0..4)),
-        say(Key::InterceptionMode, select(vec!["REDIRECT", "TPROXY", "TPROXY"]).prop_map(str::to_owned)),
-        say(Key::InboundPorts, star_or(ports())),
-        say(Key::InboundExcludePorts, ports()),
-        say(Key::ExcludeInterfaces, list(interface(), 0..3)),
-        say(Key::OutboundRanges, star_or(list(cidr(), 0..6))),
-        say(Key::OutboundExcludeRanges, list(cidr(), 0..6)),
-        say(Key::OutboundPorts, ports()),
-        say(Key::OutboundExcludePorts, ports()),
-        say(Key::VirtualInterfaces, list(interface(), 0..3)),
-        say(Key::TproxyMark, (1_u32..1338).prop_map(|mark| mark.to_string())),
-        say(Key::TproxyRouteTable, (1_u32..253).prop_map(|table| table.to_string())),
-        say(Key::RedirectDns, switch()),
-        say(Key::CaptureAllDns, switch()),
-        say(Key::DropInvalid, switch()),
-        say(Key::DualStack, switch()),
-        say(Key::OwnerGroups, star_or(list(id(), 0..6))),
-        say(Key::OwnerGroupsExclude, list(id(), 0..4)),
-        say(Key::LoopbackRange, (8_u8..=32).prop_map(|bits| format!("127.0.0.1/{bits}"))),
-    ];
-    said.prop_map(|said| said.into_iter().flatten().collect())
-}
-
-fn say(key: Key, text: impl Strategy<Value = String> + 'static) -> BoxedStrategy<Option<(Key, String)>> {
-    option::of(text.prop_map(move |text| (key, text))).boxed()
-}
-
-fn list(of: impl Strategy<Value = String>, length: std::ops::Range<usize>) -> impl Strategy<Value = String> {
-    vec(of, length).prop_map(|items| items.join(","))
-}
-
-fn star_or(other: impl Strategy<Value = String>) -> impl Strategy<Value = String> {
-    prop_oneof![1 => Just("*".to_owned()), 2 => other]
-}
-
-fn switch() -> impl Strategy<Value = String> {
-    any::<bool>().prop_map(|on| on.to_string())
-}
-
-fn port() -> impl Strategy<Value = String> {
-    (1_u16..).prop_map(|port| port.to_string())
-}
-
-fn ports() -> impl Strategy<Value = String> {
-    let range = (any::<u16>(), any::<u16>()).prop_map(|(a, b)| format!("{}:{}", a.min(b), a.max(b)));
-    list(prop_oneof![any::<u16>().prop_map(|port| port.to_string()), range], 0..5)
-}
-
-fn id() -> impl Strategy<Value = String> {
-    prop_oneof![0_u32..3000, 0..u32::MAX].prop_map(|id| id.to_string())
-}
-
-fn interface() -> impl Strategy<Value = String> {
-    "[a-z][a-z0-9_.-]{0,12}\\+?"
-}
-
-fn cidr() -> impl Strategy<Value = String> {
-    let v4 =
-        (any::<[u8; 4]>(), 0_u8..=32).prop_map(|(bytes, bits)| format!("{}/{bits}", IpAddr::from(bytes)));
-    let v6 =
-        (any::<[u8; 16]>(), 0_u8..=128).prop_map(|(bytes, bits)| format!("{}/{bits}", IpAddr::from(bytes)));
-    let loopback = select(vec!["127.0.0.1/32", "127.0.0.0/8", "::1/128", "0.0.0.0/0", "::/0"]);
-    prop_oneof![4 => v4, 4 => v6, 1 => loopback.prop_map(str::to_owned)]
-}
+use std::collections::{BTreeMap, BTreeSet};
 
 fn entries(state: &RuleState) -> impl Iterator<Item = &Entry> {
     Table::ALL.into_iter().flat_map(|table| state.chains(table)).flat_map(|(_, rules)| rules)
@@ -239,14 +120,17 @@ impl Kernel {
         }
     }
 
-    /// What is not the mesh's, in order.
-    fn others(&self) -> BTreeMap<(Table, Chain), Vec<Entry>> {
+    /// What is not the mesh's while a plan is put in force, in order.
+    fn others(&self, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec<Entry>> {
         let state = self.observe();
         let mut others = BTreeMap::new();
         for table in Table::ALL {
             for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
-                let kept: Vec<Entry> =
-                    rules.iter().filter(|rule| !state.owns(table, chain, rule)).cloned().collect();
+                let kept: Vec<Entry> = rules
+                    .iter()
+                    .filter(|rule| !state.owns_beside(wanted.state(), table, chain, rule))
+                    .cloned()
+                    .collect();
                 if !kept.is_empty() || !matches!(chain, Chain::Hook(_)) {
                     others.insert((table, chain.clone()), kept);
                 }
@@ -369,7 +253,8 @@ impl Kernel {
     /// Whether a plan is in force exactly: nothing of the mesh but what is wanted, in order, and what leads in front.
     fn check(&self, wanted: &FamilyRules) -> Result<(), TestCaseError> {
         let observed = self.observe();
-        prop_assert_eq!(Self::holding(&observed.the_meshs()), Self::holding(wanted.state()));
+        let ours = observed.the_meshs_beside(wanted.state());
+        prop_assert_eq!(Self::holding(&ours), Self::holding(wanted.state()));
         prop_assert_eq!(Difference::find(&observed, wanted), None);
         for table in Table::ALL {
             for hook in Hook::ALL {
@@ -477,12 +362,13 @@ proptest! {
     ) {
         for family in Family::BOTH {
             let mut kernel = Kernel::with(&before, &earlier.plan().rules(family), &after);
-            let (wanted, others) = (wanted.plan().rules(family), kernel.others());
+            let wanted = wanted.plan().rules(family);
+            let others = kernel.others(&wanted);
             let change = if rewrite { Change::rewriting } else { Change::between };
             let change = change(&kernel.observe(), &wanted);
             kernel.apply(&change).map_err(TestCaseError::fail)?;
             kernel.check(&wanted)?;
-            prop_assert_eq!(kernel.others(), others);
+            prop_assert_eq!(kernel.others(&wanted), others);
             prop_assert!(Change::between(&kernel.observe(), &wanted).is_empty());
         }
     }
@@ -515,7 +401,7 @@ proptest! {
             // Tables come into force one after the other: any number of them may have.
             change.tables.truncate(done);
             kernel.apply(&change).map_err(TestCaseError::fail)?;
-            let back = Change::back(&kernel.observe(), &was);
+            let back = Change::back(&kernel.observe(), &was, &change);
             kernel.apply(&back).map_err(TestCaseError::fail)?;
             prop_assert_eq!(kernel.observe(), was);
         }

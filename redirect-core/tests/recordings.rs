@@ -4,15 +4,21 @@
 
 mod recorded;
 
-use recorded::{fixtures, plan, strings};
+use recorded::{fixtures, named_rewrites, plan, rewrites::Printed, strings};
 use redirect_core::{Family, parse::rule_state, render::restore_text, rule::Table, state::RuleState};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-fn recorded_state(tables: &Value) -> RuleState {
+fn recorded_state(tables: &Value, printed: Printed) -> RuleState {
+    let rewrites = named_rewrites();
     let mut text = String::new();
     for (table, lines) in tables.as_object().into_iter().flatten() {
-        text += &format!("*{table}\n{}\nCOMMIT\n", strings(lines).join("\n"));
+        let rewritten = |line: String| {
+            let chain = line.split(' ').nth(1).unwrap_or_default();
+            rewrites.of(printed, chain, &line)
+        };
+        let lines: Vec<String> = strings(lines).into_iter().flat_map(rewritten).collect();
+        text += &format!("*{table}\n{}\nCOMMIT\n", lines.join("\n"));
     }
     rule_state(&text).unwrap()
 }
@@ -48,11 +54,13 @@ fn every_plan_is_the_recorded_state() {
             continue;
         };
         let native = case.get("nft").is_some();
-        for (family, key) in [(Family::V4, "state_v4"), (Family::V6, "state_v6")] {
+        for (family, key, printed) in
+            [(Family::V4, "state_v4", Printed::V4), (Family::V6, "state_v6", Printed::V6)]
+        {
             if native {
                 continue;
             }
-            let (planned, recorded) = (plan.rules(family), recorded_state(&case[key]));
+            let (planned, recorded) = (plan.rules(family), recorded_state(&case[key], printed));
             for table in Table::ALL {
                 let planned: Vec<_> = planned.state().chains(table).collect();
                 let recorded: Vec<_> = recorded.chains(table).collect();

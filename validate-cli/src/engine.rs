@@ -87,13 +87,16 @@ pub(crate) fn round(
     tokens: &mut Tokens,
     stop: Option<&Stop>,
 ) -> Result<Vec<Seen>, Interrupted> {
-    let mut round = Round { stand_ins, flying: Vec::new(), incoming: Vec::new() };
+    let mut round = Round { stand_ins, flying: Vec::new(), incoming: Vec::new(), exhausted: None };
     for shot in shots {
         round.flying.push(Flying::start(*shot, tokens));
     }
     let mut left = limit;
     let mut watch = None;
     while !left.is_zero() {
+        if round.exhausted.is_some() {
+            break;
+        }
         if round.waits_for_nothing() {
             let all = round.flying.iter().all(|flying| flying.seen.is_some());
             let until = *watch.get_or_insert_with(|| Instant::now() + WATCH);
@@ -108,13 +111,21 @@ pub(crate) fn round(
         }
         left = left.saturating_sub(begun.elapsed().min(TURN));
     }
-    Ok(round.flying.into_iter().map(Flying::verdict).collect())
+    let exhausted = round.exhausted;
+    let verdict = |flying: Flying| match (flying.seen, exhausted) {
+        // What became of it could not be looked at.
+        (None, Some(error)) => Seen::NotSent(error),
+        (_, _) => flying.verdict(),
+    };
+    Ok(round.flying.into_iter().map(verdict).collect())
 }
 
 struct Round<'a> {
     stand_ins: &'a [StandIn],
     flying: Vec<Flying>,
     incoming: Vec<Incoming>,
+    /// Why a connection that came in could not be taken, if one could not.
+    exhausted: Option<Errno>,
 }
 
 impl Round<'_> {
@@ -147,8 +158,15 @@ impl Round<'_> {
             flying.step();
         }
         for stand_in in self.stand_ins {
-            while let Some(incoming) = stand_in.next() {
-                self.incoming.push(incoming);
+            loop {
+                match stand_in.next() {
+                    Ok(Some(incoming)) => self.incoming.push(incoming),
+                    Ok(None) => break,
+                    Err(error) => {
+                        self.exhausted = Some(error);
+                        break;
+                    }
+                }
             }
         }
         let waiting = std::mem::take(&mut self.incoming);

@@ -4,6 +4,7 @@ use crate::{
     engine::Seen,
     probes::Probe,
     reason::Reason,
+    sockets::is_lack,
     verdict::{Check, Path, Unproven},
     walk::{Fate, loopback},
 };
@@ -19,6 +20,19 @@ pub(crate) enum Finding {
 
 /// Holds one probe against the plan. `busy` are the proxy's ports that somebody else has.
 pub(crate) fn judge(probe: &Probe, seen: Seen, busy: &[SocketAddr]) -> Finding {
+    if let Seen::NotSent(error) = seen
+        && is_lack(error)
+    {
+        let result = Err(Reason::OutOfResources);
+        return Finding::Check(Check {
+            family: probe.family,
+            path: probe.path,
+            target: Some(probe.shot.destination),
+            captures: matches!(probe.fate, Fate::Redirected(_) | Fate::Tproxied),
+            detail: detail(probe, seen, result),
+            result,
+        });
+    }
     if let (Path::Outbound | Path::DnsUdp | Path::DnsTcp, Seen::NotSent(_)) = (probe.path, seen) {
         let why = "the pod has no route to anywhere";
         return Finding::Unproven(Unproven { family: probe.family, path: probe.path, why });
@@ -162,8 +176,18 @@ fn detail(probe: &Probe, seen: Seen, result: Result<(), Reason>) -> String {
     }
 }
 
-/// The one reason that explains the checks best. `tracked` says whether the namespace tracks connections.
-pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: bool) -> Reason {
+/// What is known of connection tracking, which is at work only where rules need it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tracked {
+    /// The namespace tracks connections.
+    pub(crate) any: bool,
+    /// It tracks those of IPv4, those of IPv6, as far as connections that arrived show.
+    pub(crate) families: [bool; 2],
+}
+
+/// The one reason that explains the checks best.
+pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: Tracked) -> Reason {
+    let Tracked { any: tracked, families: tracked_families } = tracked;
     // Where nothing translates addresses, it was somebody out there who refused.
     let passed = |check: &Check| match check.result {
         Err(Reason::RulesNotInEffect) => check.captures,
@@ -175,8 +199,11 @@ pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: bool) -> R
     };
     let bypassed = families(&passed);
     let captured = families(&|check| check.captures && check.result.is_ok());
-    // One is captured and the other is not at all.
-    let one_only = bypassed[0] && !captured[0] && captured[1] || bypassed[1] && !captured[1] && captured[0];
+    // One is captured and the other is not at all: nothing there needs connection tracking, so it has no rules.
+    let without_rules = |one: usize, other: usize| {
+        bypassed[one] && !captured[one] && captured[other] && !tracked_families[one]
+    };
+    let one_only = without_rules(0, 1) || without_rules(1, 0);
     let instead = match () {
         () if mistaken => Reason::WrongOwner,
         () if one_only => Reason::OneFamilyOnly,
@@ -205,6 +232,10 @@ mod tests {
         let destination: SocketAddr = to.parse().unwrap();
         let shot = Shot { protocol: Protocol::Tcp, source: None, destination, vanishes: false };
         Probe { family: Family::of(&destination.ip()), path, shot, fate }
+    }
+
+    fn tracked(any: bool) -> Tracked {
+        Tracked { any, families: [false; 2] }
     }
 
     fn inbound() -> Fate {
@@ -245,8 +276,18 @@ mod tests {
     fn a_refusal_far_away_is_no_redirection() {
         let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
         let refused = || vec![check(&outbound, Seen::Refused)];
-        assert_eq!(conclude(&mut refused(), false, false), Reason::NoRules);
-        assert_eq!(conclude(&mut refused(), false, true), Reason::WrongPort);
+        assert_eq!(conclude(&mut refused(), false, tracked(false)), Reason::NoRules);
+        assert_eq!(conclude(&mut refused(), false, tracked(true)), Reason::WrongPort);
+    }
+
+    #[test]
+    fn what_this_process_may_not_have_says_nothing_about_the_pod() {
+        let v4 = probe(Path::ProxyToSelf, "127.0.0.6:15002", inbound());
+        for error in [Errno::EMFILE, Errno::ENOBUFS, Errno::EADDRINUSE] {
+            let checks = &mut [check(&v4, Seen::NotSent(error))];
+            assert_eq!(conclude(checks, false, tracked(false)), Reason::OutOfResources, "{error}");
+        }
+        assert_eq!(Reason::OutOfResources.is_redirected(), None);
     }
 
     #[test]
@@ -261,14 +302,16 @@ mod tests {
         let v6 = probe(Path::ProxyToSelf, "[::6]:15002", inbound());
         let good = || check(&v4, arrived("127.0.0.1:15006", Some("127.0.0.6:15002")));
         let passed = || check(&v6, arrived("[::6]:15002", None));
-        assert_eq!(conclude(&mut [], false, true), Reason::NothingProven);
-        assert_eq!(conclude(&mut [good()], false, true), Reason::Redirected);
-        assert_eq!(conclude(&mut [good(), passed()], false, true), Reason::OneFamilyOnly);
-        assert_eq!(conclude(&mut [passed()], false, true), Reason::RulesNotInEffect);
-        assert_eq!(conclude(&mut [passed()], false, false), Reason::NoRules);
-        assert_eq!(conclude(&mut [passed()], true, true), Reason::WrongOwner);
+        assert_eq!(conclude(&mut [], false, tracked(true)), Reason::NothingProven);
+        assert_eq!(conclude(&mut [good()], false, tracked(true)), Reason::Redirected);
+        assert_eq!(conclude(&mut [good(), passed()], false, tracked(true)), Reason::OneFamilyOnly);
+        let v6_tracked = Tracked { any: true, families: [true; 2] };
+        assert_eq!(conclude(&mut [good(), passed()], false, v6_tracked), Reason::RulesNotInEffect);
+        assert_eq!(conclude(&mut [passed()], false, tracked(true)), Reason::RulesNotInEffect);
+        assert_eq!(conclude(&mut [passed()], false, tracked(false)), Reason::NoRules);
+        assert_eq!(conclude(&mut [passed()], true, tracked(true)), Reason::WrongOwner);
         assert_eq!(
-            conclude(&mut [good(), check(&v6, Seen::Refused), passed()], false, true),
+            conclude(&mut [good(), check(&v6, Seen::Refused), passed()], false, tracked(true)),
             Reason::WrongPort
         );
     }

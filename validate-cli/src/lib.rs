@@ -32,8 +32,9 @@ mod verdict;
 mod walk;
 
 use engine::{Interrupted, Seen, Tokens};
-use judge::Finding;
+use judge::{Finding, Tracked};
 use nix::{
+    errno::Errno,
     poll::{PollFd, PollFlags, poll},
     unistd::{Gid, Uid, getegid, geteuid, setfsgid, setfsuid},
 };
@@ -230,7 +231,10 @@ fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<
     let shots: Vec<_> = probes.iter().map(|probe| probe.shot).collect();
     let seen = match Tokens::open() {
         Ok(mut tokens) => engine::round(&shots, &stand_ins, ROUND, &mut tokens, stop)?,
-        Err(_) => vec![Seen::NotSent(nix::errno::Errno::EIO); shots.len()],
+        Err(error) => {
+            let error = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+            vec![Seen::NotSent(error); shots.len()]
+        }
     };
     for (probe, seen) in probes.iter().zip(&seen).take(asked) {
         match judge::judge(probe, *seen, &busy) {
@@ -242,13 +246,26 @@ fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<
     let mistaken = probes.iter().zip(&seen).skip(asked).any(taken_for_another);
     checks.extend(policy::check(request, families.iter().map(|(family, _)| *family)));
     checks.sort_by_key(|check| (check.family, check.path));
-    let reason = judge::conclude(&mut checks, mistaken, tracked() > tracked_before);
+    let tracked =
+        Tracked { any: tracked() > tracked_before, families: tracked_families(request, &probes, &seen) };
+    let reason = judge::conclude(&mut checks, mistaken, tracked);
     Ok(Attempt { reason, checks, unproven })
 }
 
 /// The proxy's own call came back: the rules take its user for the application's.
 fn taken_for_another((_, seen): (&Probe, &Seen)) -> bool {
     matches!(seen, Seen::Arrived { .. })
+}
+
+/// The families whose connections are tracked: of those the kernel can say where they were meant to go. Native tables serve both
+/// families, so there it says nothing about one.
+fn tracked_families(request: &Request<'_>, probes: &[Probe], seen: &[Seen]) -> [bool; 2] {
+    Family::BOTH.map(|family| {
+        let known = |(probe, seen): (&Probe, &Seen)| {
+            probe.family == family && matches!(seen, Seen::Arrived { original: Some(_), .. })
+        };
+        !request.native_nftables && probes.iter().zip(seen).any(known)
+    })
 }
 
 /// How many connections the namespace's connection tracking knows. It is at work only where rules need it.

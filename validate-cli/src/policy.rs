@@ -5,17 +5,18 @@ use crate::{
     reason::Reason,
     verdict::{Check, Path},
 };
-use netns_apply::routes::{RouteSocket, Routing};
-use redirect_core::Family;
+use netns_apply::routes::RouteSocket;
+use redirect_core::{Family, routing};
 
 /// Whether the rule and the route that the plan needs for these families are there.
 pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family>) -> Vec<Check> {
     let plan = request.redirect.plan();
     let Some(routes) = plan.policy_routes() else { return Vec::new() };
-    let found = RouteSocket::open().and_then(|socket| socket.observe()).map_err(|error| error.to_string());
+    let found =
+        RouteSocket::open().and_then(|mut socket| socket.observe()).map_err(|error| error.to_string());
     let check = |family| {
         let missing = found.as_ref().map(|found| {
-            Routing::of(&plan).beyond(found).into_iter().find(|step| step.family() == Some(family))
+            routing::missing(&plan, found).into_iter().find(|item| item.family() == Some(family))
         });
         let (result, detail) = match missing {
             Ok(None) => (Ok(()), "policy rule and route are there".to_owned()),

@@ -5,7 +5,7 @@ use crate::{
     Request,
     engine::Shot,
     reason::Reason,
-    sockets::StandIn,
+    sockets::{StandIn, is_lack},
     verdict::{Check, Path, Unproven},
     walk::{Fate, Packet, fate, loopback},
 };
@@ -98,6 +98,9 @@ impl Aim<'_, '_> {
             let at = SocketAddr::new(loopback(self.family), port.number());
             match StandIn::listen(protocol, at) {
                 Ok(stand_in) => self.aims.stand_ins.push(stand_in),
+                Err(error) if error != Errno::EADDRINUSE && is_lack(error) => {
+                    self.failed(Path::ProxyToSelf, Reason::OutOfResources, format!("{at}: {}", error.desc()));
+                }
                 Err(_) => self.aims.busy.push(at),
             }
         }
@@ -136,7 +139,7 @@ impl Aim<'_, '_> {
                 self.probe(Path::ProxyToSelf, Protocol::Tcp, Some(source), target, fate);
             }
             Ok(_) => {}
-            Err(_) => self.not_local(Path::ProxyToSelf, to),
+            Err(error) => self.not_local(Path::ProxyToSelf, to, error),
         }
     }
 
@@ -145,6 +148,7 @@ impl Aim<'_, '_> {
         match self.target(self.own, self.own, port) {
             Ok((_, Fate::Unknown | Fate::Tproxied)) => {}
             Ok((target, fate)) => self.probe(Path::OwnAddress, Protocol::Tcp, Some(self.own), target, fate),
+            Err(error) if is_lack(error) => self.not_local(Path::OwnAddress, self.own, error),
             Err(_) => self.unproven(Path::OwnAddress, "the pod's address cannot be used yet"),
         }
     }
@@ -161,7 +165,7 @@ impl Aim<'_, '_> {
         match self.target(address, address, 0) {
             Ok((_, Fate::Unknown | Fate::Tproxied)) => {}
             Ok((target, fate)) => self.probe(Path::Loopback, Protocol::Tcp, Some(address), target, fate),
-            Err(_) => self.not_local(Path::Loopback, address),
+            Err(error) => self.not_local(Path::Loopback, address, error),
         }
     }
 
@@ -254,20 +258,30 @@ impl Aim<'_, '_> {
         self.aims.unproven.push(Unproven { family: self.family, path, why });
     }
 
-    /// An address of `lo` is missing.
-    fn not_local(&mut self, path: Path, missing: IpAddr) {
-        let reason = if missing == IpAddr::V6(PASSTHROUGH_V6) {
-            Reason::NoPassthroughAddress
+    /// An address cannot be listened on: it is missing on `lo`, or there are no descriptors or ports.
+    fn not_local(&mut self, path: Path, address: IpAddr, error: Errno) {
+        let missing = || format!("{address} is not an address of lo");
+        if is_lack(error) {
+            self.failed(
+                path,
+                Reason::OutOfResources,
+                format!("cannot listen on {address}: {}", error.desc()),
+            );
+        } else if address == IpAddr::V6(PASSTHROUGH_V6) {
+            self.failed(path, Reason::NoPassthroughAddress, missing());
         } else {
-            Reason::LoopbackDown
-        };
+            self.failed(path, Reason::LoopbackDown, missing());
+        }
+    }
+
+    fn failed(&mut self, path: Path, reason: Reason, detail: String) {
         self.aims.checks.push(Check {
             family: self.family,
             path,
             target: None,
             captures: false,
             result: Err(reason),
-            detail: format!("{missing} is not an address of lo"),
+            detail,
         });
     }
 }

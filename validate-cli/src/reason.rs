@@ -41,16 +41,19 @@ pub enum Reason {
     NoAnswer,
     /// The loopback interface does not work.
     LoopbackDown,
+    /// This process may not have the sockets or ports it needs.
+    OutOfResources,
     /// Nothing failed, but no redirection was seen either.
     NothingProven,
 }
 
 impl Reason {
     /// All of them, the one that explains the most first.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Redirected,
         Self::Interrupted,
         Self::NoAddress,
+        Self::OutOfResources,
         Self::LoopbackDown,
         Self::PortsBusy,
         Self::WrongOwner,
@@ -91,6 +94,7 @@ impl Reason {
             Self::NoPolicyRoute => "no-policy-route",
             Self::NoAnswer => "no-answer",
             Self::LoopbackDown => "loopback-down",
+            Self::OutOfResources => "out-of-resources",
             Self::NothingProven => "nothing-proven",
         }
     }
@@ -99,13 +103,15 @@ impl Reason {
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::Redirected => "the pod's traffic is redirected to its proxy",
+            Self::Redirected => {
+                "every path that can be proven from inside the pod is redirected to the proxy"
+            }
             Self::Interrupted => "a signal ended the validation before anything was proven",
             Self::NoAddress => {
                 "the pod has no address yet, on any interface but loopback and link-local ones"
             }
             Self::PortsBusy => {
-                "another process listens on the proxy's ports, so where redirected traffic arrives cannot be seen"
+                "unknown: another process, the proxy if it runs already, listens on the proxy's ports, so where redirected traffic arrives cannot be seen"
             }
             Self::WrongOwner => {
                 "the rules exempt other users or groups than the settings say: the proxy's traffic is captured, or the application's is not"
@@ -137,9 +143,39 @@ impl Reason {
             }
             Self::NoAnswer => "probes vanish: a rule drops them",
             Self::LoopbackDown => "the pod cannot reach itself over lo",
-            Self::NothingProven => {
-                "nothing failed, but no redirection can be seen by the user this runs as, so none is proven"
+            Self::OutOfResources => {
+                "unknown: the validation may not have the file descriptors, memory or local ports it needs"
             }
+            Self::NothingProven => {
+                "unknown: nothing failed, but no redirection can be seen by the user this runs as, so none is proven"
+            }
+        }
+    }
+
+    /// Whether the pod is redirected, as far as this says: `None` where it may be or may not.
+    #[must_use]
+    pub const fn is_redirected(self) -> Option<bool> {
+        match self {
+            Self::Redirected => Some(true),
+            Self::Interrupted
+            | Self::NoAddress
+            | Self::PortsBusy
+            | Self::OutOfResources
+            | Self::NothingProven => None,
+            Self::WrongOwner
+            | Self::WrongPort
+            | Self::Stranger
+            | Self::NoRules
+            | Self::OneFamilyOnly
+            | Self::RulesNotInEffect
+            | Self::DnsNotCaptured
+            | Self::LoopbackCaptured
+            | Self::NoPassthroughAddress
+            | Self::DestinationLost
+            | Self::TproxyNotInEffect
+            | Self::NoPolicyRoute
+            | Self::NoAnswer
+            | Self::LoopbackDown => Some(false),
         }
     }
 
@@ -156,8 +192,8 @@ impl Reason {
                 "see the pod's events; raise --probe-timeout if addresses come late",
             ),
             Self::PortsBusy => (
-                "the pod's other containers",
-                "nothing may listen on the proxy's ports before the proxy: see --envoy-port, --inbound-capture-port",
+                "nobody if the proxy runs already, else the pod's other containers",
+                "run it before the proxy starts, as an init container; nothing else may listen on the proxy's ports: see --envoy-port, --inbound-capture-port",
             ),
             Self::WrongOwner => (
                 NODE_AGENT,
@@ -210,6 +246,10 @@ impl Reason {
             Self::LoopbackDown => {
                 ("the container runtime", "the interface lo has to be up with its addresses")
             }
+            Self::OutOfResources => (
+                "the pod's specification",
+                "about 50 file descriptors (ulimit -n) and 20 local ports (net.ipv4.ip_local_port_range) are needed",
+            ),
             Self::NothingProven => {
                 ("the pod's specification", "run it with the proxy's runAsUser and runAsGroup (1337)")
             }
@@ -231,7 +271,7 @@ const NODE_AGENT: &str =
 /// What to do: who, which setting, and where to read on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remedy {
-    /// The part of the system that can mend it.
+    /// The part of the system that can fix it.
     pub agent: &'static str,
     /// The setting to look at.
     pub setting: &'static str,

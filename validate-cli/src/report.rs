@@ -7,12 +7,12 @@ use std::{
     io::{ErrorKind, Write},
 };
 
-/// Logs a verdict line by line, as information or as an error, and writes its JSON to the termination message file.
+/// Logs a verdict line by line, what is wrong as an error and the rest as information, and writes its JSON to the termination message file.
 ///
 /// The usual file is the kubelet's to make, so it is not made where there is none; any other is.
 pub fn report(verdict: &Verdict, termination_log: Option<&str>) {
-    let level = if verdict.is_redirected() { log::Level::Info } else { log::Level::Error };
-    for line in verdict.to_string().lines() {
+    for (wrong, line) in verdict.lines() {
+        let level = if wrong { log::Level::Error } else { log::Level::Info };
         log::log!(target: logging::DEFAULT_SCOPE, level, "{line}");
     }
     let Some(path) = termination_log else { return };

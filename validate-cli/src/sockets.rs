@@ -55,10 +55,24 @@ impl StandIn {
         }
     }
 
-    /// The next connection that has come in; `None` when there is none. A datagram is an arrival at once.
-    pub(crate) fn next(&self) -> Option<Incoming> {
+    /// The next connection that has come in; `None` when there is none, an error when it may not be taken. A datagram is an
+    /// arrival at once.
+    pub(crate) fn next(&self) -> Result<Option<Incoming>, Errno> {
         match self {
-            Self::Tcp(listener) => Incoming::new(listener.accept().ok()?.0).ok(),
+            Self::Tcp(listener) => match listener.accept() {
+                Ok((stream, _)) => Ok(Incoming::new(stream).ok()),
+                Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
+                    error if is_lack(error) => Err(error),
+                    _ => Ok(None),
+                },
+            },
+            Self::Udp(_) => Ok(self.datagram()),
+        }
+    }
+
+    fn datagram(&self) -> Option<Incoming> {
+        match self {
+            Self::Tcp(_) => None,
             Self::Udp(socket) => {
                 let mut buffer = [0; 512];
                 let (length, peer) = socket.recv_from(&mut buffer).ok()?;
@@ -77,6 +91,11 @@ impl AsFd for StandIn {
             Self::Udp(socket) => socket.as_fd(),
         }
     }
+}
+
+/// Whether an error says that this process may not have more of something: descriptors, memory, local ports.
+pub(crate) const fn is_lack(error: Errno) -> bool {
+    matches!(error, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM | Errno::EADDRINUSE)
 }
 
 /// Something that came in at a stand-in.
@@ -136,6 +155,8 @@ impl Flight {
         };
         match connect(fd.as_raw_fd(), &SockaddrStorage::from(destination)) {
             Ok(()) | Err(Errno::EINPROGRESS) => {}
+            // The address is there, or binding would have failed: it is the port that is not.
+            Err(Errno::EADDRNOTAVAIL) if source.is_some() => return Err(Errno::EADDRINUSE),
             Err(error) => return Err(error),
         }
         // The address and port the kernel chose; to be recognised by.

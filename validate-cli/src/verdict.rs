@@ -130,13 +130,52 @@ impl Verdict {
         self.value(failed().take(4), false).to_string()
     }
 
+    /// What the headline has to say of paths that cannot be tested from here.
+    fn untested(&self) -> String {
+        if self.unproven.is_empty() || !self.is_redirected() {
+            return String::new();
+        }
+        let paths =
+            self.unproven.iter().map(|unproven| format!("{} {}", unproven.family, unproven.path.name()));
+        format!("; not tested: {}", paths.collect::<Vec<_>>().join(", "))
+    }
+
+    /// The verdict for people, line by line: what it means, what was seen, what could not be proven, what to do; each with
+    /// whether it is about something wrong.
+    #[must_use]
+    pub fn lines(&self) -> Vec<(bool, String)> {
+        let wrong = !self.is_redirected();
+        let Identity { uid, gid } = self.who;
+        let headline = format!(
+            "{}: {}{} (user {uid}, group {gid}, {} ms)",
+            self.reason,
+            self.reason.meaning(),
+            self.untested(),
+            self.elapsed.as_millis()
+        );
+        let mut lines = vec![(wrong, headline)];
+        for check in &self.checks {
+            let word = if check.result.is_ok() { "proven" } else { "FAILED" };
+            lines.push((check.result.is_err(), format!("{word:8} {check}")));
+        }
+        lines.extend(self.unproven.iter().map(|unproven| (false, format!("{:8} {unproven}", "unproven"))));
+        if wrong {
+            let remedy = self.reason.remedy();
+            lines.push((true, format!("who can fix it: {}", remedy.agent)));
+            lines.push((true, format!("what to look at: {}", remedy.setting)));
+            lines.push((true, format!("read on: {}", remedy.document())));
+        }
+        lines
+    }
+
     fn value<'a>(&'a self, checks: impl Iterator<Item = &'a Check>, unproven: bool) -> Value {
         let remedy = self.reason.remedy();
         let unproven = self.unproven.iter().filter(|_| unproven);
         json!({
             "reason": self.reason.code(),
-            "message": self.reason.meaning(),
-            "redirected": self.is_redirected(),
+            "message": format!("{}{}", self.reason.meaning(), self.untested()),
+            // Unknown is neither true nor false.
+            "redirected": self.reason.is_redirected(),
             "exitCode": self.exit_code(),
             "remedy": {"agent": remedy.agent, "setting": remedy.setting, "document": remedy.document()},
             "uid": self.who.uid,
@@ -190,19 +229,8 @@ impl fmt::Display for Unproven {
 /// For people, on several lines: what it means, what was seen, what to do, what could not be proven.
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.reason, self.reason.meaning())?;
-        write!(f, " (user {}, group {}, {} ms)", self.who.uid, self.who.gid, self.elapsed.as_millis())?;
-        for check in &self.checks {
-            write!(f, "\n{:8} {check}", if check.result.is_ok() { "proven" } else { "FAILED" })?;
-        }
-        for unproven in &self.unproven {
-            write!(f, "\n{:8} {unproven}", "unproven")?;
-        }
-        if !self.is_redirected() {
-            let remedy = self.reason.remedy();
-            write!(f, "\nwho can mend it: {}", remedy.agent)?;
-            write!(f, "\nwhat to look at: {}", remedy.setting)?;
-            write!(f, "\nread on: {}", remedy.document())?;
+        for (index, (_, line)) in self.lines().iter().enumerate() {
+            write!(f, "{}{line}", if index == 0 { "" } else { "\n" })?;
         }
         Ok(())
     }
@@ -250,7 +278,7 @@ mod tests {
         for expected in [
             "no-rules: nothing",
             "FAILED   IPv6 proxy-to-self",
-            "who can mend it: the istio-cni agent",
+            "who can fix it: the istio-cni agent",
             "docs/validation.md#no-rules",
         ] {
             assert!(text.contains(expected), "{expected} is missing in {text}");

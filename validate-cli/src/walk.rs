@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use redirect_core::{
     Family,
     plan::FamilyRules,
-    rule::{Chain, Hook, Is, Match, Protocol, Rule, Table, Target},
+    rule::{Chain, Hook, Is, Match, Protocol, Rule, Table, Target, TcpFlags},
     state::Entry,
     values::{Mark, Port, PortRange},
 };
@@ -60,7 +60,7 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
 
 /// What these rules do with a packet.
 pub(crate) fn fate(rules: &FamilyRules, packet: &Packet) -> Fate {
-    let mut walk = Walk { rules, packet: *packet, hook: Hook::Output, mark: 0 };
+    let mut walk = Walk { rules, packet: *packet, hook: Hook::Output, mark: 0, connection_mark: 0 };
     if walk.table(Table::Mangle) != Step::Done {
         return Fate::Unknown;
     }
@@ -101,6 +101,7 @@ struct Walk<'a> {
     packet: Packet,
     hook: Hook,
     mark: u32,
+    connection_mark: u32,
 }
 
 impl Walk<'_> {
@@ -132,8 +133,11 @@ impl Walk<'_> {
                 Target::Redirect(port) => return Some(Step::Redirect(*port)),
                 Target::Tproxy { .. } => return Some(Step::Tproxy),
                 Target::SetMark(Mark(mark)) => self.mark = *mark,
-                // The connection is new: it remembers no mark. Zones change nothing about where packets go.
-                Target::SaveMark | Target::RestoreMark | Target::ConntrackZone(_) => {}
+                Target::SaveMark => self.connection_mark = self.mark,
+                Target::RestoreMark => self.mark = self.connection_mark,
+                Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
+                // Zones change nothing about where packets go.
+                Target::ConntrackZone(_) => {}
             }
         }
         None
@@ -170,11 +174,15 @@ impl Walk<'_> {
             Match::SourcePort(_) => None,
             Match::DestinationPort(range) => Some(is(range, |range| range.contains(port))),
             Match::DestinationPorts(ranges) => Some(is(ranges, |ranges| any(ranges, port))),
-            Match::ConnState(_) => Some(false),
+            Match::TcpFlags(flags) => {
+                Some(packet.protocol == Protocol::Tcp && is(flags, |flags| flags.covers(TcpFlags::SYN)))
+            }
+            // The packet opens a connection.
+            Match::Tracked(_) => Some(false),
             Match::OwnerUid(uid) => self.owner(uid, packet.who.uid),
             Match::OwnerGid(gid) => self.owner(gid, packet.who.gid),
             Match::Mark(mark) => Some(is(mark, |mark| mark.0 == self.mark)),
-            Match::ConnMark(mark) => Some(is(mark, |mark| mark.0 == 0)),
+            Match::ConnMark(mark) => Some(is(mark, |mark| mark.covers(self.connection_mark))),
         }
     }
 
@@ -256,6 +264,25 @@ mod tests {
         assert_eq!(fate("127.0.0.1", "127.0.0.6:15002"), redirected(15006));
         assert_eq!(fate("127.0.0.6", "10.1.0.2:8080"), Fate::Untouched);
         assert_eq!(fate("127.0.0.1", "127.0.0.1:15008"), Fate::Untouched);
+    }
+
+    #[test]
+    fn strict_capture_changes_nothing_for_a_first_packet() {
+        for mode in ["REDIRECT", "TPROXY"] {
+            let [usual, strict] = ["false", "true"]
+                .map(|strict| rules(&[(Key::InterceptionMode, mode), (Key::StrictCapture, strict)]));
+            for who in [PROXY, APP] {
+                for (source, to, stays) in [
+                    (Some("10.1.0.2"), "10.1.0.2:15008", true),
+                    (Some("127.0.0.1"), "127.0.0.6:15002", true),
+                    (Some("127.0.0.6"), "10.1.0.2:8080", true),
+                    (None, "192.0.2.1:80", false),
+                ] {
+                    let packet = packet(who, source, to, stays);
+                    assert_eq!(fate(&strict, &packet), fate(&usual, &packet), "{mode} {packet:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use crate::{
     conf::Conf,
-    kernel::{Kernel, KernelError, Namespace},
+    kernel::{Difference, Kernel, KernelError, Namespace},
     logs::SCOPE,
     pod_source::{self, PodName},
     selection::base_settings,
@@ -66,7 +66,7 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 /// CHECK: derives the plan again and compares it with what is in force.
 ///
 /// # Errors
-/// The first thing that is not as planned (code 111), or why that cannot be told.
+/// The first thing that is not as planned, or rules of others that come in the plan's way (code 111); or why that cannot be told.
 pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };
@@ -76,10 +76,10 @@ pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     })?;
     let Some(difference) = difference else { return Ok(()) };
     let pod = job.pod_label();
-    log::warn!(target: SCOPE, pod = pod; "CHECK: {difference}");
-    let message = format!("pod {pod} is not redirected as planned: {difference}");
-    let details = "the rules were changed after ADD, or the pod's annotations were";
-    Err(CniError::new(Code::NotAsPlanned, message).with_details(details))
+    let Difference { text, origin } = difference;
+    log::warn!(target: SCOPE, pod = pod; "CHECK: {text}");
+    let message = format!("pod {pod} is not redirected as planned: {text}");
+    Err(CniError::new(Code::NotAsPlanned, message).with_details(origin))
 }
 
 enum Done {
@@ -170,7 +170,7 @@ impl Job<'_> {
         namespace: &dyn Namespace,
     ) -> Result<Result<RulePlan, SkipReason>, CniError> {
         let addresses = namespace.addresses()?;
-        let base = base_settings(|name| (self.env)(name)?.into_string().ok());
+        let base = base_settings(self.conf.strict_capture, |name| (self.env)(name)?.into_string().ok());
         let facts_there = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&addresses) };
         match facts.decide_with(base, &facts_there) {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),

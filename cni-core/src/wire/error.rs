@@ -108,11 +108,19 @@ impl CniError {
         let object = Object {
             cni_version: version.unwrap_or(Version::NEWEST).name(),
             code: self.code.number(),
-            msg: &self.message,
-            details: &self.details,
+            msg: shortened(&self.message),
+            details: shortened(&self.details),
         };
         serde_json::to_string(&object).unwrap_or_else(|error| format!(r#"{{"code":199,"msg":"{error}"}}"#))
     }
+}
+
+/// The beginning of a text that somebody else may have made long: a runtime puts it into events, logs and statuses.
+fn shortened(text: &str) -> &str {
+    const LONGEST: usize = 2048;
+    let end =
+        text.char_indices().map(|(index, c)| index + c.len_utf8()).take_while(|end| *end <= LONGEST).last();
+    text.get(..end.unwrap_or_default()).unwrap_or_default()
 }
 
 impl fmt::Display for CniError {
@@ -127,6 +135,14 @@ impl std::error::Error for CniError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_text_is_longer_than_a_runtime_can_use() {
+        let error = CniError::new(Code::NotAsPlanned, "ä".repeat(3000)).with_details("b".repeat(3000));
+        let object: serde_json::Value = serde_json::from_str(&error.json(None)).unwrap();
+        let (message, details) = (object["msg"].as_str().unwrap(), object["details"].as_str().unwrap());
+        assert_eq!((message.chars().count(), details.len()), (1024, 2048));
+    }
 
     #[test]
     fn the_object_has_the_fields_of_the_specification() {

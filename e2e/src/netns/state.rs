@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use serde_json::Value;
 
 use super::Namespace;
 use crate::process::{self, SHORT};
+use crate::rewrites::{Printed, Rewrites};
 
 /// Chain name to its lines, in order.
 pub type Chains = BTreeMap<String, Vec<String>>;
@@ -59,16 +60,24 @@ impl State {
         })?
     }
 
-    /// What a conformance case recorded: its `state_v4`, `state_v6`, `ip_rule_v4`, `ip_rule_v6` and `nft`.
+    /// What a conformance case recorded: its `state_v4`, `state_v6`, `ip_rule_v4`, `ip_rule_v6` and `nft`, as the
+    /// [rewrites](crate::rewrites) have them.
     /// Routes and loopback addresses are not compared against recordings and stay empty.
     pub fn recorded(case: &Value) -> Result<Self> {
+        let rewrites = Rewrites::read(include_str!("../../fixtures/divergences.json")).map_err(Error::msg)?;
+        let rewritten = |mut tables: Tables, printed| {
+            tables.values_mut().for_each(|chains| rewrite(&rewrites, printed, chains));
+            tables
+        };
         Ok(Self {
-            v4: recorded_tables(&case["state_v4"])?,
-            v6: recorded_tables(&case["state_v6"])?,
+            v4: rewritten(recorded_tables(&case["state_v4"])?, Printed::V4),
+            v6: rewritten(recorded_tables(&case["state_v6"])?, Printed::V6),
             rule4: recorded_rules(&case["ip_rule_v4"])?,
             rule6: recorded_rules(&case["ip_rule_v6"])?,
             nft: if case["nft"].is_array() {
-                nft_chains(&strings(&case["nft"])?.join("\n"))
+                let mut chains = nft_chains(&strings(&case["nft"])?.join("\n"));
+                rewrite(&rewrites, Printed::Nft, &mut chains);
+                chains
             } else {
                 Chains::new()
             },
@@ -154,7 +163,7 @@ fn saved(family: &str) -> Result<Tables> {
 }
 
 /// Parses the text of `iptables-save`.
-fn tables(text: &str) -> Tables {
+pub(super) fn tables(text: &str) -> Tables {
     let mut tables = Tables::new();
     let mut current = String::new();
     for line in text.lines().map(str::trim) {
@@ -218,6 +227,12 @@ fn nft_chains(text: &str) -> Chains {
     }
     chains.retain(|name, _| name.contains("istio"));
     chains
+}
+
+fn rewrite(rewrites: &Rewrites, printed: Printed, chains: &mut Chains) {
+    for (chain, lines) in chains {
+        *lines = lines.iter().flat_map(|line| rewrites.of(printed, chain, line)).collect();
+    }
 }
 
 /// A recording keeps the lines of `iptables-save` per table.

@@ -6,6 +6,8 @@
 pub mod killing;
 pub mod mesh;
 pub mod recording;
+pub mod stubs;
+pub mod told;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

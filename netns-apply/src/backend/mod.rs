@@ -1,19 +1,17 @@
 //! What programs the rules, and how it is chosen without trying anything out.
 
-mod chains;
-mod means;
-pub(crate) mod native;
-mod observed;
+mod handles;
 pub(crate) mod restore;
 
-pub(crate) use means::Means;
-pub(crate) use native::NativeTables;
-pub(crate) use observed::{Observed, unreadable};
+pub(crate) use handles::Handles;
 
 use crate::{ApplyError, netlink::NetlinkError};
 use redirect_core::{
-    RulePlan,
+    Family, RulePlan,
     options::{BackendChoice, Variant},
+    render::NFT_TABLES,
+    rule::Table,
+    steps::Observation,
 };
 use std::fmt;
 
@@ -25,17 +23,27 @@ pub enum Backend {
     Netlink,
     /// `iptables-restore` and `ip6tables-restore` of this variant.
     Restore(Variant),
-    /// Native nftables, over netlink where the kernel answers, else through `nft`.
+    /// Native nftables, over netlink.
     NativeNft,
 }
 
-impl Backend {
-    /// The variant of iptables whose tables it programs.
-    pub(crate) const fn variant(self) -> Option<Variant> {
-        match self {
-            Self::Netlink => Some(Variant::Nft),
-            Self::Restore(variant) => Some(variant),
-            Self::NativeNft => None,
+/// The tables of nf_tables that a plan's rules stand in, as nft names them.
+pub(crate) fn tables(plan: &RulePlan, backend: Backend) -> Vec<String> {
+    match backend {
+        Backend::Restore(Variant::Legacy) => Vec::new(),
+        Backend::NativeNft => NFT_TABLES.map(|name| format!("inet {name}")).into(),
+        Backend::Netlink | Backend::Restore(Variant::Nft) => {
+            let of = |family: &Family| {
+                let rules = plan.rules(*family);
+                let word = match family {
+                    Family::V4 => "ip",
+                    Family::V6 => "ip6",
+                };
+                let used =
+                    Table::ALL.into_iter().filter(move |table| rules.state().chains(*table).next().is_some());
+                used.map(move |table| format!("{word} {}", table.name()))
+            };
+            plan.families().iter().flat_map(of).collect()
         }
     }
 }
@@ -80,14 +88,14 @@ impl fmt::Display for Because {
 /// What the kernel lacks for a plan is asked beforehand; nothing is tried out.
 pub(crate) fn choose(
     choice: BackendChoice,
-    observed: &Observed,
-    means: &mut Means<'_>,
+    observed: &Observation,
+    handles: &mut Handles<'_>,
     plan: &RulePlan,
 ) -> Result<(Backend, Because), ApplyError> {
-    let programs = means.programs;
+    let programs = handles.programs;
     match choice {
         BackendChoice::Netlink => {
-            let missing = missing(means, plan)?;
+            let missing = missing(handles, plan)?;
             if missing.is_empty() {
                 return Ok((Backend::Netlink, Because::Asked));
             }
@@ -100,15 +108,15 @@ pub(crate) fn choose(
     if observed.in_use(Variant::Legacy) && !observed.redirected_by(Variant::Nft) {
         return Ok((Backend::Restore(Variant::Legacy), Because::InUse));
     }
-    if means.netlink.is_some() {
-        if missing(means, plan)?.is_empty() {
+    if handles.nft_in_transaction {
+        if missing(handles, plan)?.is_empty() {
             let in_use = observed.in_use(Variant::Nft);
             return Ok((Backend::Netlink, if in_use { Because::InUse } else { Because::Supported }));
         }
         // iptables-nft would lack the same.
         return match restore::usable(programs, Variant::Legacy) {
             Ok(()) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
-            Err(_) => Err(NetlinkError::Lacking(missing(means, plan)?).into()),
+            Err(_) => Err(NetlinkError::Lacking(missing(handles, plan)?).into()),
         };
     }
     if observed.in_use(Variant::Nft) {
@@ -119,13 +127,13 @@ pub(crate) fn choose(
         (Err(_), Ok(())) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
         (Err(nft), Err(legacy)) => {
             let (nft, legacy) = (Box::new(nft), Box::new(legacy));
-            Err(ApplyError::NoIptables { family: redirect_core::Family::V4, nft, legacy })
+            Err(ApplyError::NoIptables { family: Family::V4, nft, legacy })
         }
     }
 }
 
-fn missing(means: &mut Means<'_>, plan: &RulePlan) -> Result<Vec<crate::netlink::Missing>, ApplyError> {
-    match &mut means.netlink {
+fn missing(handles: &mut Handles<'_>, plan: &RulePlan) -> Result<Vec<crate::netlink::Missing>, ApplyError> {
+    match &mut handles.netlink {
         Some(connection) => Ok(connection.missing_for(plan)?),
         None => Ok(Vec::new()),
     }

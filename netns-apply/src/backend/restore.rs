@@ -18,7 +18,12 @@ pub(crate) fn save(programs: &Programs, variant: Variant, family: Family) -> Res
     parse::rule_state(&text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }
 
-fn saved(programs: &Programs, variant: Variant, family: Family) -> Result<(PathBuf, String), ExecError> {
+/// What a variant prints, and the program that did.
+pub(crate) fn saved(
+    programs: &Programs,
+    variant: Variant,
+    family: Family,
+) -> Result<(PathBuf, String), ExecError> {
     let program = find(programs, variant, family, "save")?;
     let text = exec::read(&program, &[])?;
     Ok((program, text))

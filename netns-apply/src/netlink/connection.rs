@@ -2,72 +2,42 @@
 
 #![allow(clippy::wildcard_enum_match_arm)] // of error numbers there are many, and more to come
 
+mod ruleset;
+
 use super::{Missing, NetlinkError};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
-use nix::{
-    errno::Errno,
-    sys::{
-        socket::{MsgFlags, setsockopt, sockopt},
-        time::TimeVal,
-    },
-};
+use crate::socket::{Ended, NetlinkSocket, code};
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use nix::errno::Errno;
 use redirect_core::{
     Family, RulePlan,
-    change::Change,
     netlink::{
-        Answer, Batch, Extension, FinishedBatch, Message, Messages, NativeForm, NativeRules, NativeState,
-        Observed, request,
+        Answer, Batch, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part, request,
     },
     rule::Table,
     state::Entry,
+    steps::Transaction,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-/// The kernel sends at most 32 KiB at once.
-const RECEIVE_BUFFER: usize = 64 * 1024;
-/// The kernel answers while it is asked; this is for the case that it does not.
-const PATIENCE: TimeVal = TimeVal::new(10, 0);
-/// What a transaction needs of the send buffer beyond its own size.
-const SEND_OVERHEAD: usize = 64 * 1024;
-/// The size a send buffer has anyway (net.core.wmem_default is at least that much).
-const USUAL_SEND_BUFFER: usize = 128 * 1024;
-/// How often a dump that others disturb is begun anew.
-const DUMP_ATTEMPTS: usize = 20;
-
-/// What happens to the native tables in a transaction.
-#[derive(Debug, Clone, Copy, Default)]
-pub enum NativeChange<'a> {
-    /// Nothing.
-    #[default]
-    Keep,
-    /// They are removed, if there are any.
-    Remove,
-    /// A plan's take the place of whatever there is.
-    Write(&'a RulePlan, NativeForm),
-}
-
-/// What is to be changed, all of it at one instant or nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Transaction<'a> {
-    /// Changes to the tables of iptables, by family.
-    pub rules: &'a [(Family, Change)],
-    /// The change to the native tables.
-    pub native: NativeChange<'a>,
-}
+/// How long is tried to read the rules at one generation. Somebody who changes them faster than they can be read gets
+/// them read without.
+const ONE_GENERATION: Duration = Duration::from_millis(500);
 
 /// A socket that talks about nf_tables in the network namespace it was opened in.
 #[derive(Debug)]
 pub struct Connection {
-    socket: Socket,
-    sequence: u32,
-    buffer: Vec<u8>,
+    socket: NetlinkSocket,
     /// How many bytes of answers are read at most, and how many were.
     most: usize,
     read: usize,
+}
+
+/// An error of the socket, while doing something.
+fn failed(what: &'static str) -> impl Fn(Errno) -> NetlinkError {
+    move |cause| NetlinkError::Socket { what, cause }
 }
 
 impl Connection {
@@ -76,23 +46,11 @@ impl Connection {
     /// # Errors
     /// The kernel has no netlink for netfilter at all.
     pub fn open() -> Result<Self, NetlinkError> {
-        let open = || -> io::Result<Socket> {
-            let mut socket = Socket::new(NETLINK_NETFILTER)?;
-            socket.bind_auto()?;
-            // From now on only the kernel is heard.
-            socket.connect(&SocketAddr::new(0, 0))?;
-            // Older kernels explain less, that is all.
-            let _ = socket.set_ext_ack(true);
-            let _ = socket.set_cap_ack(true);
-            setsockopt(&socket, sockopt::ReceiveTimeout, &PATIENCE)?;
-            Ok(socket)
-        };
-        let socket = open().map_err(|cause| match errno(&cause) {
+        let socket = NetlinkSocket::open(NETLINK_NETFILTER).map_err(|cause| match cause {
             Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => NetlinkError::NoNfTables,
             cause => NetlinkError::Socket { what: "open a socket", cause },
         })?;
-        let buffer = Vec::with_capacity(RECEIVE_BUFFER);
-        Ok(Self { socket, sequence: 0, buffer, most: usize::MAX, read: 0 })
+        Ok(Self { socket, most: usize::MAX, read: 0 })
     }
 
     /// Reads no more than so many bytes from now on: rules may be those of somebody who wants to fill our memory.
@@ -108,39 +66,33 @@ impl Connection {
         self.generation().map(drop)
     }
 
-    /// Reads the rules that are in force. Nothing is changed by looking.
+    /// Reads the rules that are in force, native tables included, at one generation of the ruleset. Nothing is changed by
+    /// looking.
+    ///
+    /// Where others change rules faster than they can be read, the rules count as read when two looks at them, one after
+    /// the other, show the same of all that a change may touch; the observation is then bound to no generation.
     ///
     /// # Errors
-    /// The kernel has no nf_tables, or others change rules all the time.
-    pub fn observe(&mut self) -> Result<Observed, NetlinkError> {
-        for _ in 0..DUMP_ATTEMPTS {
+    /// The kernel has no nf_tables, or others change the mesh's own rules all the time, until the deadline.
+    pub fn observe(&mut self, deadline: Instant) -> Result<Observed, NetlinkError> {
+        let patient_until = Instant::now() + ONE_GENERATION;
+        let mut earlier: Option<Observed> = None;
+        loop {
             let generation = self.generation()?;
             let mut observed = Observed::at(generation);
             let whole = self.observe_into(&mut observed)?;
             if whole && self.generation()? == generation {
                 return Ok(observed);
             }
-        }
-        Err(NetlinkError::Contended)
-    }
-
-    /// Reads the mesh's native tables.
-    ///
-    /// # Errors
-    /// As [`observe`](Self::observe).
-    pub fn native_state(&mut self, observed: &Observed) -> Result<NativeState, NetlinkError> {
-        if observed.native_tables().next().is_none() {
-            return Ok(NativeState::default());
-        }
-        for _ in 0..DUMP_ATTEMPTS {
-            let generation = self.generation()?;
-            let mut state = NativeState::default();
-            let whole = self.native_into(observed, &mut state)?;
-            if whole && self.generation()? == generation {
-                return Ok(state);
+            let now = Instant::now();
+            if now >= patient_until && earlier.is_some_and(|earlier| earlier.reads_like(&observed)) {
+                return Ok(observed.of_any_generation());
             }
+            if now >= deadline {
+                return Err(NetlinkError::Contended);
+            }
+            earlier = Some(observed);
         }
-        Err(NetlinkError::Contended)
     }
 
     /// Puts a transaction in force. It was worked out on what was observed; when somebody else has changed other rules
@@ -150,7 +102,7 @@ impl Connection {
     /// Why not; then nothing was changed. [`NetlinkError::Changed`] means: observe and work it out again.
     pub fn commit(
         &mut self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         observed: &Observed,
         deadline: Instant,
     ) -> Result<(), NetlinkError> {
@@ -160,7 +112,7 @@ impl Connection {
                 Err(NetlinkError::Contended) if Instant::now() < deadline => {}
                 result => return result,
             }
-            let now = self.observe()?;
+            let now = self.observe(deadline)?;
             if !now.reads_like(observed) {
                 return Err(NetlinkError::Changed);
             }
@@ -180,17 +132,18 @@ impl Connection {
         let needs: BTreeSet<(Family, Extension)> = needs.into_iter().collect();
         let (mut questions, mut asked) = (Vec::new(), BTreeMap::new());
         for (family, extension) in needs {
-            let sequence = self.next_sequence();
+            let sequence = self.socket.next_sequence();
             questions.extend(request::extension(sequence, family, extension));
             asked.insert(sequence, Missing { family, extension });
         }
         let mut missing = Vec::new();
         if !asked.is_empty() {
-            self.send(&questions, WHAT)?;
+            self.socket.send(&questions).map_err(failed(WHAT))?;
         }
+        let deadline = NetlinkSocket::deadline();
         while !asked.is_empty() {
-            self.receive(WHAT, true)?;
-            for answer in Messages::new(&self.buffer).filter_map(|message| message.answer()) {
+            let messages = self.socket.receive(deadline).map_err(failed(WHAT))?;
+            for answer in messages.filter_map(|message| message.answer()) {
                 match (asked.remove(&answer.sequence), code(&answer)) {
                     (_, Errno::EPERM) => return Err(NetlinkError::NotPermitted),
                     (Some(one), _) if answer.code != 0 => missing.push(one),
@@ -221,54 +174,78 @@ impl Connection {
     }
 
     fn observe_into(&mut self, observed: &mut Observed) -> Result<bool, NetlinkError> {
-        let tables = request::tables(self.next_sequence());
-        let mut whole = self.ask(&tables, "list tables", |message| observed.take(message))?;
+        let mut whole = self.ask("list tables", request::tables, |message| observed.take(message))?;
         for family in Family::BOTH {
             let tables: Vec<Table> =
                 Table::ALL.into_iter().filter(|table| observed.has_table(family, *table)).collect();
             if tables.is_empty() {
                 continue;
             }
-            let chains = request::chains(self.next_sequence(), family);
-            whole &= self.ask(&chains, "list chains", |message| observed.take(message))?;
+            let chains = |sequence| request::chains(sequence, family);
+            whole &= self.ask("list chains", chains, |message| observed.take(message))?;
             for table in tables {
-                let rules = request::rules(self.next_sequence(), family, table);
-                whole &= self.ask(&rules, "list rules", |message| observed.take(message))?;
+                whole &= self.observe_rules(observed, family, table)?;
             }
         }
+        Ok(whole & self.observe_native(observed)?)
+    }
+
+    /// The rules of a table: of all chains at once, or, where others may have any number, of those that matter.
+    fn observe_rules(
+        &mut self,
+        observed: &mut Observed,
+        family: Family,
+        table: Table,
+    ) -> Result<bool, NetlinkError> {
+        const WHAT: &str = "list rules";
+        let Some(chains) = observed.chains_to_read(family, table) else {
+            let rules = |sequence| request::rules(sequence, family, table);
+            return self.ask(WHAT, rules, |message| observed.take(message));
+        };
+        let mut whole = true;
+        for chain in chains {
+            let rules = |sequence| request::rules_of_chain(sequence, family, table, &chain);
+            whole &= self.ask(WHAT, rules, |message| observed.take(message))?;
+        }
         Ok(whole)
     }
 
-    fn native_into(&mut self, observed: &Observed, state: &mut NativeState) -> Result<bool, NetlinkError> {
+    fn observe_native(&mut self, observed: &mut Observed) -> Result<bool, NetlinkError> {
         const WHAT: &str = "list native tables";
-        let question = request::tables(self.next_sequence());
-        let mut whole = self.ask(&question, WHAT, |message| state.take(message))?;
-        let question = request::native_chains(self.next_sequence());
-        whole &= self.ask(&question, WHAT, |message| state.take(message))?;
-        for table in observed.native_tables() {
-            let question = request::native_rules(self.next_sequence(), table);
-            whole &= self.ask(&question, WHAT, |message| state.take(message))?;
-            let question = request::native_sets(self.next_sequence(), table);
-            whole &= self.ask(&question, WHAT, |message| state.take(message))?;
+        let tables: Vec<String> = observed.native().names().map(str::to_owned).collect();
+        if tables.is_empty() {
+            return Ok(true);
         }
-        for (table, set) in state.sets() {
-            let question = request::native_elements(self.next_sequence(), &table, &set);
-            whole &= self.ask(&question, WHAT, |message| state.take(message))?;
+        let mut whole = self.ask(WHAT, request::native_chains, |message| observed.take(message))?;
+        for table in tables {
+            let questions: [fn(u32, &str) -> Vec<u8>; 3] =
+                [request::native_rules, request::native_sets, request::native_objects];
+            for question in questions {
+                let question = |sequence| question(sequence, &table);
+                whole &= self.ask(WHAT, question, |message| observed.take(message))?;
+            }
+        }
+        for (table, set) in observed.native().sets() {
+            let elements = |sequence| request::native_elements(sequence, &table, &set);
+            whole &= self.ask(WHAT, elements, |message| observed.take(message))?;
         }
         Ok(whole)
     }
 
-    fn generation(&mut self) -> Result<u32, NetlinkError> {
-        let sequence = self.next_sequence();
+    /// The generation of the ruleset: every transaction makes another one.
+    pub(crate) fn generation(&mut self) -> Result<u32, NetlinkError> {
+        const WHAT: &str = "read the ruleset's generation";
+        let sequence = self.socket.next_sequence();
         let mut generation = None;
-        self.send(&request::generation(sequence), "ask for the ruleset's generation")?;
+        self.socket.send(&request::generation(sequence)).map_err(failed(WHAT))?;
+        let deadline = NetlinkSocket::deadline();
         while generation.is_none() {
-            self.receive("read the ruleset's generation", true)?;
-            for message in Messages::new(&self.buffer).filter(|message| message.sequence == sequence) {
+            let messages = self.socket.receive(deadline).map_err(failed(WHAT))?;
+            for message in messages.filter(|message| message.sequence == sequence) {
                 generation = generation.or_else(|| request::generation_in(&message));
                 match message.answer() {
-                    // What nobody in the kernel feels addressed by is invalid.
                     Some(answer) if code(&answer) == Errno::EPERM => return Err(NetlinkError::NotPermitted),
+                    // A message type that no kernel subsystem handles is rejected as invalid.
                     Some(_) => return Err(NetlinkError::NoNfTables),
                     None => {}
                 }
@@ -277,95 +254,109 @@ impl Connection {
         generation.ok_or(NetlinkError::NoNfTables)
     }
 
-    /// Sends a question and takes in the answer up to its end. `false` when what was asked for changed meanwhile.
-    fn ask(
+    /// Asks a question and takes in the answer up to its end. `false` when what was asked for changed meanwhile.
+    pub(crate) fn ask(
         &mut self,
-        question: &[u8],
         what: &'static str,
+        question: impl FnOnce(u32) -> Vec<u8>,
         mut take: impl FnMut(&Message<'_>),
     ) -> Result<bool, NetlinkError> {
-        self.send(question, what)?;
-        let mut whole = true;
-        loop {
-            self.receive(what, true)?;
-            self.read = self.read.saturating_add(self.buffer.len());
-            if self.read > self.most {
-                return Err(NetlinkError::TooMuch(self.most));
+        let sequence = self.socket.next_sequence();
+        let (read, most) = (&mut self.read, self.most);
+        let ended = self.socket.ask(&question(sequence), sequence, |message| {
+            *read = read.saturating_add(message.payload().len());
+            if *read > most {
+                return Err(AskError::TooMuch(most));
             }
-            for message in Messages::new(&self.buffer).filter(|message| message.sequence == self.sequence) {
-                whole &= !message.is_interrupted();
-                match message.answer() {
-                    None => take(&message),
-                    Some(Answer { code: 0, .. }) => return Ok(whole),
-                    Some(answer) => return refused_question(what, &answer),
-                }
-            }
+            take(message);
+            Ok(())
+        });
+        match ended {
+            Ok(Ended::Whole) => Ok(true),
+            Ok(Ended::Interrupted) => Ok(false),
+            Ok(Ended::Refused(answer)) => match code(&answer) {
+                Errno::EPERM => Err(NetlinkError::NotPermitted),
+                // A table or set that is gone by now.
+                Errno::ENOENT => Ok(false),
+                cause => Err(NetlinkError::Question { what, cause, text: answer.text }),
+            },
+            Err(AskError::Socket(cause)) => Err(NetlinkError::Socket { what, cause }),
+            Err(AskError::TooMuch(most)) => Err(NetlinkError::TooMuch(most)),
         }
     }
 
-    fn send_once(&mut self, transaction: &Transaction<'_>, observed: &Observed) -> Result<(), NetlinkError> {
-        let native = match transaction.native {
-            NativeChange::Write(plan, form) => Some(NativeRules::new(plan, form)),
-            NativeChange::Keep | NativeChange::Remove => None,
-        };
+    fn send_once(&mut self, transaction: &Transaction, observed: &Observed) -> Result<(), NetlinkError> {
+        const WHAT: &str = "send a transaction";
         let mut batch = Batch::new(observed);
-        for (family, change) in transaction.rules {
+        for (family, change) in &transaction.iptables {
             batch.change(*family, change)?;
         }
-        match transaction.native {
-            NativeChange::Keep => {}
-            NativeChange::Remove | NativeChange::Write(..) => batch.remove_native(observed.native_tables()),
-        }
-        if let Some(native) = &native {
-            batch.native(native);
+        if let Some(wanted) = &transaction.native {
+            batch.native_change(observed.native(), wanted);
         }
         if batch.is_empty() {
             return Ok(());
         }
         let batch = batch.finish()?;
-        self.send(batch.bytes(), "send a transaction")?;
+        self.socket.send(batch.bytes()).map_err(failed(WHAT))?;
         match self.verdict(&batch)? {
             None => Ok(()),
-            Some(answer) => Err(self.refusal(&batch, answer)?),
+            Some(answer) => Err(self.refusal(&batch, answer, observed)?),
         }
     }
 
     /// The first error about a transaction; none when it is in force.
     fn verdict(&mut self, batch: &FinishedBatch<'_>) -> Result<Option<Answer>, NetlinkError> {
+        const WHAT: &str = "read the answer to a transaction";
         let (mut first_error, mut confirmed) = (None, false);
-        // All answers are there when sending returns; without any, one waits.
-        let mut wait = true;
-        loop {
-            match self.receive("read the answer to a transaction", wait) {
-                Ok(()) => {}
-                Err(NetlinkError::Socket { cause: Errno::EAGAIN, .. }) if !wait => break,
-                // More errors than fit the buffer; the first are there.
-                Err(NetlinkError::Socket { cause: Errno::ENOBUFS, .. }) => {}
-                Err(error) => return Err(error),
-            }
-            wait = false;
-            for answer in Messages::new(&self.buffer).filter_map(|message| message.answer()) {
+        let mut take = |messages: Messages<'_>| {
+            for answer in messages.filter_map(|message| message.answer()) {
                 match answer.code {
                     0 => confirmed |= answer.sequence == batch.confirmed(),
-                    _ => first_error = first_error.or(Some(answer)),
+                    _ => first_error = first_error.take().or(Some(answer)),
                 }
             }
+        };
+        // All answers are there when sending returns; without any, one waits.
+        let mut next = self.socket.receive(NetlinkSocket::deadline()).map(Some);
+        loop {
+            match next {
+                Ok(Some(messages)) => take(messages),
+                Ok(None) => break,
+                // More errors than fit the buffer; the first are there.
+                Err(Errno::ENOBUFS) => {}
+                Err(cause) => return Err(NetlinkError::Socket { what: WHAT, cause }),
+            }
+            next = self.socket.received();
         }
         match (first_error, confirmed) {
             (None, true) => Ok(None),
             (Some(error), _) => Ok(Some(error)),
-            (None, false) => {
-                Err(NetlinkError::Socket { what: "read the answer to a transaction", cause: Errno::ENOMSG })
-            }
+            (None, false) => Err(NetlinkError::Socket { what: WHAT, cause: Errno::ENOMSG }),
         }
     }
 
     /// An error about a transaction in words: which part, and what the kernel lacks.
-    fn refusal(&mut self, batch: &FinishedBatch<'_>, answer: Answer) -> Result<NetlinkError, NetlinkError> {
+    fn refusal(
+        &mut self,
+        batch: &FinishedBatch<'_>,
+        answer: Answer,
+        observed: &Observed,
+    ) -> Result<NetlinkError, NetlinkError> {
         let cause = code(&answer);
         let part = batch.part(answer.sequence);
+        let owned = observed.obstacles().find(|obstacle| matches!(obstacle, Obstacle::Owned { .. }));
         Ok(match (cause, part) {
             (Errno::ERESTART, _) => NetlinkError::Contended,
+            // Not bound to a generation: a rule that was to be removed, or to go behind, is gone.
+            (Errno::ENOENT, Some(Part::RemovedRule(_) | Part::Rule(..)))
+                if observed.generation().is_none() =>
+            {
+                NetlinkError::Contended
+            }
+            (Errno::EPERM, Some(_)) if owned.is_some() => {
+                owned.map_or(NetlinkError::NotPermitted, |owned| NetlinkError::Obstacle(owned.clone()))
+            }
             (Errno::EPERM, _) => NetlinkError::NotPermitted,
             (Errno::EINVAL | Errno::EOPNOTSUPP, None) => NetlinkError::NoNfTables,
             (cause, part) => {
@@ -378,50 +369,16 @@ impl Connection {
             }
         })
     }
-
-    const fn next_sequence(&mut self) -> u32 {
-        // Transactions number their messages from 1; questions use the other half.
-        self.sequence = self.sequence.wrapping_add(1) | 1 << 31;
-        self.sequence
-    }
-
-    fn send(&self, bytes: &[u8], what: &'static str) -> Result<(), NetlinkError> {
-        if bytes.len().saturating_add(SEND_OVERHEAD) > USUAL_SEND_BUFFER {
-            let size = bytes.len().saturating_add(SEND_OVERHEAD);
-            // Without the right to exceed the limit the kernel says EMSGSIZE below.
-            let _ = setsockopt(&self.socket, sockopt::SndBufForce, &size);
-        }
-        self.socket.send(bytes, 0).map_err(|cause| NetlinkError::Socket { what, cause: errno(&cause) })?;
-        Ok(())
-    }
-
-    /// Reads one datagram into the buffer.
-    fn receive(&mut self, what: &'static str, wait: bool) -> Result<(), NetlinkError> {
-        let flags = if wait { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
-        loop {
-            self.buffer.clear();
-            match self.socket.recv(&mut self.buffer, flags.bits()) {
-                Ok(_) => return Ok(()),
-                Err(cause) if errno(&cause) == Errno::EINTR => {}
-                Err(cause) => return Err(NetlinkError::Socket { what, cause: errno(&cause) }),
-            }
-        }
-    }
 }
 
-fn refused_question(what: &'static str, answer: &Answer) -> Result<bool, NetlinkError> {
-    match code(answer) {
-        Errno::EPERM => Err(NetlinkError::NotPermitted),
-        // What changes while it is listed.
-        Errno::EINTR | Errno::EAGAIN => Ok(false),
-        cause => Err(NetlinkError::Question { what, cause, text: answer.text.clone() }),
+/// Why an answer was not read to its end.
+enum AskError {
+    Socket(Errno),
+    TooMuch(usize),
+}
+
+impl From<Errno> for AskError {
+    fn from(cause: Errno) -> Self {
+        Self::Socket(cause)
     }
-}
-
-fn code(answer: &Answer) -> Errno {
-    Errno::from_raw(answer.code.saturating_neg())
-}
-
-fn errno(error: &io::Error) -> Errno {
-    Errno::from_raw(error.raw_os_error().unwrap_or_default())
 }

@@ -5,7 +5,7 @@
 use nix::errno::Errno;
 use redirect_core::{
     Family,
-    netlink::{BatchError, Extension},
+    netlink::{BatchError, Extension, Obstacle},
 };
 use std::fmt;
 
@@ -54,6 +54,9 @@ pub enum NetlinkError {
     /// A plan needs matches or targets that the kernel lacks; nothing was tried.
     #[error("the kernel lacks {}: load on the node", list(.0))]
     Lacking(Vec<Missing>),
+    /// A table that rules are to go into does not act, or belongs to somebody else.
+    #[error("{0}")]
+    Obstacle(Obstacle),
     /// There are more rules than whoever asked wants to read.
     #[error("this network namespace has more than {0} bytes of rules; they are not read further")]
     TooMuch(usize),

@@ -7,5 +7,6 @@
 mod connection;
 mod error;
 
-pub use connection::{Connection, NativeChange, Transaction};
+pub use connection::Connection;
 pub use error::{Missing, NetlinkError};
+pub use redirect_core::steps::Transaction;

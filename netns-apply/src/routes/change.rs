@@ -1,6 +1,7 @@
-//! Adding and removing routing.
+//! Adding and removing what rules need.
 
-use super::{LOOPBACK, RouteError, RouteSocket, RouteStep, address_family, errno};
+use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family};
+use crate::socket::{Ended, code};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -11,41 +12,103 @@ use netlink_packet_route::{
 use nix::errno::Errno;
 use redirect_core::{
     Family,
+    routing::{FoundRouting, RoutingItem},
     values::{Mark, PASSTHROUGH_V6, RouteTable},
 };
 use std::net::IpAddr;
 
+/// Message types of rtnetlink(7).
+mod kind {
+    pub(super) const NEW_ADDRESS: u16 = 20;
+    pub(super) const NEW_ROUTE: u16 = 24;
+    pub(super) const NEW_RULE: u16 = 32;
+}
+
+/// What is gone says so in one of these ways.
+const GONE: [Errno; 3] = [Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL];
+const ADD: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+const REMOVE: u16 = NLM_F_REQUEST | NLM_F_ACK;
+
 impl RouteSocket {
-    /// Adds; what is there already is fine.
-    pub(crate) fn add(&self, step: RouteStep) -> Result<(), RouteError> {
-        let message = match step {
-            RouteStep::Rule(family, mark, table) => RouteNetlinkMessage::NewRule(rule(family, mark, table)),
-            RouteStep::Route(family, table) => RouteNetlinkMessage::NewRoute(route(family, table)),
-            RouteStep::LoopbackAddress => RouteNetlinkMessage::NewAddress(passthrough()),
+    /// Adds; whether it was not there already. One that does not work may be there: then the new one is put beside it.
+    pub(crate) fn add(&mut self, item: RoutingItem, beside: bool) -> Result<bool, RouteError> {
+        let message = match item {
+            RoutingItem::Rule(family, mark, table) => RouteNetlinkMessage::NewRule(rule(family, mark, table)),
+            RoutingItem::Route(family, table) => RouteNetlinkMessage::NewRoute(route(family, table)),
+            RoutingItem::LoopbackAddress => RouteNetlinkMessage::NewAddress(passthrough()),
         };
-        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
-        match self.request(message, flags) {
-            Err(cause) if errno(&cause) != Some(Errno::EEXIST) => {
-                Err(RouteError { what: format!("add {step}"), cause })
-            }
-            Ok(_) | Err(_) => Ok(()),
+        // A new policy rule goes before all others but the kernel's own.
+        let flags = if beside { ADD } else { ADD | NLM_F_EXCL };
+        let question = self.message(&message, flags);
+        match self.acknowledged(&question) {
+            Ok(()) => Ok(true),
+            Err(Errno::EEXIST) => Ok(false),
+            Err(cause) => Err(RouteError { what: format!("add {item}"), cause }),
         }
     }
 
-    /// Removes; what is gone already is fine.
-    pub(crate) fn remove(&self, step: RouteStep) -> Result<(), RouteError> {
-        let message = match step {
-            RouteStep::Rule(family, mark, table) => RouteNetlinkMessage::DelRule(rule(family, mark, table)),
-            RouteStep::Route(family, table) => RouteNetlinkMessage::DelRoute(route(family, table)),
-            RouteStep::LoopbackAddress => RouteNetlinkMessage::DelAddress(passthrough()),
+    /// Removes what was added; what is gone already is fine.
+    pub(crate) fn take_back(&mut self, item: RoutingItem) -> Result<(), RouteError> {
+        let message = match item {
+            RoutingItem::Rule(family, mark, table) => RouteNetlinkMessage::DelRule(rule(family, mark, table)),
+            RoutingItem::Route(family, table) => RouteNetlinkMessage::DelRoute(route(family, table)),
+            RoutingItem::LoopbackAddress => RouteNetlinkMessage::DelAddress(passthrough()),
         };
-        let gone = [Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL].map(Some);
-        match self.request(message, NLM_F_REQUEST | NLM_F_ACK) {
-            Err(cause) if !gone.contains(&errno(&cause)) => {
-                Err(RouteError { what: format!("remove {step}"), cause })
-            }
-            Ok(_) | Err(_) => Ok(()),
+        let question = self.message(&message, REMOVE);
+        self.removed(&question, || format!("remove {item}"))
+    }
+
+    /// Removes this very one; what is gone already is fine.
+    pub(crate) fn remove(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        // The types of messages come in threes: new, delete, get.
+        let question = self.repeat(found, kind_of(found.item).saturating_add(1), REMOVE);
+        self.removed(&question, || format!("remove {}", found.item))
+    }
+
+    /// Makes again what was removed, as it was.
+    pub(crate) fn put_back(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        let question = self.repeat(found, kind_of(found.item), ADD);
+        match self.acknowledged(&question) {
+            Ok(()) | Err(Errno::EEXIST) => Ok(()),
+            Err(cause) => Err(RouteError { what: format!("put back {}", found.item), cause }),
         }
+    }
+
+    fn removed(&mut self, question: &Question, what: impl Fn() -> String) -> Result<(), RouteError> {
+        match self.acknowledged(question) {
+            Err(cause) if !GONE.contains(&cause) => Err(RouteError { what: what(), cause }),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// The kernel's message about something, sent back to it with another type.
+    fn repeat(&mut self, found: &FoundRouting, kind: u16, flags: u16) -> Question {
+        const HEADER: usize = 16;
+        let sequence = self.socket.next_sequence();
+        let length = HEADER.saturating_add(found.message.len());
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(&found.message);
+        Question { bytes, sequence }
+    }
+
+    fn acknowledged(&mut self, question: &Question) -> Result<(), Errno> {
+        match self.socket.ask(&question.bytes, question.sequence, |_| Ok::<(), Errno>(()))? {
+            Ended::Whole | Ended::Interrupted => Ok(()),
+            Ended::Refused(answer) => Err(code(&answer)),
+        }
+    }
+}
+
+const fn kind_of(item: RoutingItem) -> u16 {
+    match item {
+        RoutingItem::Rule(..) => kind::NEW_RULE,
+        RoutingItem::Route(..) => kind::NEW_ROUTE,
+        RoutingItem::LoopbackAddress => kind::NEW_ADDRESS,
     }
 }
 

@@ -6,7 +6,7 @@
 mod recorded;
 
 use e2e::netns::{Families, Namespace};
-use netns_apply::netlink::{Connection, NativeChange, NetlinkError, Transaction};
+use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
 use redirect_core::{Family, RulePlan, change::Change, netlink::Observed, plan::FamilyRules};
 use serde_json::Value;
@@ -40,6 +40,17 @@ pub fn recordings() -> Vec<Recording> {
     alike.filter_map(|case| Some(Recording { name: name(&case), plan: plan(&case)?, case })).collect()
 }
 
+/// Some of the recordings, as they would be with strict capture.
+pub fn strict_recordings() -> Vec<Recording> {
+    let strict = |Recording { name, mut case, .. }: Recording| {
+        case["args"].as_array_mut()?.push("--strict-capture".into());
+        Some(Recording { name: format!("{name}, strict"), plan: plan(&case)?, case })
+    };
+    let strict: Vec<Recording> = recordings().into_iter().step_by(6).filter_map(strict).collect();
+    assert!(strict.iter().any(|recording| recording.plan.policy_routes().is_some()), "none in TPROXY mode");
+    strict
+}
+
 pub fn namespace() -> Namespace {
     Namespace::empty(Families::Dual).unwrap()
 }
@@ -49,7 +60,7 @@ pub fn soon() -> Instant {
 }
 
 pub fn observe() -> Observed {
-    Connection::open().unwrap().observe().unwrap()
+    Connection::open().unwrap().observe(soon()).unwrap()
 }
 
 /// The changes of both families that put a plan in the place of what is there.
@@ -61,11 +72,10 @@ pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, Change)> {
 /// Puts a plan in force in this thread's namespace; whether there was anything to do.
 pub fn apply(plan: &RulePlan) -> Result<bool, NetlinkError> {
     let mut connection = Connection::open()?;
-    let observed = connection.observe()?;
-    let rules = changes(&observed, plan);
-    let transaction = Transaction { rules: &rules, native: NativeChange::Keep };
+    let observed = connection.observe(soon())?;
+    let transaction = Transaction { iptables: changes(&observed, plan), native: None };
     connection.commit(&transaction, &observed, soon())?;
-    Ok(!rules.is_empty())
+    Ok(!transaction.is_empty())
 }
 
 /// Whether the rules observed are those of a plan, rule for rule.

@@ -22,6 +22,8 @@ pub struct Facts {
     pub native_nftables: bool,
     /// Whether those gather long lists in sets.
     pub nft_sets: bool,
+    /// Whether pods get strict capture.
+    pub strict_capture: bool,
 }
 
 /// The entry's keys in the order in which they are written.
@@ -44,6 +46,9 @@ struct Keys<'a> {
     /// Likewise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     nft_sets: bool,
+    /// Likewise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    strict_capture: bool,
     enable_ambient_detection_retry: bool,
 }
 
@@ -97,6 +102,7 @@ impl Entry {
             agent_host_network: facts.agent_host_network,
             native_nftables: facts.native_nftables,
             nft_sets: facts.nft_sets,
+            strict_capture: facts.strict_capture,
             enable_ambient_detection_retry: false,
         };
         let text = serde_json::to_string(&keys).unwrap_or_default();

@@ -32,6 +32,7 @@ fn facts() -> Facts {
         agent_host_network: false,
         native_nftables: false,
         nft_sets: false,
+        strict_capture: false,
     }
 }
 
@@ -219,8 +220,9 @@ fn the_entry_has_the_keys_of_the_reference() {
     );
     let chained = with("x.conflist", "{\"name\":\"a\",\"plugins\":[{\"type\":\"b\"}]}");
     assert!(!chained.contains("cniVersion") && !chained.contains("nft_sets"));
-    let with_sets = Entry::of(&Facts { nft_sets: true, ..facts() });
-    assert!(with_sets.standalone().contains("\"nft_sets\": true"));
+    assert!(!chained.contains("strict_capture"));
+    let with_both = Entry::of(&Facts { nft_sets: true, strict_capture: true, ..facts() }).standalone();
+    assert!(with_both.contains("\"nft_sets\": true,\n  \"strict_capture\": true"), "{with_both}");
 }
 
 #[test]

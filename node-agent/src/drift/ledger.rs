@@ -56,7 +56,9 @@ impl Ledger {
         let record = self.records.get(uid);
         match look {
             Look::AsPlanned => false,
-            Look::Different(now) => record.and_then(|record| record.drift.as_ref()) != Some(now),
+            Look::Different(now) | Look::Interference(now) => {
+                record.and_then(|record| record.drift.as_ref()) != Some(now)
+            }
             Look::Trouble(now) => record.and_then(|record| record.trouble) != Some(now.word()),
         }
     }
@@ -69,7 +71,7 @@ impl Ledger {
         let record = self.records.entry(uid.to_owned()).or_insert_with(|| Record::new(name.clone()));
         let said = match look {
             Look::AsPlanned => record.clear(),
-            Look::Different(difference) => record.differs(difference, now),
+            Look::Different(difference) | Look::Interference(difference) => record.differs(difference, now),
             Look::Trouble(trouble) => record.troubled(trouble),
         };
         record.events.retain(|(_, at)| now.duration_since(*at) < EVENT_PAUSE);

@@ -3,7 +3,7 @@
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{owner, suitable};
-use netns_apply::{ApplyOptions, unreadable_tables, verify};
+use netns_apply::{ApplyOptions, Mismatch, unreadable_tables, verify};
 use redirect_core::pod::Decision;
 use redirect_core::settings::NamespaceFacts;
 
@@ -18,6 +18,8 @@ const MOST_RULES: usize = 1 << 20;
 pub struct Rules {
     /// What programs the rules, and in which form.
     pub programming: Programming,
+    /// Whether pods get strict capture, unless they say otherwise.
+    pub strict_capture: bool,
     /// What the runtime's environment says: variables and their values.
     pub environment: Vec<(&'static str, String)>,
 }
@@ -29,6 +31,8 @@ pub enum Look {
     AsPlanned,
     /// This is the first thing that is not.
     Different(String),
+    /// All are, but rules of other programs come in their way.
+    Interference(String),
     /// It cannot be told.
     Trouble(Trouble),
 }
@@ -72,13 +76,12 @@ impl From<Unfound> for Trouble {
 #[must_use]
 pub fn look(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Look {
     match compare(candidate, survey, rules) {
-        Ok(None) => Look::AsPlanned,
-        Ok(Some(difference)) => Look::Different(difference),
+        Ok(look) => look,
         Err(trouble) => Look::Trouble(trouble),
     }
 }
 
-fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Option<String>, Trouble> {
+fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Look, Trouble> {
     let sandbox = survey.find(&candidate.addresses)?;
     // It may have gone since the survey.
     let netns = sandbox.open().map_err(|error| Trouble::NotFound(error.to_string()))?;
@@ -95,9 +98,9 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Opti
             rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
         };
         let facts = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&there) };
-        let decided = candidate.facts.decide_with(base_settings(env), &facts);
+        let decided = candidate.facts.decide_with(base_settings(rules.strict_capture, env), &facts);
         match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
-            Decision::Skip(_) => Ok(None),
+            Decision::Skip(_) => Ok(Look::AsPlanned),
             Decision::Redirect(redirect) => {
                 let Programming { backend, native_form } = rules.programming;
                 let options = ApplyOptions {
@@ -108,11 +111,14 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Opti
                 };
                 let mismatch = verify(&redirect.plan(), &options);
                 let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
-                    return Ok(None);
+                    return Ok(Look::AsPlanned);
                 };
+                if matches!(mismatch, Mismatch::Interference(_)) {
+                    return Ok(Look::Interference(mismatch.to_string()));
+                }
                 let hidden = unreadable_tables(&options.programs);
                 if hidden.is_empty() {
-                    return Ok(Some(mismatch.to_string()));
+                    return Ok(Look::Different(mismatch.to_string()));
                 }
                 let hidden = hidden.join(", ");
                 Err(Trouble::Failed(format!(

@@ -15,6 +15,7 @@ fn entry() -> Entry {
         agent_host_network: false,
         native_nftables: false,
         nft_sets: false,
+        strict_capture: false,
     })
 }
 

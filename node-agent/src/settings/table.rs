@@ -157,6 +157,7 @@ pub const SETTINGS: &[Setting] = &[
     used("", &["KUBERNETES_NODE_NAME"], Text, "", "The node's name, where NODE_NAME is not given."),
     used("", &["NATIVE_NFTABLES"], Switch, "false", "Whether the plugin writes native nftables rules."),
     used("", &["NFT_SETS"], Switch, "false", "Whether native nftables rules gather long lists of ports and ranges in sets."),
+    used("", &["STRICT_CAPTURE"], Switch, "false", "Whether pods get strict capture, unless their annotation says otherwise (docs/capture.md)."),
     used("", &["KUBERNETES_SERVICE_HOST"], Text, "", "The API server's host. Required."),
     used("", &["KUBERNETES_SERVICE_PORT"], Text, "", "The API server's port. Required."),
     used("", &["KUBERNETES_SERVICE_PROTOCOL"], Text, "https", "The API server's protocol."),

@@ -348,10 +348,14 @@ fn the_entry_says_what_the_settings_say() {
         ("POD_NAMESPACE", "istio-system"),
         ("NATIVE_NFTABLES", "1"),
         ("NFT_SETS", "true"),
+        ("STRICT_CAPTURE", "true"),
     ];
     let facts = settings(&["--log_output_level=cni-plugin:debug"], &env).entry.facts;
     assert_eq!(facts.exclude_namespaces, ["a", "b"]);
-    assert_eq!((facts.log_level.as_str(), facts.native_nftables, facts.nft_sets), ("debug", true, true));
+    assert_eq!(
+        (facts.log_level.as_str(), facts.native_nftables, facts.nft_sets, facts.strict_capture),
+        ("debug", true, true, true)
+    );
 }
 
 #[test]

@@ -54,6 +54,8 @@ pub mod kind {
     pub const GET_SET_ELEMENT: u16 = NFTABLES | 13;
     pub const NEW_GENERATION: u16 = NFTABLES | 15;
     pub const GET_GENERATION: u16 = NFTABLES | 16;
+    pub const NEW_OBJECT: u16 = NFTABLES | 18;
+    pub const GET_OBJECT: u16 = NFTABLES | 19;
     /// Asks whether there is an xt match or target.
     pub const GET_COMPAT: u16 = 11 << 8;
 }
@@ -78,6 +80,15 @@ pub const fn family_number(of: Family) -> u8 {
     }
 }
 
+/// How nft names a family.
+#[must_use]
+pub const fn family_word(of: Family) -> &'static str {
+    match of {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    }
+}
+
 /// The family with this number.
 #[must_use]
 pub const fn family_of(number: u8) -> Option<Family> {
@@ -98,6 +109,8 @@ pub mod attribute {
     }
     pub mod table {
         pub const NAME: u16 = 1;
+        pub const FLAGS: u16 = 2;
+        pub const OWNER: u16 = 7;
     }
     pub mod chain {
         pub const TABLE: u16 = 1;
@@ -150,6 +163,7 @@ pub mod attribute {
     pub mod ct {
         pub const DESTINATION: u16 = 1;
         pub const KEY: u16 = 2;
+        pub const DIRECTION: u16 = 3;
         pub const SOURCE: u16 = 4;
     }
     pub mod payload {
@@ -157,6 +171,7 @@ pub mod attribute {
         pub const BASE: u16 = 2;
         pub const OFFSET: u16 = 3;
         pub const LENGTH: u16 = 4;
+        pub const SOURCE: u16 = 5;
     }
     pub mod bitwise {
         pub const SOURCE: u16 = 1;
@@ -199,8 +214,13 @@ pub mod attribute {
     pub mod lookup {
         pub const SET: u16 = 1;
         pub const SOURCE: u16 = 2;
+        pub const DESTINATION: u16 = 3;
         pub const SET_ID: u16 = 4;
         pub const FLAGS: u16 = 5;
+    }
+    pub mod object_reference {
+        pub const SET: u16 = 4;
+        pub const SET_ID: u16 = 5;
     }
     pub mod set {
         pub const TABLE: u16 = 1;
@@ -208,8 +228,17 @@ pub mod attribute {
         pub const FLAGS: u16 = 3;
         pub const KEY_TYPE: u16 = 4;
         pub const KEY_LENGTH: u16 = 5;
+        pub const DATA_TYPE: u16 = 6;
+        pub const DATA_LENGTH: u16 = 7;
+        pub const POLICY: u16 = 8;
         pub const DESCRIPTION: u16 = 9;
         pub const ID: u16 = 10;
+        pub const TIMEOUT: u16 = 11;
+        pub const GC_INTERVAL: u16 = 12;
+        pub const USER_DATA: u16 = 13;
+        pub const OBJECT_TYPE: u16 = 15;
+        pub const EXPRESSION: u16 = 17;
+        pub const EXPRESSIONS: u16 = 18;
     }
     pub mod set_description {
         pub const SIZE: u16 = 1;
@@ -222,7 +251,21 @@ pub mod attribute {
     }
     pub mod element {
         pub const KEY: u16 = 1;
+        pub const DATA: u16 = 2;
         pub const FLAGS: u16 = 3;
+        pub const TIMEOUT: u16 = 4;
+        pub const USER_DATA: u16 = 6;
+        pub const EXPRESSION: u16 = 7;
+        pub const OBJECT: u16 = 9;
+        pub const KEY_END: u16 = 10;
+        pub const EXPRESSIONS: u16 = 11;
+    }
+    pub mod object {
+        pub const TABLE: u16 = 1;
+        pub const NAME: u16 = 2;
+        pub const TYPE: u16 = 3;
+        pub const DATA: u16 = 4;
+        pub const USER_DATA: u16 = 8;
     }
     /// Of an error message.
     pub mod error {
@@ -244,6 +287,7 @@ pub mod meta {
 /// Keys of the ct expression.
 pub mod ct {
     pub const STATE: u32 = 0;
+    pub const DIRECTION: u32 = 1;
     pub const MARK: u32 = 3;
     pub const ZONE: u32 = 17;
 }
@@ -252,6 +296,12 @@ pub mod ct {
 pub mod state {
     pub const INVALID: u32 = 1;
     pub const RELATED_OR_ESTABLISHED: u32 = 2 | 4;
+}
+
+/// Directions of the ct expression (`ip_conntrack_dir`).
+pub mod direction {
+    pub const ORIGINAL: u8 = 0;
+    pub const REPLY: u8 = 1;
 }
 
 /// Where the payload expression counts from.
@@ -297,6 +347,10 @@ pub mod key_type {
 
 /// A port range is given (`NF_NAT_RANGE_PROTO_SPECIFIED`).
 pub const PORTS_GIVEN: u32 = 2;
+/// A table whose chains are not on their hooks (`NFT_TABLE_F_DORMANT`).
+pub const DORMANT: u32 = 1;
+/// A table that belongs to the socket that made it, and ends with it (`NFT_TABLE_F_OWNER`, Linux 5.12).
+pub const OWNED_BY_SOCKET: u32 = 2;
 /// The policy of every base chain (`NF_ACCEPT`).
 pub const POLICY_ACCEPT: u32 = 1;
 

@@ -6,7 +6,7 @@ use super::{
     foreign,
     iptables::{self, Unencodable},
     layout::{Item, Layout},
-    observed::Observed,
+    observed::{Observed, SIGNATURE},
     part::{Part, Place},
     wire::{Head, Writer},
 };
@@ -66,12 +66,16 @@ pub struct Batch<'a> {
 const BEGIN: u32 = 1;
 
 impl<'a> Batch<'a> {
-    /// A transaction that is valid as long as the ruleset is as observed.
+    /// A transaction that is valid as long as the ruleset is as observed, if that was bound to a generation.
     #[must_use]
     pub fn new(observed: &'a Observed) -> Self {
         let mut writer = Writer::default();
         let begin = Head { kind: kind::BATCH_BEGIN, ..head(BEGIN) };
-        writer.message(begin, |body| body.u32(attribute::batch::GENERATION, observed.generation()));
+        writer.message(begin, |body| {
+            if let Some(generation) = observed.generation() {
+                body.u32(attribute::batch::GENERATION, generation);
+            }
+        });
         Self { observed, writer, parts: Vec::new(), sets: 0 }
     }
 
@@ -207,6 +211,9 @@ impl<'a> Batch<'a> {
             body.text(attribute::rule::TABLE, place.table.name());
             body.text(attribute::rule::CHAIN, place.chain.name());
             result = rule_body(body, entry, family);
+            if matches!((place.chain, entry), (Chain::Hook(_), Entry::Rule(_))) {
+                body.bytes(attribute::rule::USER_DATA, SIGNATURE);
+            }
             if let Some(handle) = before {
                 body.u64(attribute::rule::POSITION, handle);
             }

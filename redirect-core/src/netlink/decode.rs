@@ -2,14 +2,14 @@
 //! the same.
 
 use super::{
-    abi::{attribute, base, ct, meta, operator, register, verdict},
-    expression::{AddressOffset, DESTINATION_PORT, SOURCE_PORT},
+    abi::{attribute, base, ct, direction, meta, operator, register, verdict},
+    expression::{AddressOffset, DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
     wire::{Attribute, Attributes, read_array},
     xt,
 };
 use crate::{
-    rule::{Chain, Is, Match, Protocol, Rule, Target},
-    values::{Family, InterfaceName, Mark, Port, PortRange},
+    rule::{Chain, Direction, Is, Match, Protocol, Rule, Target, TcpFlags},
+    values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange},
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Reads the expressions of a rule; `None` for a rule that none of ours can be.
 pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> {
-    let mut reader = Reader { family, registers: BTreeMap::new(), matches: Vec::new(), target: None };
+    let mut reader =
+        Reader { family, direction: None, registers: BTreeMap::new(), matches: Vec::new(), target: None };
     for (_, element) in expressions {
         let (name, data) = expression(element)?;
         // Behind the target nothing more can happen.
@@ -26,12 +27,18 @@ pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> 
         }
         reader.expression(name, data)?;
     }
+    if reader.direction.is_some() {
+        return None;
+    }
     let rule = Rule { matches: reader.matches, target: reader.target? }.canonical();
-    // Ports without a protocol would read as something else.
-    let has_ports = |m: &Match| {
-        matches!(m, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
+    // Ports without a protocol would read as something else; flags are TCP's.
+    let has_flags = || rule.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+    let understood = match rule.protocol() {
+        None => !rule.matches.iter().any(Match::is_of_protocol),
+        Some(Protocol::Tcp) => true,
+        Some(Protocol::Udp) => !has_flags(),
     };
-    (rule.protocol().is_some() || !rule.matches.iter().any(has_ports)).then_some(rule)
+    understood.then_some(rule)
 }
 
 /// The name of an expression and its attributes.
@@ -64,11 +71,15 @@ enum Loaded {
     Field(Field),
     /// Some of a field's bits.
     Masked(Field, Vec<u8>),
+    /// The connection's mark with some bits set anew.
+    Remarked(MaskedMark),
     Value(Vec<u8>),
 }
 
 struct Reader {
     family: Family,
+    /// A direction that belongs to the state that follows.
+    direction: Option<Direction>,
     registers: BTreeMap<u32, Loaded>,
     matches: Vec<Match>,
     target: Option<Target>,
@@ -94,8 +105,7 @@ impl Reader {
                 let not = negated(u32_of(attribute::cmp::OPERATOR)?)?;
                 let value = value_of(data, attribute::cmp::DATA)?;
                 let loaded = self.registers.get(&u32_of(attribute::cmp::REGISTER)?)?.clone();
-                let found = compared(&loaded, not, value, self.family)?;
-                self.matches.extend(found);
+                self.compared(&loaded, not, value)?;
             }
             "range" => {
                 let not = negated(u32_of(attribute::range::OPERATOR)?)?;
@@ -130,6 +140,23 @@ impl Reader {
         Some(())
     }
 
+    fn compared(&mut self, loaded: &Loaded, not: bool, value: &[u8]) -> Option<()> {
+        if let Loaded::Field(Field::Ct(ct::DIRECTION)) = loaded {
+            let found = match (value, not) {
+                ([direction::ORIGINAL], false) => Direction::Original,
+                ([direction::REPLY], false) => Direction::Reply,
+                _ => return None,
+            };
+            return self.direction.replace(found).is_none().then_some(());
+        }
+        let mut found = compared(loaded, not, value, self.family)?;
+        if let [Match::Tracked(tracked)] = found.as_mut_slice() {
+            tracked.direction = self.direction.take();
+        }
+        self.matches.extend(found);
+        Some(())
+    }
+
     fn meta(&mut self, data: Attributes<'_>) -> Option<()> {
         let key = data.find(attribute::meta::KEY)?.u32()?;
         if let Some(to) = data.find(attribute::meta::DESTINATION) {
@@ -154,6 +181,8 @@ impl Reader {
         let source = data.find(attribute::ct::SOURCE)?.u32()?;
         self.target = match (key, self.registers.get(&source)?) {
             (ct::MARK, Loaded::Field(Field::Meta(meta::MARK))) => Some(Target::SaveMark),
+            (ct::MARK, Loaded::Value(value)) => Some(Target::SetConnMark(mark(value)?.into())),
+            (ct::MARK, Loaded::Remarked(mark)) => Some(Target::SetConnMark(*mark)),
             (ct::ZONE, Loaded::Value(value)) => {
                 Some(Target::ConntrackZone(u16::from_ne_bytes(value.first_chunk().copied()?)))
             }
@@ -165,14 +194,16 @@ impl Reader {
     fn bitwise(&mut self, data: Attributes<'_>) -> Option<()> {
         let register = |kind| data.find(kind).and_then(Attribute::u32);
         let mask = value_of(data, attribute::bitwise::MASK)?;
-        if value_of(data, attribute::bitwise::XOR)?.iter().any(|byte| *byte != 0) {
-            return None;
-        }
+        let flip = value_of(data, attribute::bitwise::XOR)?;
         let Loaded::Field(field) = *self.registers.get(&register(attribute::bitwise::SOURCE)?)? else {
             return None;
         };
-        let to = register(attribute::bitwise::DESTINATION)?;
-        self.registers.insert(to, Loaded::Masked(field, mask.to_vec()));
+        let loaded = match field {
+            _ if flip.iter().all(|byte| *byte == 0) => Loaded::Masked(field, mask.to_vec()),
+            Field::Ct(ct::MARK) => Loaded::Remarked(MaskedMark::new(number(flip)?, !number(mask)?)?),
+            Field::Ct(_) | Field::Meta(_) | Field::Payload { .. } => return None,
+        };
+        self.registers.insert(register(attribute::bitwise::DESTINATION)?, loaded);
         Some(())
     }
 
@@ -201,12 +232,12 @@ impl Reader {
 }
 
 /// The name, revision and structure of an xt match or target.
-fn extension(data: Attributes<'_>) -> Option<(&str, u32, &[u8])> {
+pub(super) fn extension(data: Attributes<'_>) -> Option<(&str, u32, &[u8])> {
     let name = data.find(attribute::xt::NAME)?.text()?;
     Some((name, data.find(attribute::xt::REVISION)?.u32()?, data.find(attribute::xt::INFO)?.0))
 }
 
-const fn negated(operator: u32) -> Option<bool> {
+pub(super) const fn negated(operator: u32) -> Option<bool> {
     match operator {
         operator::EQUAL => Some(false),
         operator::NOT_EQUAL => Some(true),
@@ -214,16 +245,20 @@ const fn negated(operator: u32) -> Option<bool> {
     }
 }
 
-fn value_of(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
+pub(super) fn value_of(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
     Some(data.find(kind)?.attributes().find(attribute::data::VALUE)?.0)
 }
 
-fn port(value: &[u8]) -> Option<u16> {
+pub(super) fn port(value: &[u8]) -> Option<u16> {
     <[u8; 2]>::try_from(value).ok().map(u16::from_be_bytes)
 }
 
+fn number(value: &[u8]) -> Option<u32> {
+    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes)
+}
+
 fn mark(value: &[u8]) -> Option<Mark> {
-    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes).and_then(xt::mark)
+    number(value).and_then(xt::mark)
 }
 
 /// What a comparison of a register with a value says.
@@ -231,8 +266,8 @@ fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<
     let one = |condition| Some([condition].into());
     match loaded {
         Loaded::Field(Field::Meta(key)) => meta_is(*key, not, value).and_then(one),
-        Loaded::Field(Field::Ct(ct::MARK)) => one(Match::ConnMark(Is { value: mark(value)?, not })),
-        Loaded::Field(Field::Ct(_)) | Loaded::Value(_) => None,
+        Loaded::Field(Field::Ct(ct::MARK)) => one(Match::ConnMark(Is { value: mark(value)?.into(), not })),
+        Loaded::Field(Field::Ct(_)) | Loaded::Value(_) | Loaded::Remarked(_) => None,
         Loaded::Field(Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 }) if !not => {
             let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
             let is = |bytes| Is::so(PortRange::single(u16::from_be_bytes(bytes)));
@@ -251,12 +286,18 @@ fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<
             (mask.len() == value.len()).then_some(())?;
             address(*offset, not, value, prefix_of(mask)?, family).and_then(one)
         }
+        Loaded::Masked(Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 }, mask) => {
+            let ([mask], [set]) = (mask.as_slice(), value) else { return None };
+            one(Match::TcpFlags(Is { value: TcpFlags::new(*mask, *set)?, not }))
+        }
         Loaded::Masked(Field::Meta(meta::MARK), mask) if *mask == [0xff; 4] => {
             one(Match::Mark(Is { value: mark(value)?, not }))
         }
+        Loaded::Masked(Field::Ct(ct::MARK), mask) => {
+            one(Match::ConnMark(Is { value: MaskedMark::new(number(value)?, number(mask)?)?, not }))
+        }
         Loaded::Masked(Field::Ct(ct::STATE), mask) if not && value.iter().all(|byte| *byte == 0) => {
-            let bits = <[u8; 4]>::try_from(mask.as_slice()).ok().map(u32::from_ne_bytes)?;
-            one(Match::ConnState(xt::conn_state(bits)?))
+            one(Match::Tracked(xt::conn_state(number(mask)?)?.into()))
         }
         Loaded::Masked(..) => None,
     }
@@ -280,7 +321,7 @@ fn protocol(number: u8) -> Option<Protocol> {
 }
 
 /// A name with a NUL behind it is a whole one, without it the beginning of names.
-fn interface(value: &[u8]) -> Option<InterfaceName> {
+pub(super) fn interface(value: &[u8]) -> Option<InterfaceName> {
     let end = value.iter().position(|byte| *byte == 0);
     let name = core::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
     let whole =
@@ -334,7 +375,7 @@ fn address(offset: u32, not: bool, value: &[u8], prefix: u8, family: Family) -> 
 }
 
 /// The prefix length of a mask whose set bits come first.
-fn prefix_of(mask: &[u8]) -> Option<u8> {
+pub(super) fn prefix_of(mask: &[u8]) -> Option<u8> {
     let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
     let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
     let leading = bits.by_ref().take_while(|bit| *bit == 1).count();

@@ -1,11 +1,14 @@
 //! The expressions a rule is made of, one function each.
 
 use super::{
-    abi::{attribute, base, ct, meta, operator, register, verdict},
+    abi::{attribute, base, ct, direction, meta, operator, register, verdict},
     wire::Writer,
     xt::Extension,
 };
-use crate::values::{Family, PortRange};
+use crate::{
+    rule::{Direction, Is, TcpFlags},
+    values::{Family, PortRange},
+};
 
 /// The longest value an expression loads: an IPv6 address or the name of an interface.
 const LONGEST: usize = 16;
@@ -66,13 +69,17 @@ impl Expressions<'_> {
     /// Keeps the bits of the mask.
     pub(super) fn mask(&mut self, mask: &[u8]) {
         let zero = [0; LONGEST];
+        self.mask_and_flip(mask, zero.get(..mask.len()).unwrap_or_default());
+    }
+
+    /// Keeps the bits of the mask, then flips those of the other value.
+    pub(super) fn mask_and_flip(&mut self, mask: &[u8], flip: &[u8]) {
         self.expression("bitwise", |data| {
             data.u32(attribute::bitwise::SOURCE, register::FIRST);
             data.u32(attribute::bitwise::DESTINATION, register::FIRST);
             data.u32(attribute::bitwise::LENGTH, u32::try_from(mask.len()).unwrap_or_default());
             data.nested(attribute::bitwise::MASK, |value| value.bytes(attribute::data::VALUE, mask));
-            let zero = zero.get(..mask.len()).unwrap_or_default();
-            data.nested(attribute::bitwise::XOR, |value| value.bytes(attribute::data::VALUE, zero));
+            data.nested(attribute::bitwise::XOR, |value| value.bytes(attribute::data::VALUE, flip));
         });
     }
 
@@ -213,6 +220,25 @@ impl Expressions<'_> {
         self.is(true, &[0; 4]);
     }
 
+    /// The packet goes this way of its connection.
+    pub(super) fn direction(&mut self, direction: Direction) {
+        self.ct(ct::DIRECTION);
+        self.is(
+            false,
+            &[match direction {
+                Direction::Original => direction::ORIGINAL,
+                Direction::Reply => direction::REPLY,
+            }],
+        );
+    }
+
+    /// A TCP segment has, or has not, exactly these flags.
+    pub(super) fn flags(&mut self, is: &Is<TcpFlags>) {
+        self.payload(base::TRANSPORT, TCP_FLAGS, 1);
+        self.mask(&[is.value.mask()]);
+        self.is(is.not, &[is.value.set()]);
+    }
+
     /// An address lies in a range: compared whole, by its first bytes, or with the others masked.
     pub(super) fn address(&mut self, offset: AddressOffset, not: bool, address: &[u8], prefix: u8) {
         let (bytes, bits) = (usize::from(prefix / 8), prefix % 8);
@@ -258,6 +284,8 @@ impl AddressOffset {
     }
 }
 
+/// Where in the transport header the flags of a TCP segment stand.
+pub(super) const TCP_FLAGS: u32 = 13;
 /// Where in the transport header the source port stands.
 pub(super) const SOURCE_PORT: u32 = 0;
 /// Where in the transport header the destination port stands.

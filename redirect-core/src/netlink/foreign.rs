@@ -37,6 +37,15 @@ pub(super) fn entry_text(entry: &Entry) -> String {
     }
 }
 
+/// A rule as people read it: another's without the bytes that would make it again.
+#[must_use]
+pub fn without_bytes(entry: Entry) -> Entry {
+    match entry {
+        Entry::Rule(_) => entry,
+        Entry::Foreign(_) => Entry::Foreign(entry_text(&entry)),
+    }
+}
+
 /// What is needed to make a rule again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Whole {

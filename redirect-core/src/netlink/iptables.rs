@@ -20,8 +20,8 @@ pub enum Unencodable {
     /// It lists more ports than a multiport match has room for.
     #[error("it lists more ports than the 15 a multiport match has room for; a range counts as two")]
     TooManyPorts,
-    /// It compares ports of no protocol.
-    #[error("it compares ports, but names no protocol")]
+    /// It compares ports or flags of no protocol.
+    #[error("it compares ports or flags, but names no protocol")]
     PortsWithoutProtocol,
     /// It is another's rule of which only a description is known.
     #[error("it is another program's rule of which only a description is known")]
@@ -52,17 +52,19 @@ enum Stage {
     Protocol,
     Source,
     Destination,
+    TcpFlags,
     Ports,
     Rest,
 }
 
 impl Stage {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::InInterface,
         Self::OutInterface,
         Self::Protocol,
         Self::Source,
         Self::Destination,
+        Self::TcpFlags,
         Self::Ports,
         Self::Rest,
     ];
@@ -75,8 +77,9 @@ impl Stage {
             Match::Source(_) => Self::Source,
             Match::Destination(_) => Self::Destination,
             Match::SourcePort(_) | Match::DestinationPort(_) => Self::Ports,
+            Match::TcpFlags(_) => Self::TcpFlags,
             Match::DestinationPorts(_)
-            | Match::ConnState(_)
+            | Match::Tracked(_)
             | Match::OwnerUid(_)
             | Match::OwnerGid(_)
             | Match::Mark(_)
@@ -97,10 +100,11 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
             out.meta(meta::MARK);
             out.is(is.not, &is.value.0.to_ne_bytes());
         }
+        Match::TcpFlags(is) => out.flags(is),
         Match::SourcePort(_)
         | Match::DestinationPort(_)
         | Match::DestinationPorts(_)
-        | Match::ConnState(_)
+        | Match::Tracked(_)
         | Match::OwnerUid(_)
         | Match::OwnerGid(_)
         | Match::ConnMark(_) => {
@@ -143,9 +147,7 @@ fn interface(out: &mut Expressions<'_>, key: u32, is: &Is<InterfaceName>) {
 /// Source and destination ports: two single ones are compared at once.
 fn ports(out: &mut Expressions<'_>, rule: &Rule) -> Result<(), Unencodable> {
     let all = || rule.matches.iter().filter_map(port);
-    let has_ports =
-        all().next().is_some() || rule.matches.iter().any(|m| matches!(m, Match::DestinationPorts(_)));
-    if has_ports && rule.protocol().is_none() {
+    if rule.protocol().is_none() && rule.matches.iter().any(Match::is_of_protocol) {
         return Err(Unencodable::PortsWithoutProtocol);
     }
     let mut pair = all();
@@ -195,6 +197,7 @@ fn target(out: &mut Expressions<'_>, target: &Target, family: Family) {
         | Target::SetMark(_)
         | Target::SaveMark
         | Target::RestoreMark
+        | Target::SetConnMark(_)
         | Target::ConntrackZone(_) => {}
     }
 }

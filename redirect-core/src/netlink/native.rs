@@ -10,7 +10,7 @@ use super::{
 use crate::{
     plan::{PlannedRule, RulePlan},
     render,
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target},
+    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -29,17 +29,8 @@ pub enum NativeForm {
 const INTERFACE_LENGTH: usize = 16;
 
 impl<'a> Batch<'a> {
-    /// Removes the native tables that are there.
-    pub fn remove_native(&mut self, tables: impl IntoIterator<Item = &'static str>) {
-        for name in tables {
-            self.part(kind::DELETE_TABLE, 0, family::INET, Part::RemovedTable(name), |body| {
-                body.text(attribute::table::NAME, name);
-            });
-        }
-    }
-
-    /// Adds native tables with a plan's rules. Those that are there are removed before, with
-    /// [`remove_native`](Self::remove_native).
+    /// Adds native tables with a plan's rules, where there are none.
+    /// [`native_change`](Self::native_change) is for those that are there.
     pub fn native(&mut self, rules: &'a NativeRules<'a>) {
         for NativeTable { table, chains } in &rules.tables {
             let name = render::nft_table(*table);
@@ -109,9 +100,12 @@ impl<'a> NativeRules<'a> {
     /// The rules of a plan in this form.
     #[must_use]
     pub fn new(plan: &'a RulePlan, form: NativeForm) -> Self {
-        let lines = |planned: Vec<&'a PlannedRule>| match form {
-            NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
-            NativeForm::Sets => sets::gather(&planned),
+        let lines = |planned: Vec<&'a PlannedRule>| -> Vec<Line<'a>> {
+            let lines = match form {
+                NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
+                NativeForm::Sets => sets::gather(&planned),
+            };
+            lines.into_iter().flat_map(Line::complete).collect()
         };
         let chains = |chains: BTreeMap<Chain, Vec<&'a PlannedRule>>| {
             chains.into_iter().map(|(chain, planned)| (chain, lines(planned))).collect()
@@ -133,7 +127,7 @@ fn rule(out: &mut Expressions<'_>, line: &Line<'_>, set: Option<u32>) {
             _ => self::condition(out, rule, condition, set),
         }
     }
-    target(out, &rule.target, planned.scope);
+    target(out, line.target(), planned.scope);
 }
 
 fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: sets::Kind, set: u32) {
@@ -157,8 +151,8 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         Match::Destination(is) => address(out, AddressOffset::destination, is),
         Match::InInterface(is) => interface(out, meta::IN_INTERFACE, is),
         Match::OutInterface(is) => interface(out, meta::OUT_INTERFACE, is),
-        // A comparison of ports says the protocol itself.
-        Match::Protocol(_) if has_ports(rule) => {}
+        // A comparison of ports or flags says the protocol itself.
+        Match::Protocol(_) if rule.matches.iter().any(Match::is_of_protocol) => {}
         Match::Protocol(protocol) => out.protocol(protocol.number()),
         Match::SourcePort(is) => port(out, rule, SOURCE_PORT, is),
         Match::DestinationPort(is) => port(out, rule, DESTINATION_PORT, is),
@@ -166,26 +160,44 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
             load_port(out, rule, DESTINATION_PORT);
             out.lookup(is.not, set.unwrap_or_default());
         }
-        // In native tables the reference drops only TCP.
-        Match::ConnState(ConnState::Invalid) => {
-            out.protocol(Protocol::Tcp.number());
-            out.state(state::INVALID);
+        Match::TcpFlags(is) => {
+            // As nft does: a comparison of ports before it has said the protocol already.
+            if !rule.matches.iter().any(compares_ports) {
+                out.protocol(Protocol::Tcp.number());
+            }
+            out.flags(is);
         }
-        Match::ConnState(ConnState::RelatedOrEstablished) => out.state(state::RELATED_OR_ESTABLISHED),
+        Match::Tracked(tracked) => self::tracked(out, rule, *tracked),
         Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
         Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
         Match::Mark(is) => number(out, meta::MARK, is.not, is.value.0),
         Match::ConnMark(is) => {
             out.ct(ct::MARK);
-            out.is(is.not, &is.value.0.to_ne_bytes());
+            if is.value.mask() != u32::MAX {
+                out.mask(&is.value.mask().to_ne_bytes());
+            }
+            out.is(is.not, &is.value.value().to_ne_bytes());
         }
     }
 }
 
-fn has_ports(rule: &Rule) -> bool {
-    rule.matches
-        .iter()
-        .any(|m| matches!(m, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_)))
+const fn compares_ports(condition: &Match) -> bool {
+    matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
+}
+
+fn tracked(out: &mut Expressions<'_>, rule: &Rule, Tracked { state, direction }: Tracked) {
+    // In native tables the reference drops only TCP.
+    if state == ConnState::Invalid && rule.protocol().is_none() {
+        out.protocol(Protocol::Tcp.number());
+    }
+
+    if let Some(direction) = direction {
+        out.direction(direction);
+    }
+    out.state(match state {
+        ConnState::Invalid => state::INVALID,
+        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+    });
 }
 
 fn number(out: &mut Expressions<'_>, key: u32, not: bool, value: u32) {
@@ -260,6 +272,15 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
         Target::RestoreMark => {
             out.ct(ct::MARK);
             out.set_meta(meta::MARK);
+        }
+        Target::SetConnMark(mark) if mark.mask() == u32::MAX => {
+            out.value(&mark.value().to_ne_bytes());
+            out.set_ct(ct::MARK);
+        }
+        Target::SetConnMark(mark) => {
+            out.ct(ct::MARK);
+            out.mask_and_flip(&(!mark.mask()).to_ne_bytes(), &mark.value().to_ne_bytes());
+            out.set_ct(ct::MARK);
         }
         Target::ConntrackZone(zone) => {
             out.value(&zone.to_ne_bytes());

@@ -56,6 +56,8 @@ pub enum Part<'a> {
     NativeRule(Place<'a>, &'a PlannedRule),
     /// A set of a native table.
     Set(Place<'a>),
+    /// A part of a native table: what is done there, in words.
+    Native(&'a str),
 }
 
 impl Part<'_> {
@@ -73,7 +75,8 @@ impl Part<'_> {
             | Self::RemovedChain(_)
             | Self::RemovedRule(_)
             | Self::NativeRule(..)
-            | Self::Set(_) => Vec::new(),
+            | Self::Set(_)
+            | Self::Native(_) => Vec::new(),
         }
     }
 }
@@ -96,6 +99,7 @@ impl fmt::Display for Part<'_> {
                 write!(f, "{place}: rule {}", render::rule_text(&planned.rule))
             }
             Self::Set(place) => write!(f, "a set of {place}"),
+            Self::Native(words) => f.write_str(words),
         }
     }
 }

@@ -5,7 +5,10 @@ use super::{
     wire::{Head, Message, Writer},
     xt::Extension,
 };
-use crate::{rule::Table, values::Family};
+use crate::{
+    rule::{Chain, Table},
+    values::Family,
+};
 use alloc::vec::Vec;
 
 /// Which generation the ruleset is at. Answered only where the kernel has nf_tables.
@@ -33,11 +36,32 @@ pub fn chains(sequence: u32, of: Family) -> Vec<u8> {
     question(kind::GET_CHAIN, flags::DUMP, sequence, abi::family_number(of), |_| {})
 }
 
+/// All chains of all families.
+#[must_use]
+pub fn all_chains(sequence: u32) -> Vec<u8> {
+    question(kind::GET_CHAIN, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
+}
+
+/// All rules of all tables of all families.
+#[must_use]
+pub fn all_rules(sequence: u32) -> Vec<u8> {
+    question(kind::GET_RULE, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
+}
+
 /// The rules of a table.
 #[must_use]
 pub fn rules(sequence: u32, of: Family, table: Table) -> Vec<u8> {
     question(kind::GET_RULE, flags::DUMP, sequence, abi::family_number(of), |body| {
         body.text(attribute::rule::TABLE, table.name());
+    })
+}
+
+/// The rules of one chain of a table.
+#[must_use]
+pub fn rules_of_chain(sequence: u32, of: Family, table: Table, chain: &Chain) -> Vec<u8> {
+    question(kind::GET_RULE, flags::DUMP, sequence, abi::family_number(of), |body| {
+        body.text(attribute::rule::TABLE, table.name());
+        body.text(attribute::rule::CHAIN, chain.name());
     })
 }
 
@@ -61,6 +85,51 @@ pub fn native_sets(sequence: u32, table: &str) -> Vec<u8> {
     question(kind::GET_SET, flags::DUMP, sequence, family::INET, |body| {
         body.text(attribute::set::TABLE, table);
     })
+}
+
+/// The stateful objects of a native table.
+#[must_use]
+pub fn native_objects(sequence: u32, table: &str) -> Vec<u8> {
+    question(kind::GET_OBJECT, flags::DUMP, sequence, family::INET, |body| {
+        body.text(attribute::object::TABLE, table);
+    })
+}
+
+/// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
+/// ends with that socket. Refused with EEXIST while another socket has it.
+///
+/// The message about the table has a number of its own, so that a refusal of the table can be told from one of the whole
+/// transaction. `None` if a length does not fit, which cannot happen.
+#[must_use]
+pub fn take_lock(transaction: u32, table: u32) -> Option<Vec<u8>> {
+    lock_transaction(kind::NEW_TABLE, flags::CREATE | flags::EXCLUSIVE, transaction, table)
+}
+
+/// A transaction that ends the lock's table.
+#[must_use]
+pub fn release_lock(transaction: u32) -> Option<Vec<u8>> {
+    lock_transaction(kind::DELETE_TABLE, 0, transaction, transaction)
+}
+
+fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -> Option<Vec<u8>> {
+    let limit = |kind| Head {
+        kind,
+        flags: flags::REQUEST,
+        sequence: transaction,
+        family: family::UNSPECIFIED,
+        resource: abi::NFTABLES,
+    };
+    let mut writer = Writer::default();
+    writer.message(limit(kind::BATCH_BEGIN), |_| {});
+    let flags = table_flags | flags::REQUEST | flags::ACK;
+    writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {
+        body.text(attribute::table::NAME, crate::render::NFT_LOCK_TABLE);
+        if kind == kind::NEW_TABLE {
+            body.u32(attribute::table::FLAGS, abi::OWNED_BY_SOCKET);
+        }
+    });
+    writer.message(limit(kind::BATCH_END), |_| {});
+    writer.finish()
 }
 
 /// The elements of a set of a native table.

@@ -158,12 +158,29 @@ pub(super) enum Line<'a> {
         /// What the set holds.
         ranges: Ranges,
     },
+    /// Drops what a planned rule was to hand over and did not: nft's tproxy lets a packet that it finds no listener for
+    /// go on to the application, iptables' target drops it.
+    OrDrop(&'a PlannedRule),
 }
 
 impl<'a> Line<'a> {
+    /// The line, and behind it what it takes to mean what the planned rule means.
+    pub(super) fn complete(self) -> impl Iterator<Item = Self> {
+        let planned = self.planned();
+        let or_drop = matches!(planned.rule.target, Target::Tproxy { .. }).then_some(Self::OrDrop(planned));
+        [Some(self), or_drop].into_iter().flatten()
+    }
+
     pub(super) const fn planned(&self) -> &'a PlannedRule {
         match self {
-            Self::Rule(planned) | Self::Set { planned, .. } => planned,
+            Self::Rule(planned) | Self::Set { planned, .. } | Self::OrDrop(planned) => planned,
+        }
+    }
+
+    pub(super) const fn target(&self) -> &'a Target {
+        match self {
+            Self::Rule(planned) | Self::Set { planned, .. } => &planned.rule.target,
+            Self::OrDrop(_) => &Target::Drop,
         }
     }
 
@@ -171,10 +188,12 @@ impl<'a> Line<'a> {
     pub(super) fn set(&self) -> Option<Ranges> {
         match self {
             Self::Set { ranges, .. } => Some(ranges.clone()),
-            Self::Rule(planned) => planned.rule.matches.iter().find_map(|condition| {
-                let Match::DestinationPorts(is) = condition else { return None };
-                Some(Ranges::of_ports(&is.value))
-            }),
+            Self::Rule(planned) | Self::OrDrop(planned) => {
+                planned.rule.matches.iter().find_map(|condition| {
+                    let Match::DestinationPorts(is) = condition else { return None };
+                    Some(Ranges::of_ports(&is.value))
+                })
+            }
         }
     }
 }
@@ -209,6 +228,7 @@ const fn decides(target: &Target) -> bool {
         | Target::SetMark(_)
         | Target::SaveMark
         | Target::RestoreMark
+        | Target::SetConnMark(_)
         | Target::ConntrackZone(_) => false,
     }
 }

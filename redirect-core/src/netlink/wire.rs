@@ -139,6 +139,12 @@ impl<'a> Message<'a> {
         Attributes { bytes: self.body.get(NETFILTER_HEADER..).unwrap_or_default() }
     }
 
+    /// What follows netlink's own header: a header of the protocol, then attributes.
+    #[must_use]
+    pub const fn payload(&self) -> &'a [u8] {
+        self.body
+    }
+
     /// Whether the kernel says that what it dumps changed meanwhile.
     #[must_use]
     pub const fn is_interrupted(&self) -> bool {

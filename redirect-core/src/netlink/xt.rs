@@ -3,8 +3,8 @@
 
 use super::{abi::state, wire::read_array};
 use crate::{
-    rule::{ConnState, Is, Match, Protocol, Target},
-    values::{Family, Mark, Port, PortRange},
+    rule::{ConnState, Direction, Is, Match, Target, TcpFlags, Tracked},
+    values::{Family, Mark, MaskedMark, Port, PortRange},
 };
 use alloc::vec::Vec;
 
@@ -43,7 +43,7 @@ impl Extension {
     pub const fn of_match(condition: &Match) -> Option<Self> {
         match condition {
             Match::DestinationPorts(_) => Some(Self::MULTIPORT),
-            Match::ConnState(_) => Some(Self::CONNTRACK),
+            Match::Tracked(_) => Some(Self::CONNTRACK),
             Match::OwnerUid(_) | Match::OwnerGid(_) => Some(Self::OWNER),
             Match::ConnMark(_) => Some(Self::CONNMARK_MATCH),
             Match::Source(_)
@@ -53,6 +53,7 @@ impl Extension {
             | Match::Protocol(_)
             | Match::SourcePort(_)
             | Match::DestinationPort(_)
+            | Match::TcpFlags(_)
             | Match::Mark(_) => None,
         }
     }
@@ -65,7 +66,7 @@ impl Extension {
             Target::Redirect(_) => Some(Self::REDIRECT),
             Target::Tproxy { .. } => Some(Self::TPROXY),
             Target::SetMark(_) => Some(Self::MARK),
-            Target::SaveMark | Target::RestoreMark => Some(Self::CONNMARK),
+            Target::SaveMark | Target::RestoreMark | Target::SetConnMark(_) => Some(Self::CONNMARK),
             Target::ConntrackZone(_) => Some(Self::CT),
         }
     }
@@ -113,7 +114,12 @@ const CONNTRACK_FLAGS: usize = 146;
 const CONNTRACK_STATES: usize = 150;
 /// `XT_CONNTRACK_STATE`.
 const CONNTRACK_STATE: u16 = 1;
+/// `XT_CONNTRACK_DIRECTION`: the original direction; inverted, the other.
+const CONNTRACK_DIRECTION: u16 = 1 << 12;
+/// `XT_TCP_INV_FLAGS`.
+const TCP_INVERTED_FLAGS: u8 = 8;
 /// Modes of CONNMARK.
+const SET_MARK: u8 = 0;
 const SAVE_MARK: u8 = 1;
 const RESTORE_MARK: u8 = 2;
 const ALL_BITS: [u8; 4] = [0xff; 4];
@@ -150,21 +156,10 @@ pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
         Match::OwnerUid(is) => Some(owner(OWNER_UID, is)),
         Match::OwnerGid(is) => Some(owner(OWNER_GID, is)),
         Match::DestinationPorts(is) => multiport(is),
-        Match::ConnState(state) => {
-            let bits = match state {
-                ConnState::Invalid => state::INVALID,
-                ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
-            };
-            let bits = u16::try_from(bits).unwrap_or_default();
-            let info = Info::new(size::CONNTRACK)
-                .skip_to(CONNTRACK_FLAGS)
-                .put(&CONNTRACK_STATE.to_ne_bytes())
-                .skip_to(CONNTRACK_STATES)
-                .put(&bits.to_ne_bytes());
-            Some(info.fill(size::CONNTRACK))
-        }
+        Match::Tracked(tracked) => Some(conntrack(*tracked)),
         Match::ConnMark(is) => {
-            let info = Info::new(size::MARK_MATCH).put(&is.value.0.to_ne_bytes()).put(&ALL_BITS);
+            let (value, mask) = (is.value.value().to_ne_bytes(), is.value.mask().to_ne_bytes());
+            let info = Info::new(size::MARK_MATCH).put(&value).put(&mask);
             Some(info.put(&[u8::from(is.not)]).fill(size::MARK_MATCH))
         }
         Match::Source(_)
@@ -174,8 +169,28 @@ pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
         | Match::Protocol(_)
         | Match::SourcePort(_)
         | Match::DestinationPort(_)
+        | Match::TcpFlags(_)
         | Match::Mark(_) => None,
     }
+}
+
+fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
+    let bits = match state {
+        ConnState::Invalid => state::INVALID,
+        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+    };
+    let (flags, inverted) = match direction {
+        None => (CONNTRACK_STATE, 0),
+        Some(Direction::Original) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, 0),
+        Some(Direction::Reply) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, CONNTRACK_DIRECTION),
+    };
+    let info = Info::new(size::CONNTRACK)
+        .skip_to(CONNTRACK_FLAGS)
+        .put(&flags.to_ne_bytes())
+        .put(&inverted.to_ne_bytes())
+        .skip_to(CONNTRACK_STATES)
+        .put(&u16::try_from(bits).unwrap_or_default().to_ne_bytes());
+    info.fill(size::CONNTRACK)
 }
 
 fn owner(which: u8, is: &Is<u32>) -> Vec<u8> {
@@ -237,21 +252,20 @@ pub(super) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
         Target::SetMark(mark) => {
             Some(Info::new(size::MARK).put(&mark.0.to_ne_bytes()).put(&ALL_BITS).fill(size::MARK))
         }
-        Target::SaveMark => Some(connmark(SAVE_MARK)),
-        Target::RestoreMark => Some(connmark(RESTORE_MARK)),
+        Target::SaveMark => Some(connmark([0; 4], ALL_BITS, SAVE_MARK)),
+        Target::RestoreMark => Some(connmark([0; 4], ALL_BITS, RESTORE_MARK)),
+        Target::SetConnMark(mark) => {
+            Some(connmark(mark.value().to_ne_bytes(), mark.mask().to_ne_bytes(), SET_MARK))
+        }
         Target::ConntrackZone(zone) => {
             Some(Info::new(size::CT).put(&[0; 2]).put(&zone.to_ne_bytes()).fill(size::CT))
         }
     }
 }
 
-fn connmark(mode: u8) -> Vec<u8> {
-    Info::new(size::CONNMARK)
-        .put(&[0; 4])
-        .put(&ALL_BITS)
-        .put(&ALL_BITS)
-        .put(&[0, 0, mode])
-        .fill(size::CONNMARK)
+/// The connection's mark and its bits, all bits of the packet's, no shift.
+fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
+    Info::new(size::CONNMARK).put(&mark).put(&bits).put(&ALL_BITS).put(&[0, 0, mode]).fill(size::CONNMARK)
 }
 
 /// The conditions an xt match stands for; `None` for one that no rule of ours has.
@@ -261,9 +275,15 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
         ("multiport", 1) => decode_multiport(info).map(|one| [one].into()),
         ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
         ("connmark", 1) => decode_mark(info).map(|is| [Match::ConnMark(is)].into()),
-        ("mark", 1) => decode_mark(info).map(|is| [Match::Mark(is)].into()),
-        ("tcp", 0) => decode_ports(Protocol::Tcp, info),
-        ("udp", 0) => decode_ports(Protocol::Udp, info),
+        ("mark", 1) => {
+            let Is { value, not } = decode_mark(info)?;
+            (value.mask() == u32::MAX).then(|| [Match::Mark(Is { value: Mark(value.value()), not })].into())
+        }
+        ("tcp", 0) => decode_tcp(info),
+        ("udp", 0) => {
+            let [inverted] = read_array(info, 8)?;
+            decode_ports(info, inverted)
+        }
         _ => None,
     }
 }
@@ -301,6 +321,9 @@ fn decode_multiport(info: &[u8]) -> Option<Match> {
     Some(Match::DestinationPorts(Is { value, not: not != 0 }))
 }
 
+/// What a match of state and direction says it looks at.
+const STATE_AND_DIRECTION: u16 = CONNTRACK_STATE | CONNTRACK_DIRECTION;
+
 fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
     let (flags, inverted) =
         (read_u16(info, CONNTRACK_FLAGS)?, read_u16(info, CONNTRACK_FLAGS.checked_add(2)?)?);
@@ -308,8 +331,13 @@ fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
         1 => u16::from(*info.get(CONNTRACK_STATES)?),
         _ => read_u16(info, CONNTRACK_STATES)?,
     };
-    (flags == CONNTRACK_STATE && inverted == 0).then_some(())?;
-    conn_state(u32::from(states)).map(Match::ConnState)
+    let direction = match (flags, inverted) {
+        (CONNTRACK_STATE, 0) => None,
+        (STATE_AND_DIRECTION, 0) => Some(Direction::Original),
+        (STATE_AND_DIRECTION, CONNTRACK_DIRECTION) => Some(Direction::Reply),
+        _ => return None,
+    };
+    Some(Match::Tracked(Tracked { state: conn_state(u32::from(states))?, direction }))
 }
 
 /// The state of connections that these bits stand for.
@@ -321,23 +349,28 @@ pub(super) const fn conn_state(bits: u32) -> Option<ConnState> {
     }
 }
 
-fn decode_mark(info: &[u8]) -> Option<Is<Mark>> {
+fn decode_mark(info: &[u8]) -> Option<Is<MaskedMark>> {
     let (value, mask, [not]) = (read_u32(info, 0)?, read_u32(info, 4)?, read_array(info, 8)?);
-    (mask == u32::MAX).then_some(Is { value: mark(value)?, not: not != 0 })
+    Some(Is { value: MaskedMark::new(value, mask)?, not: not != 0 })
+}
+
+/// Ports and flags of older versions of iptables-nft.
+fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
+    let [option, mask, set, inverted] = read_array(info, 8)?;
+    (option == 0).then_some(())?;
+    let mut found = decode_ports(info, inverted & !TCP_INVERTED_FLAGS)?;
+    let not = inverted & TCP_INVERTED_FLAGS != 0;
+    if mask != 0 || set != 0 || not {
+        found.push(Match::TcpFlags(Is { value: TcpFlags::new(mask, set)?, not }));
+    }
+    Some(found)
 }
 
 /// Ports of older versions of iptables-nft. Without any it is what `-m tcp` alone leaves, which says nothing.
-fn decode_ports(protocol: Protocol, info: &[u8]) -> Option<Vec<Match>> {
+fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
     let range =
         |offset| PortRange::new(read_u16(info, offset)?, read_u16(info, usize::checked_add(offset, 2)?)?);
     let (source, destination) = (range(0)?, range(4)?);
-    let inverted = match protocol {
-        Protocol::Tcp => {
-            let [option, mask, wanted, inverted] = read_array(info, 8)?;
-            ([option, mask, wanted] == [0; 3]).then_some(inverted)?
-        }
-        Protocol::Udp => read_array::<1>(info, 8).map(|[inverted]| inverted)?,
-    };
     if inverted & !3 != 0 {
         return None;
     }
@@ -361,13 +394,14 @@ pub(super) fn decode_target(name: &str, revision: u32, info: &[u8], family: Fami
         }
         ("MARK", 2) => (read_u32(info, 4)? == u32::MAX).then_some(Target::SetMark(mark(read_u32(info, 0)?)?)),
         ("CONNMARK", 1 | 2) => {
-            let marks = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
+            let [mark, bits, all] = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
             let [first, second, third] = read_array(info, 12)?;
             let (shift, mode) = if revision == 1 { ([0, 0], first) } else { ([first, second], third) };
-            (marks == [0, u32::MAX, u32::MAX] && shift == [0, 0]).then_some(())?;
-            match mode {
-                SAVE_MARK => Some(Target::SaveMark),
-                RESTORE_MARK => Some(Target::RestoreMark),
+            (all == u32::MAX && shift == [0, 0]).then_some(())?;
+            match (mode, mark, bits) {
+                (SET_MARK, ..) => MaskedMark::new(mark, bits).map(Target::SetConnMark),
+                (SAVE_MARK, 0, u32::MAX) => Some(Target::SaveMark),
+                (RESTORE_MARK, 0, u32::MAX) => Some(Target::RestoreMark),
                 _ => None,
             }
         }
@@ -397,11 +431,11 @@ pub(super) const fn mark(value: u32) -> Option<Mark> {
     if value == 0 { None } else { Some(Mark(value)) }
 }
 
-fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
+pub(super) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
     read_array(bytes, offset).map(u32::from_ne_bytes)
 }
 
-fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
+pub(super) fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
     read_array(bytes, offset).map(u16::from_ne_bytes)
 }
 
@@ -414,18 +448,32 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn structures_are_those_of_iptables() {
+        let guard = MaskedMark::new(0x53b0_0000, 0xfff0_0000).unwrap();
         let ports = ["53", "15008", "100:200"].map(|port| PortRange::parse(port, PortSyntax::Saved).unwrap());
         for (condition, start) in [
             (Match::OwnerUid(Is::so(1337)), "3905000039050000000000000000000001000000"),
             (Match::OwnerGid(Is::not(1337)), "00000000000000003905000039050000020200"),
             (Match::DestinationPorts(Is::not(ports.into())), "01043500a03a6400c800000000"),
-            (Match::ConnMark(Is::so(Mark(0x539))), "39050000ffffffff00"),
+            (Match::ConnMark(Is::so(Mark(0x539).into())), "39050000ffffffff00"),
+            (Match::ConnMark(Is::so(guard)), "0000b0530000f0ff0000000000000000"),
         ] {
             assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
+        }
+        let replies = |direction| {
+            let tracked = Tracked { state: ConnState::RelatedOrEstablished, direction };
+            hex(&match_info(&Match::Tracked(tracked)).unwrap(), 168 * 2).split_off(CONNTRACK_FLAGS * 2)
+        };
+        for (direction, start) in [
+            (None, "010000000600"),
+            (Some(Direction::Original), "011000000600"),
+            (Some(Direction::Reply), "011000100600"),
+        ] {
+            assert!(replies(direction).starts_with(start), "{direction:?}: {}", replies(direction));
         }
         let tproxy = Target::Tproxy { port: Port::known(15006), mark: Mark(0x539) };
         for (target, family, start) in [
             (Target::Redirect(Port::known(15001)), Family::V4, "010000000200000000000000000000003a993a9900"),
+            (Target::SetConnMark(guard), Family::V4, "0000b0530000f0ffffffffff00000000"),
             (Target::SaveMark, Family::V6, "00000000ffffffffffffffff00000100"),
             (Target::RestoreMark, Family::V4, "00000000ffffffffffffffff00000200"),
             (Target::ConntrackZone(2), Family::V4, "0000020000000000"),
@@ -449,7 +497,13 @@ mod tests {
         assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::so(range))].into()));
         tcp[11] = 2;
         assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::not(range))].into()));
-        tcp[9] = 2;
-        assert_eq!(decode_match("tcp", 0, &tcp), None, "TCP flags are compared");
+        tcp[9..11].copy_from_slice(&[0x17, 0x02]);
+        let flags = |not| Match::TcpFlags(Is { value: TcpFlags::OPENING, not });
+        let port = Match::DestinationPort(Is::not(range));
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
+        tcp[11] |= 8;
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
+        tcp[8] = 1;
+        assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{PlannedRule, Position};
 use crate::{
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target},
+    rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked},
     settings::Key,
     values::{InterfaceName, Mark, PortRange},
 };
@@ -115,6 +115,10 @@ pub(super) fn going_out(interface: &InterfaceName) -> Match {
     Match::OutInterface(Is::so(interface.clone()))
 }
 
+pub(super) fn not_in_by_loopback() -> Match {
+    Match::InInterface(Is::not(InterfaceName::loopback()))
+}
+
 pub(super) fn in_by_loopback() -> Match {
     Match::InInterface(Is::so(InterfaceName::loopback()))
 }
@@ -143,6 +147,17 @@ pub(super) fn not_marked(mark: Mark) -> Match {
     Match::Mark(Is::not(mark))
 }
 
-pub(super) fn established() -> Match {
-    Match::ConnState(ConnState::RelatedOrEstablished)
+/// An answer within a connection.
+pub(super) fn reply() -> Match {
+    Match::Tracked(Tracked { state: ConnState::RelatedOrEstablished, direction: Some(Direction::Reply) })
+}
+
+/// Whatever opens a connection.
+pub(super) fn opening() -> Match {
+    Match::TcpFlags(Is::so(TcpFlags::OPENING))
+}
+
+/// Whatever opens no connection.
+pub(super) fn not_opening() -> Match {
+    Match::TcpFlags(Is::not(TcpFlags::OPENING))
 }

@@ -1,6 +1,6 @@
 //! The rule groups, one short function each, in the order in which they are emitted.
 
-use super::{PlannedRule, builder::*};
+use super::{PlannedRule, builder::*, guard};
 use crate::{
     redirect::{
         DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK,
@@ -48,6 +48,7 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
         tproxy_marks(r, tproxy, rules_ref);
         tproxy_inbound_exceptions(tproxy, rules_ref);
     }
+    guard::strict_capture(r, rules_ref);
     rules.into_vec()
 }
 
@@ -80,7 +81,7 @@ fn drop_invalid(r: &Redirect, rules: &mut Rules) {
         return;
     }
     let mut group = rules.group(Key::DropInvalid, "packets of no connection would be reset by the kernel");
-    let invalid = Match::ConnState(ConnState::Invalid);
+    let invalid = Match::Tracked(ConnState::Invalid.into());
     group.append(Table::Mangle, Hook::Prerouting, [invalid], Target::Jump(OurChain::Drop.into()));
     group.append(Table::Mangle, OurChain::Drop, [], Target::Drop);
 }
@@ -138,16 +139,20 @@ fn inbound(r: &Redirect, rules: &mut Rules) {
     }
 }
 
-/// ISTIO_DIVERT marks and accepts packets of established connections; ISTIO_TPROXY hands over the rest.
+/// ISTIO_DIVERT marks and accepts what the application answers to connections that the proxy opens in a client's name;
+/// ISTIO_TPROXY hands over everything else: the socket of a known connection, else the listener.
 fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
-    let mut group = rules.group(Key::InterceptionMode, "known connections go straight to the proxy's socket");
+    let mut group = rules.group(
+        Key::InterceptionMode,
+        "answers to the proxy's connections in a client's name go to the proxy",
+    );
     group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark));
     group.append(Table::Mangle, OurChain::Divert, [], Target::Accept);
     for family in Family::BOTH {
         let target = Target::Tproxy { port: r.inbound_port, mark: tproxy.mark };
         let matches = [tcp(), not_to(r.loopback(family))];
         rules
-            .group(Key::InterceptionMode, "new connections go to the proxy's inbound listener, unchanged")
+            .group(Key::InterceptionMode, "inbound connections go to the proxy, unchanged")
             .scoped(Scope::Only(family))
             .append(Table::Mangle, OurChain::Tproxy, matches, target);
     }
@@ -161,9 +166,14 @@ fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules) {
             group.append_all(Table::Nat, OurChain::Inbound, conditions.to_vec(), IN_REDIRECT);
         }
         InterceptionMode::Tproxy(_) => {
-            let mut known = conditions.to_vec();
-            known.insert(1.min(known.len()), established());
-            group.append_all(Table::Mangle, OurChain::Inbound, known, Target::Jump(OurChain::Divert.into()));
+            // Only answers. What comes the other way may be a new connection on an entry that an earlier one left.
+            let answers = conditions.iter().cloned().chain([not_opening(), reply()]).collect();
+            group.append_all(
+                Table::Mangle,
+                OurChain::Inbound,
+                answers,
+                Target::Jump(OurChain::Divert.into()),
+            );
             let rest = conditions.to_vec();
             group.append_all(Table::Mangle, OurChain::Inbound, rest, Target::Jump(OurChain::Tproxy.into()));
         }
@@ -431,8 +441,10 @@ fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules) {
 /// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
 fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
     let mark = tproxy.mark;
+    let shared = guard::shared_mark(r, tproxy);
     let mut group = rules.group(Key::TproxyMark, "the connection remembers the packet's mark");
-    group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], Target::SaveMark);
+    let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
+    group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
     let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback are left alone");
     group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
     let uids = r.proxy_uids.iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
@@ -447,8 +459,9 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
         }
     }
     let mut group = rules.group(Key::TproxyMark, "packets get the mark their connection remembers");
-    let remembered = Match::ConnMark(Is::so(mark));
-    group.append(Table::Mangle, Hook::Output, [tcp(), remembered], Target::RestoreMark);
+    let remembered = Match::ConnMark(Is::so(shared.unwrap_or(mark.into())));
+    let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
+    group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
 }
 
 /// Inbound packets that are not captured, before all other inbound rules.

@@ -5,6 +5,7 @@
 
 mod builder;
 mod groups;
+mod guard;
 
 use crate::{
     redirect::{InboundPorts, InterceptionMode, Redirect, Tproxy},

@@ -2,8 +2,8 @@
 
 use crate::{
     plan::{PlannedRule, RulePlan},
-    rule::{Chain, ConnState, Hook, Is, Match, Scope, Table, Target},
-    values::{Family, InterfaceName, Mark, PortRange},
+    rule::{Chain, ConnState, Direction, Hook, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
+    values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
 };
 use alloc::{
     collections::BTreeMap,
@@ -16,6 +16,9 @@ use ipnet::IpNet;
 
 /// The names of the native tables, all of family inet.
 pub const NFT_TABLES: [&str; 3] = [nft_table(Table::Raw), nft_table(Table::Mangle), nft_table(Table::Nat)];
+
+/// The name of the table, of family inet, that a run holds while it works in several steps. It has no chain.
+pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
 
 /// The name of a native table.
 pub(crate) const fn nft_table(table: Table) -> &'static str {
@@ -37,11 +40,8 @@ pub fn nft_text(plan: &RulePlan) -> String {
             line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
         }
         for (chain, rules) in &chains {
-            for planned in rules {
-                line(
-                    &mut text,
-                    &format!("add rule inet {name} {} {}", chain_name(chain), rule_text(planned)),
-                );
+            for rule in rules.iter().copied().flat_map(rule_texts) {
+                line(&mut text, &format!("add rule inet {name} {} {rule}", chain_name(chain)));
             }
         }
     }
@@ -55,7 +55,7 @@ pub fn nft_rules(plan: &RulePlan) -> BTreeMap<(&'static str, String), Vec<String
     let chains =
         tables.flat_map(|(table, chains)| chains.into_iter().map(move |chain| (nft_table(table), chain)));
     let named = chains.map(|(table, (chain, rules))| {
-        ((table, chain_name(&chain)), rules.into_iter().map(rule_text).collect())
+        ((table, chain_name(&chain)), rules.into_iter().flat_map(rule_texts).collect())
     });
     named.collect()
 }
@@ -99,18 +99,22 @@ pub(crate) fn chain_name(chain: &Chain) -> String {
     chain.name().to_ascii_lowercase().replace('_', "-")
 }
 
-fn rule_text(planned: &PlannedRule) -> String {
+/// A planned rule; two where nftables needs a second one to say the same.
+fn rule_texts(planned: &PlannedRule) -> impl Iterator<Item = String> {
+    // What nft's tproxy finds no listener for goes on to the application; iptables' target drops it.
+    let or_drop = matches!(planned.rule.target, Target::Tproxy { .. }).then_some(&Target::Drop);
+    [Some(&planned.rule.target), or_drop].into_iter().flatten().map(|target| rule_text(planned, target))
+}
+
+fn rule_text(planned: &PlannedRule, target: &Target) -> String {
     let rule = &planned.rule;
     let protocol = rule.protocol().map_or("", |protocol| protocol.name());
-    let has_ports = rule
-        .matches
-        .iter()
-        .any(|m| matches!(m, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_)));
-    // A comparison of ports says the protocol itself.
-    let said = |condition: &&Match| !(has_ports && matches!(condition, Match::Protocol(_)));
+    let says_protocol = rule.matches.iter().any(Match::is_of_protocol);
+    // A comparison of ports or flags says the protocol itself.
+    let said = |condition: &&Match| !(says_protocol && matches!(condition, Match::Protocol(_)));
     let mut words: Vec<String> =
         rule.matches.iter().filter(said).map(|condition| condition_text(condition, protocol)).collect();
-    words.push(target_text(&rule.target, planned.scope));
+    words.push(target_text(target, planned.scope));
     words.join(" ")
 }
 
@@ -127,13 +131,25 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
             let list: Vec<String> = is.value.iter().map(|range| ports(*range)).collect();
             compare(&format!("{protocol} dport"), is, format!("{{ {} }}", list.join(", ")))
         }
-        // In native tables the reference drops only TCP.
-        Match::ConnState(ConnState::Invalid) => "meta l4proto tcp ct state invalid".to_string(),
-        Match::ConnState(ConnState::RelatedOrEstablished) => "ct state established,related".to_string(),
+        Match::TcpFlags(is) => flags(is),
+        Match::Tracked(Tracked { state, direction }) => {
+            let direction = match direction {
+                None => "",
+                Some(Direction::Original) => "ct direction original ",
+                Some(Direction::Reply) => "ct direction reply ",
+            };
+            let state = match state {
+                // In native tables the reference drops only TCP.
+                ConnState::Invalid if protocol.is_empty() => "meta l4proto tcp ct state invalid",
+                ConnState::Invalid => "ct state invalid",
+                ConnState::RelatedOrEstablished => "ct state established,related",
+            };
+            format!("{direction}{state}")
+        }
         Match::OwnerUid(is) => compare("meta skuid", is, is.value),
         Match::OwnerGid(is) => compare("meta skgid", is, is.value),
         Match::Mark(is) => compare("meta mark", is, mark(is.value)),
-        Match::ConnMark(is) => compare("ct mark", is, mark(is.value)),
+        Match::ConnMark(is) => connection_mark(is),
     }
 }
 
@@ -158,6 +174,30 @@ fn address(what: &str, is: &Is<IpNet>) -> String {
 /// As nft lists it: all eight digits.
 fn mark(mark: Mark) -> String {
     format!("{:#010x}", mark.0)
+}
+
+/// As nft lists it: `tcp flags != syn / fin,syn,rst,ack`, a single flag as `tcp flags & syn == syn`.
+fn flags(is: &Is<TcpFlags>) -> String {
+    let names = |flags: u8| -> String {
+        let set = TcpFlags::NAMED.into_iter().filter(|(flag, _)| flags & flag != 0);
+        let names: Vec<String> = set.map(|(_, name)| name.to_ascii_lowercase()).collect();
+        if names.is_empty() { "0x0".to_string() } else { names.join(",") }
+    };
+    let (mask, set) = (is.value.mask(), is.value.set());
+    if mask.is_power_of_two() {
+        let operator = if is.not { "!=" } else { "==" };
+        format!("tcp flags & {} {operator} {}", names(mask), names(set))
+    } else {
+        compare("tcp flags", is, format!("{} / {}", names(set), names(mask)))
+    }
+}
+
+fn connection_mark(is: &Is<MaskedMark>) -> String {
+    let (value, mask) = (is.value.value(), is.value.mask());
+    if mask == u32::MAX {
+        return compare("ct mark", is, mark(Mark(value)));
+    }
+    format!("ct mark & {mask:#010x} {} {value:#010x}", if is.not { "!=" } else { "==" })
 }
 
 fn interface(name: &InterfaceName) -> String {
@@ -193,6 +233,14 @@ fn target_text(target: &Target, scope: Scope) -> String {
         Target::SetMark(value) => format!("counter meta mark set {}", mark(*value)),
         Target::SaveMark => "counter ct mark set meta mark".to_string(),
         Target::RestoreMark => "counter meta mark set ct mark".to_string(),
+        Target::SetConnMark(masked) if masked.mask() == u32::MAX => {
+            format!("counter ct mark set {}", mark(Mark(masked.value())))
+        }
+        Target::SetConnMark(masked) => {
+            // As nft lists it: what is kept, together with what is put there.
+            let kept = !masked.mask() | masked.value();
+            format!("counter ct mark set ct mark & {kept:#010x} | {:#010x}", masked.value())
+        }
         Target::ConntrackZone(zone) => format!("counter ct zone set {zone}"),
     }
 }

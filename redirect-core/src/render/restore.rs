@@ -3,7 +3,7 @@
 use crate::{
     change::{Change, Step, TableChange},
     plan::FamilyRules,
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Table, Target},
+    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     state::{Entry, RuleState},
     values::PortRange,
 };
@@ -73,8 +73,11 @@ impl fmt::Display for Words<'_> {
 fn write_rule(out: &mut impl Write, rule: &Rule) -> fmt::Result {
     let mut port_module = false;
     for condition in &rule.matches {
-        if let (Match::SourcePort(_) | Match::DestinationPort(_), Some(protocol), false) =
-            (condition, rule.protocol(), port_module)
+        if let (
+            Match::SourcePort(_) | Match::DestinationPort(_) | Match::TcpFlags(_),
+            Some(protocol),
+            false,
+        ) = (condition, rule.protocol(), port_module)
         {
             write!(out, " -m {}", protocol.name())?;
             port_module = true;
@@ -100,9 +103,15 @@ fn write_match(out: &mut impl Write, condition: &Match) -> fmt::Result {
             }
             Ok(())
         }
-        Match::ConnState(ConnState::Invalid) => out.write_str(" -m conntrack --ctstate INVALID"),
-        Match::ConnState(ConnState::RelatedOrEstablished) => {
-            out.write_str(" -m conntrack --ctstate RELATED,ESTABLISHED")
+        Match::TcpFlags(is) => {
+            write!(out, "{} --tcp-flags {} {}", Not(is), Flags(is.value.mask()), Flags(is.value.set()))
+        }
+        Match::Tracked(Tracked { state, direction }) => {
+            out.write_str(match state {
+                ConnState::Invalid => " -m conntrack --ctstate INVALID",
+                ConnState::RelatedOrEstablished => " -m conntrack --ctstate RELATED,ESTABLISHED",
+            })?;
+            direction.map_or(Ok(()), |direction| write!(out, " --ctdir {}", direction.name()))
         }
         Match::OwnerUid(is) => write!(out, " -m owner{} --uid-owner {}", Not(is), is.value),
         Match::OwnerGid(is) => write!(out, " -m owner{} --gid-owner {}", Not(is), is.value),
@@ -126,6 +135,9 @@ fn write_target(out: &mut impl Write, target: &Target) -> fmt::Result {
         Target::SaveMark => out.write_str(" -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff"),
         Target::RestoreMark => {
             out.write_str(" -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff")
+        }
+        Target::SetConnMark(mark) => {
+            write!(out, " -j CONNMARK --set-xmark {:#x}/{:#x}", mark.value(), mark.mask())
         }
         Target::ConntrackZone(zone) => write!(out, " -j CT --zone {zone}"),
     }
@@ -159,6 +171,18 @@ impl fmt::Display for Ports {
         } else {
             write!(f, "{}:{}", self.0.first(), self.0.last())
         }
+    }
+}
+
+/// `FIN,SYN`, or `NONE`.
+struct Flags(u8);
+
+impl fmt::Display for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names =
+            TcpFlags::NAMED.into_iter().filter(|(flag, _)| self.0 & flag != 0).map(|(_, name)| name);
+        f.write_str(names.next().unwrap_or("NONE"))?;
+        names.try_for_each(|name| write!(f, ",{name}"))
     }
 }
 

@@ -22,6 +22,8 @@ pub enum Source {
     Environment(&'static str),
     /// This flag, without dashes.
     Flag(&'static str),
+    /// This key of the plugin's configuration.
+    Configuration(&'static str),
     /// This annotation of the pod.
     Annotation(&'static str),
     /// This variable of the pod's proxy container.
@@ -38,6 +40,7 @@ impl fmt::Display for Source {
             Self::Default => f.write_str("default"),
             Self::Environment(name) => write!(f, "environment variable {name}"),
             Self::Flag(name) => write!(f, "flag --{name}"),
+            Self::Configuration(key) => write!(f, "configuration key {key}"),
             Self::Annotation(name) => write!(f, "annotation {name}"),
             Self::ProxyEnvironment(name) => write!(f, "variable {name} of container istio-proxy"),
             Self::ProxyField(name) => write!(f, "{name} of container istio-proxy"),

@@ -26,6 +26,7 @@ pub enum Key {
     RedirectDns,
     CaptureAllDns,
     DropInvalid,
+    StrictCapture,
     DualStack,
     OwnerGroups,
     OwnerGroupsExclude,
@@ -270,6 +271,17 @@ pub const SETTINGS: &[Setting] = &[
         kind: Kind::Bool,
         default: "false",
         ..row(Key::DropInvalid, "Drop inbound TCP packets that connection tracking finds invalid.")
+    },
+    Setting {
+        flag: Some("strict-capture"),
+        env: &["STRICT_CAPTURE"],
+        annotations: &["traffic.sidecar.istio.io/strictCapture"],
+        kind: Kind::Bool,
+        default: "false",
+        ..row(
+            Key::StrictCapture,
+            "Drop what would pass beside the proxy on a connection that was not captured: on one of the proxy's own, and on one opened over lo (docs/capture.md).",
+        )
     },
     Setting {
         flag: Some("dual-stack"),

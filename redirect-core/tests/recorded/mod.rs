@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+#[path = "../../../e2e/src/rewrites.rs"]
+pub mod rewrites;
+
 use redirect_core::{
     Redirect, RulePlan,
     settings::{Kind, NameLookup, NamespaceFacts, RawSettings, SETTINGS, Setting, Source},
@@ -26,6 +29,12 @@ impl NameLookup for Recorded {
 pub fn fixtures(file: &str) -> Value {
     let path = format!("{}/../e2e/fixtures/{file}", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The recorded rules that ours are not.
+pub fn named_rewrites() -> rewrites::Rewrites {
+    let path = format!("{}/../e2e/fixtures/divergences.json", env!("CARGO_MANIFEST_DIR"));
+    rewrites::Rewrites::read(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// A list of texts; none where there is no list.

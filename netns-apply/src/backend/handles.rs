@@ -1,4 +1,4 @@
-//! The means of a run: helper programs, a routing socket and, where it serves, a socket for nf_tables.
+//! What a run looks and acts with: helper programs, a routing socket and, where it answers, a socket for nf_tables.
 
 use crate::{
     ApplyError, capabilities,
@@ -6,36 +6,31 @@ use crate::{
     netlink::{Connection, NetlinkError},
     routes::RouteSocket,
 };
-use redirect_core::options::{BackendChoice, Variant};
+use redirect_core::options::BackendChoice;
 
 /// What a run looks and acts with, in the calling thread's network namespace.
-pub(crate) struct Means<'a> {
+pub(crate) struct Handles<'a> {
     pub(crate) programs: &'a Programs,
     pub(crate) routes: RouteSocket,
-    /// Where it is there, whatever concerns nf_tables goes over it; no helper program is run for that.
+    /// Where the kernel has nf_tables.
     pub(crate) netlink: Option<Connection>,
+    /// Whether the tables of iptables-nft are read and changed over netlink, or by iptables' programs.
+    pub(crate) nft_in_transaction: bool,
 }
 
-impl<'a> Means<'a> {
-    /// Opens the sockets. Who asks for iptables' programs gets nothing else.
+impl<'a> Handles<'a> {
+    /// Opens the sockets. Who asks for iptables' programs gets them for the tables of iptables.
     pub(crate) fn open(programs: &'a Programs, choice: BackendChoice) -> Result<Self, ApplyError> {
-        let netlink = match choice {
-            BackendChoice::Restore(_) => without_netlink()?,
-            BackendChoice::Netlink => Some(connect()?),
-            BackendChoice::Auto | BackendChoice::NativeNft => match connect() {
-                Err(ApplyError::Netlink(NetlinkError::NoNfTables)) => without_netlink()?,
-                connected => Some(connected?),
-            },
+        let netlink = match (choice, connect()) {
+            (
+                BackendChoice::Auto | BackendChoice::Restore(_),
+                Err(ApplyError::Netlink(NetlinkError::NoNfTables)),
+            ) => without_netlink()?,
+            (_, connected) => Some(connected?),
         };
-        Ok(Self { programs, routes: RouteSocket::open()?, netlink })
-    }
-
-    /// Whether the rules of a variant are changed over netlink.
-    pub(crate) const fn serves(&self, variant: Variant) -> bool {
-        match variant {
-            Variant::Nft => self.netlink.is_some(),
-            Variant::Legacy => false,
-        }
+        let by_programs = matches!(choice, BackendChoice::Restore(_));
+        let nft_in_transaction = netlink.is_some() && !by_programs;
+        Ok(Self { programs, routes: RouteSocket::open()?, netlink, nft_in_transaction })
     }
 }
 

@@ -1,0 +1,92 @@
+//! Taking back what a run did, from its last step to its first.
+
+use super::Run;
+use crate::{
+    ApplyError, LockError, backend, error::Aftermath, netlink::NetlinkError, observe::Seen, pause::grace,
+};
+use redirect_core::{
+    Family,
+    change::Change,
+    netlink::NativeState,
+    options::Variant,
+    state::RuleState,
+    steps::{Inverse, Transaction},
+};
+use std::time::Instant;
+
+type Tables = (Variant, Family, Change, RuleState);
+
+impl Run<'_> {
+    /// Takes everything back, as far as it can be, and says what could not.
+    pub(super) fn undo(&mut self) -> Aftermath {
+        // Whoever is waited for had the time that the run had; undoing gets as much again.
+        self.deadline = Instant::now() + self.options.patience;
+        let mut failures = Vec::new();
+        while let Some(inverse) = self.done.pop() {
+            if let Err(error) = self.take_back(&inverse) {
+                failures.push(error.to_string());
+            }
+        }
+        match self.left() {
+            Ok(left) if left.is_empty() => Aftermath::Undone,
+            Ok(left) => Aftermath::Left { left, failures },
+            Err(error) => {
+                failures.push(error.to_string());
+                Aftermath::Left { left: Vec::new(), failures }
+            }
+        }
+    }
+
+    fn take_back(&mut self, inverse: &Inverse) -> Result<(), ApplyError> {
+        match inverse {
+            Inverse::RemoveRouting(item) => Ok(self.handles.routes.take_back(*item)?),
+            Inverse::PutBackRouting(found) => Ok(self.handles.routes.put_back(found)?),
+            Inverse::Grace => {
+                grace();
+                Ok(())
+            }
+            Inverse::Rules { iptables, native } => self.put_back_rules(iptables, native.as_ref()),
+        }
+    }
+
+    fn put_back_rules(
+        &mut self,
+        iptables: &[Tables],
+        native: Option<&NativeState>,
+    ) -> Result<(), ApplyError> {
+        loop {
+            let now = Seen::now(&mut self.handles, self.deadline)?;
+            let mut transaction = Transaction { iptables: Vec::new(), native: native.cloned() };
+            for (variant, family, done, before) in iptables {
+                let mut change = Change::back(now.state.rules(*variant).of(*family), before, done);
+                let touched = |table| done.tables.iter().any(|change| change.table == table);
+                change.tables.retain(|change| touched(change.table));
+                match variant {
+                    Variant::Nft if self.handles.nft_in_transaction => {
+                        transaction.iptables.push((*family, change));
+                    }
+                    Variant::Nft | Variant::Legacy => {
+                        let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
+                        backend::restore::commit(self.handles.programs, *variant, *family, &change, lock)?;
+                    }
+                }
+            }
+            if transaction.is_empty() {
+                return Ok(());
+            }
+            let (Some(connection), Some(base)) = (&mut self.handles.netlink, &now.nf_tables) else {
+                return Err(NetlinkError::NoNfTables.into());
+            };
+            match connection.commit(&transaction, base, self.deadline) {
+                Err(NetlinkError::Changed) if Instant::now() < self.deadline => {}
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// What is not as it was before the run's first step.
+    fn left(&mut self) -> Result<Vec<String>, ApplyError> {
+        let now = Seen::now(&mut self.handles, self.deadline)?;
+        Ok(self.start.as_ref().map(|start| now.state.differences_to(&start.state)).unwrap_or_default())
+    }
+}

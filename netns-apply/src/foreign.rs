@@ -1,0 +1,73 @@
+//! Rules of others that come in the way of a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
+//! the pod's traffic looks like.
+
+use crate::{
+    ApplyError, ApplyOptions,
+    backend::restore,
+    exec::Programs,
+    facts,
+    netlink::{Connection, NetlinkError},
+    observe::legacy_tables,
+};
+use redirect_core::{
+    Family, RulePlan,
+    interference::{self, Finding, Pod, ruleset::Ruleset},
+    options::Variant,
+};
+use std::{io, time::Instant};
+
+/// What comes in the way of a plan's rules in the calling thread's network namespace, the surest first. It presumes that the rules
+/// are in force; [`verify`](crate::verify()) asks that first.
+///
+/// Legacy tables that nothing installed here can list are passed over; see
+/// [`unreadable_tables`](crate::unreadable_tables).
+///
+/// # Errors
+/// The namespace cannot be looked at.
+pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
+    let mut ruleset = nf_tables(options)?;
+    for family in Family::BOTH {
+        legacy(&options.programs, family, options.most_read, &mut ruleset)?;
+    }
+    // A namespace whose addresses cannot be read is entered for nothing: without them no traffic can be judged.
+    let (addresses, interfaces) = (unread(facts::addresses())?, unread(facts::interfaces())?);
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces };
+    Ok(interference::find(&ruleset, plan, &pod))
+}
+
+fn unread<T>(answer: io::Result<T>) -> Result<T, ApplyError> {
+    answer.map_err(|cause| ApplyError::Addresses { cause })
+}
+
+/// What hangs on the hooks of nf_tables; nothing where the kernel has none.
+fn nf_tables(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
+    let read = || {
+        let mut connection = Connection::open()?;
+        if let Some(most) = options.most_read {
+            connection.limit(most);
+        }
+        connection.ruleset(Instant::now() + options.patience)
+    };
+    match read() {
+        Err(NetlinkError::NoNfTables) => Ok(Ruleset::default()),
+        Err(NetlinkError::NotPermitted) => Err(ApplyError::NotPermitted),
+        ruleset => Ok(ruleset?),
+    }
+}
+
+fn legacy(
+    programs: &Programs,
+    family: Family,
+    most_read: Option<usize>,
+    ruleset: &mut Ruleset,
+) -> Result<(), ApplyError> {
+    if legacy_tables(family).is_empty() || restore::find(programs, Variant::Legacy, family, "save").is_err() {
+        return Ok(());
+    }
+    let (program, text) = restore::saved(programs, Variant::Legacy, family)?;
+    if let Some(most) = most_read.filter(|most| text.len() > *most) {
+        return Err(NetlinkError::TooMuch(most).into());
+    }
+    let program = program.display().to_string();
+    interference::add_saved(ruleset, family, &text).map_err(|cause| ApplyError::Unreadable { program, cause })
+}

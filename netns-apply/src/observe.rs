@@ -1,0 +1,143 @@
+//! One look at everything the mesh has, or may have left, in a network namespace.
+
+use crate::{
+    ApplyError,
+    backend::{Handles, restore},
+    exec::Programs,
+    netlink::NetlinkError,
+};
+use nix::sched::{CloneFlags, unshare};
+use redirect_core::{
+    Family, netlink,
+    options::Variant,
+    state::RuleState,
+    steps::{Observation, PerFamily},
+};
+use std::{
+    collections::BTreeSet,
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+/// How long is tried to see legacy tables and routing at the same generation as nf_tables.
+const ONE_GENERATION: Duration = Duration::from_millis(500);
+
+/// What a look has shown, and what a transaction is based on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    pub(crate) state: Observation,
+    /// nf_tables, where it answers: with the handles of rules.
+    pub(crate) nf_tables: Option<netlink::Observed>,
+    /// Legacy tables that are there and that nothing installed here can list.
+    pub(crate) unreadable: Vec<(Family, String)>,
+}
+
+impl Seen {
+    /// Looks at the calling thread's network namespace. Nothing is loaded or changed by looking.
+    pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
+        let patient_until = Instant::now() + ONE_GENERATION;
+        loop {
+            let generation = match &mut handles.netlink {
+                Some(connection) => Some(connection.generation()?),
+                None => None,
+            };
+            let seen = Self::once(handles, deadline)?;
+            let same = seen.nf_tables.as_ref().is_none_or(|observed| observed.generation() == generation);
+            if same || Instant::now() >= patient_until {
+                return Ok(seen);
+            }
+        }
+    }
+
+    fn once(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
+        let programs = handles.programs;
+        let unreadable = unreadable(programs);
+        let legacy = both(|family| {
+            // The kernel says first whether there is anything to ask for; what nobody can list is told of elsewhere.
+            let hidden = unreadable.iter().any(|(of, _)| *of == family);
+            if hidden || legacy_tables(family).is_empty() {
+                return Ok(RuleState::new());
+            }
+            restore::save(programs, Variant::Legacy, family)
+        })?;
+        let mut state = Observation { legacy, routing: handles.routes.observe()?, ..Observation::default() };
+        let by_programs = || {
+            both(|family| match restore::find(programs, Variant::Nft, family, "save") {
+                Ok(_) => restore::save(programs, Variant::Nft, family),
+                Err(_) => Ok(RuleState::new()),
+            })
+        };
+        let Some(connection) = &mut handles.netlink else {
+            state.nft = by_programs()?;
+            return Ok(Self { state, nf_tables: None, unreadable });
+        };
+        let observed = connection.observe(deadline)?;
+        let in_transaction = handles.nft_in_transaction;
+        state.nft =
+            if in_transaction { both(|family| Ok(observed.state(family).clone()))? } else { by_programs()? };
+        state.native = observed.native().clone();
+        Ok(Self { state, nf_tables: Some(observed), unreadable })
+    }
+
+    /// What keeps rules in these tables from acting: a table that is asleep.
+    pub(crate) fn asleep(&self, is_used: impl Fn(&str) -> bool) -> Option<NetlinkError> {
+        let obstacles = self.nf_tables.iter().flat_map(netlink::Observed::obstacles);
+        let mut asleep = obstacles
+            .filter(|obstacle| matches!(obstacle, netlink::Obstacle::Dormant { table } if is_used(table)));
+        asleep.next().map(|obstacle| NetlinkError::Obstacle(obstacle.clone()))
+    }
+}
+
+fn both(of: impl Fn(Family) -> Result<RuleState, ApplyError>) -> Result<PerFamily, ApplyError> {
+    Ok(PerFamily { v4: of(Family::V4)?, v6: of(Family::V6)? })
+}
+
+/// The legacy tables that this namespace has and nothing installed here can list.
+pub(crate) fn unreadable(programs: &Programs) -> Vec<(Family, String)> {
+    let hidden = |family: &Family| {
+        !legacy_tables(*family).is_empty()
+            && restore::find(programs, Variant::Legacy, *family, "save").is_err()
+    };
+    let tables = |family| legacy_tables(family).into_iter().map(move |table| (family, table));
+    Family::BOTH.into_iter().filter(hidden).flat_map(tables).collect()
+}
+
+/// What is known about unreadable tables: kernels before 5.13 or so give every new namespace the tables whose modules
+/// are loaded, so that they say nothing; on others somebody has used them here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// Somebody has made them here: there may be rules of the mesh in them.
+    MadeHere,
+    /// A new namespace has them as well.
+    Everywhere,
+    /// A namespace to compare with cannot be made.
+    Unknown,
+}
+
+/// Finds out about unreadable tables by looking at what a new namespace has.
+pub(crate) fn judge_unreadable(tables: &[(Family, String)]) -> Unreadable {
+    let look = || {
+        unshare(CloneFlags::CLONE_NEWNET).ok()?;
+        let names = |family| legacy_tables(family).into_iter().map(move |table| (family, table));
+        Some(Family::BOTH.into_iter().flat_map(names).collect::<BTreeSet<_>>())
+    };
+    // The namespace goes with the thread.
+    let looked = thread::scope(|scope| {
+        let spawned = thread::Builder::new().spawn_scoped(scope, look).ok()?;
+        spawned.join().ok()?
+    });
+    match looked {
+        None => Unreadable::Unknown,
+        Some(everywhere) if tables.iter().all(|table| everywhere.contains(table)) => Unreadable::Everywhere,
+        Some(_) => Unreadable::MadeHere,
+    }
+}
+
+/// The tables of the legacy variant that this namespace has (ip_tables_names); reading this makes none.
+pub(crate) fn legacy_tables(family: Family) -> Vec<String> {
+    let file = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    fs::read_to_string(file).map(|text| text.lines().map(str::to_owned).collect()).unwrap_or_default()
+}

@@ -1,0 +1,43 @@
+//! Waiting, in ways that cannot panic.
+
+use nix::poll::{PollTimeout, poll};
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+/// How long a packet may be on its way through the hooks where the kernel cannot be asked.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Sleeps for so long. `std::thread::sleep` panics where the system call is refused.
+pub(crate) fn pause(time: Duration) {
+    let until = Instant::now() + time;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        if poll(&mut [], timeout).is_err() {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Waits until every packet that is on its way has left the hook it is at.
+///
+/// The kernel handles packets within RCU read-side critical sections, and membarrier(2)'s command GLOBAL waits for all of
+/// those. It does so on more than one processor only, and not on kernels without periodic ticks (`nohz_full`); there a
+/// fixed time passes.
+pub(crate) fn grace() {
+    let waited =
+        has_processors() && rustix::thread::membarrier(rustix::thread::MembarrierCommand::Global).is_ok();
+    if !waited {
+        pause(GRACE);
+    }
+}
+
+/// Whether more than one processor is online: `0` is one, `0-3` and `0,2` are more.
+fn has_processors() -> bool {
+    fs::read_to_string("/sys/devices/system/cpu/online").is_ok_and(|list| list.contains(['-', ',']))
+}

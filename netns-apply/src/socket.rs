@@ -1,0 +1,194 @@
+//! One netlink socket for both of its uses here: nf_tables and routing.
+//!
+//! What a question needs of care is here once: numbers that tell an answer from a late one, interrupted dumps, signals,
+//! a receive buffer that overflowed, and a limit in time.
+
+use netlink_sys::{Socket, SocketAddr};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{MsgFlags, setsockopt, sockopt},
+};
+use redirect_core::netlink::{Answer, Message, Messages};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+/// The kernel sends at most 32 KiB at once.
+const RECEIVE_BUFFER: usize = 64 * 1024;
+/// The kernel answers while it is asked; this is for the case that it does not.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What a message needs of the send buffer beyond its own size.
+const SEND_OVERHEAD: usize = 64 * 1024;
+/// The size a send buffer has anyway (net.core.wmem_default is at least that much).
+const USUAL_SEND_BUFFER: usize = 128 * 1024;
+
+/// A netlink socket of the network namespace it was opened in; it hears nobody but the kernel.
+#[derive(Debug)]
+pub(crate) struct NetlinkSocket {
+    socket: Socket,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+/// How an answer to a question ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It is whole.
+    Whole,
+    /// What was asked for changed meanwhile, or a part was lost: ask again.
+    Interrupted,
+    /// The kernel refused the question.
+    Refused(Answer),
+}
+
+impl NetlinkSocket {
+    /// Opens one for a protocol of netlink(7).
+    pub(crate) fn open(protocol: isize) -> Result<Self, Errno> {
+        let open = || -> io::Result<Socket> {
+            let mut socket = Socket::new(protocol)?;
+            socket.bind_auto()?;
+            // From now on only the kernel is heard.
+            socket.connect(&SocketAddr::new(0, 0))?;
+            // Older kernels explain less, that is all.
+            let _ = socket.set_ext_ack(true);
+            let _ = socket.set_cap_ack(true);
+            Ok(socket)
+        };
+        let socket = open().map_err(|cause| errno(&cause))?;
+        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
+    }
+
+    /// A number that no earlier question had. Transactions number their messages from 1; questions use the other half.
+    pub(crate) const fn next_sequence(&mut self) -> u32 {
+        self.sequence = self.sequence.wrapping_add(1) | 1 << 31;
+        self.sequence
+    }
+
+    /// Sends messages, as one datagram.
+    pub(crate) fn send(&self, bytes: &[u8]) -> Result<(), Errno> {
+        if bytes.len().saturating_add(SEND_OVERHEAD) > USUAL_SEND_BUFFER {
+            let size = bytes.len().saturating_add(SEND_OVERHEAD);
+            // Without the right to exceed the limit the kernel says EMSGSIZE below.
+            let _ = setsockopt(&self.socket, sockopt::SndBufForce, &size);
+        }
+        loop {
+            match self.socket.send(bytes, 0).map_err(|cause| errno(&cause)) {
+                Err(Errno::EINTR) => {}
+                sent => return sent.map(drop),
+            }
+        }
+    }
+
+    /// The messages of the next datagram; `ETIMEDOUT` when none comes until the deadline.
+    pub(crate) fn receive(&mut self, deadline: Instant) -> Result<Messages<'_>, Errno> {
+        loop {
+            match self.receive_at_once() {
+                Err(Errno::EAGAIN) => self.wait(deadline)?,
+                Ok(()) => return Ok(Messages::new(&self.buffer)),
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+
+    /// The messages of a datagram that is there already.
+    pub(crate) fn received(&mut self) -> Result<Option<Messages<'_>>, Errno> {
+        match self.receive_at_once() {
+            Ok(()) => Ok(Some(Messages::new(&self.buffer))),
+            Err(Errno::EAGAIN) => Ok(None),
+            Err(cause) => Err(cause),
+        }
+    }
+
+    /// Asks one question and hands over the messages of its answer; answers to earlier questions are passed over.
+    ///
+    /// `take` may stop the reading with an error.
+    pub(crate) fn ask<E: From<Errno>>(
+        &mut self,
+        question: &[u8],
+        sequence: u32,
+        mut take: impl FnMut(&Message<'_>) -> Result<(), E>,
+    ) -> Result<Ended, E> {
+        let deadline = Self::deadline();
+        self.send(question)?;
+        let mut interrupted = false;
+        loop {
+            let messages = match self.receive(deadline) {
+                Ok(messages) => messages,
+                // Messages were lost because they were not fetched fast enough; the end of the dump still comes.
+                Err(Errno::ENOBUFS) => {
+                    interrupted = true;
+                    continue;
+                }
+                Err(cause) => return Err(cause.into()),
+            };
+            for message in messages.filter(|message| message.sequence == sequence) {
+                interrupted |= message.is_interrupted();
+                match message.answer() {
+                    None => take(&message)?,
+                    Some(Answer { code: 0, .. }) if interrupted => return Ok(Ended::Interrupted),
+                    Some(Answer { code: 0, .. }) => return Ok(Ended::Whole),
+                    Some(answer) => return Ok(refused(answer)),
+                }
+            }
+        }
+    }
+
+    /// Until when the kernel is waited for.
+    pub(crate) fn deadline() -> Instant {
+        Instant::now() + PATIENCE
+    }
+
+    /// A second descriptor of the same socket.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.fd().try_clone_to_owned()
+    }
+
+    fn receive_at_once(&mut self) -> Result<(), Errno> {
+        loop {
+            self.buffer.clear();
+            match self.socket.recv(&mut self.buffer, MsgFlags::MSG_DONTWAIT.bits()) {
+                Ok(_) => return Ok(()),
+                Err(cause) if errno(&cause) == Errno::EINTR => {}
+                Err(cause) => return Err(errno(&cause)),
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Instant) -> Result<(), Errno> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.fd(), PollFlags::POLLIN)], timeout) {
+                Ok(0) if left.is_zero() => return Err(Errno::ETIMEDOUT),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return Ok(()),
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn refused(answer: Answer) -> Ended {
+    // What changes while it is listed.
+    if [Errno::EINTR, Errno::EAGAIN].contains(&code(&answer)) {
+        Ended::Interrupted
+    } else {
+        Ended::Refused(answer)
+    }
+}
+
+/// The error number in an answer.
+pub(crate) fn code(answer: &Answer) -> Errno {
+    Errno::from_raw(answer.code.saturating_neg())
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or_default())
+}

@@ -1,0 +1,219 @@
+//! The first packet of a connection: which conditions it fulfils, and what a plan does with it.
+
+use super::ruleset::{Condition, state};
+use crate::{
+    plan::FamilyRules,
+    rule::{Chain, Hook, Is, Match, Rule, Table, Target},
+    state::Entry,
+    values::{Family, InterfaceName, Mark, PortRange},
+};
+use alloc::{string::String, vec::Vec};
+use core::net::IpAddr;
+
+/// How many chains deep a ruleset is followed; the kernel allows 16.
+pub(super) const DEEPEST: usize = 16;
+
+/// The first packet of a connection, at a hook.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Packet {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    /// The number of its protocol: TCP or UDP.
+    pub(super) protocol: u8,
+    pub(super) source_port: u16,
+    pub(super) port: u16,
+    /// The interface it came in by, at hooks that know one.
+    pub(super) came_in: Option<String>,
+    /// The interface it goes out by, at hooks that know one.
+    pub(super) goes_out: Option<String>,
+    /// The user and group of the socket that sends it, in the pod.
+    pub(super) owner: Option<(u32, u32)>,
+    /// Its mark; none where somebody has set it to an unknown value.
+    pub(super) mark: Option<u32>,
+}
+
+/// SYN alone.
+const FIRST_FLAGS: u8 = 2;
+
+impl Packet {
+    pub(super) fn family(&self) -> Family {
+        Family::of(&self.destination)
+    }
+
+    /// Whether a condition holds; `None` where that cannot be told.
+    pub(super) fn fulfils(&self, condition: &Condition) -> Option<bool> {
+        match condition {
+            Condition::Plain(condition) => self.fulfils_plain(condition),
+            Condition::Family(is) => Some(holds(is, |family| *family == self.family())),
+            Condition::Protocol(is) => Some(holds(is, |number| *number == self.protocol)),
+            Condition::SourcePorts(is) => Some(holds(is, |ranges| any(ranges, self.source_port))),
+            Condition::State(is) => Some(holds(is, |states| states & state::NEW != 0)),
+            Condition::MarkBits { mask, is } => {
+                self.mark.map(|mark| holds(is, |value| mark & mask == *value))
+            }
+            // The connection is new: nothing has marked it.
+            Condition::ConnMarkBits { is, .. } => Some(holds(is, |value| *value == 0)),
+            // The packet is the first.
+            Condition::IsReply(is) => Some(holds(is, |reply| !reply)),
+            Condition::TcpFlags { mask, is } => {
+                Some(self.is_tcp() && holds(is, |value| FIRST_FLAGS & mask == *value))
+            }
+            Condition::Unknown(_) => None,
+        }
+    }
+
+    fn is_tcp(&self) -> bool {
+        self.protocol == crate::rule::Protocol::Tcp.number()
+    }
+
+    pub(super) fn fulfils_plain(&self, condition: &Match) -> Option<bool> {
+        Some(match condition {
+            Match::Source(is) => holds(is, |net| net.contains(&self.source)),
+            Match::Destination(is) => holds(is, |net| net.contains(&self.destination)),
+            Match::InInterface(is) => holds(is, |name| covers(name, self.came_in.as_deref())),
+            Match::OutInterface(is) => holds(is, |name| covers(name, self.goes_out.as_deref())),
+            Match::Protocol(protocol) => protocol.number() == self.protocol,
+            Match::SourcePort(is) => holds(is, |range| range.contains(self.source_port)),
+            Match::DestinationPort(is) => holds(is, |range| range.contains(self.port)),
+            Match::DestinationPorts(is) => holds(is, |ranges| any(ranges, self.port)),
+            Match::TcpFlags(is) => self.is_tcp() && holds(is, |flags| flags.covers(FIRST_FLAGS)),
+            // It is new, and valid.
+            Match::Tracked(_) => false,
+            // A packet that no socket here sends has no owner, which no comparison holds for.
+            Match::OwnerUid(is) => self.owner.is_some_and(|(uid, _)| holds(is, |id| *id == uid)),
+            Match::OwnerGid(is) => self.owner.is_some_and(|(_, gid)| holds(is, |id| *id == gid)),
+            Match::Mark(is) => return self.mark.map(|mark| holds(is, |value| value.0 == mark)),
+            Match::ConnMark(is) => holds(is, |value| value.covers(0)),
+        })
+    }
+
+    /// Whether all conditions hold; `None` where that cannot be told and none fails.
+    pub(super) fn fulfils_all(&self, conditions: &[Condition]) -> Option<bool> {
+        let mut all = Some(true);
+        for condition in conditions {
+            match self.fulfils(condition) {
+                Some(true) => {}
+                Some(false) => return Some(false),
+                None => all = None,
+            }
+        }
+        all
+    }
+}
+
+fn holds<T>(is: &Is<T>, test: impl Fn(&T) -> bool) -> bool {
+    test(&is.value) != is.not
+}
+
+fn any(ranges: &[PortRange], port: u16) -> bool {
+    ranges.iter().any(|range| range.contains(port))
+}
+
+/// At a hook that knows no such interface, the kernel compares with an empty name.
+fn covers(name: &InterfaceName, interface: Option<&str>) -> bool {
+    interface.is_some_and(|interface| name.covers(interface))
+}
+
+/// What a plan does with a packet it captures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Capture {
+    /// It is redirected to this port of the pod.
+    Redirect(u16),
+    /// It is handed over as it is, with this mark.
+    Tproxy(u32),
+}
+
+/// A rule of a plan in a built-in chain that begins what is done with a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Act<'a> {
+    /// In this table.
+    pub(super) table: Table,
+    /// The chain that rule jumps to.
+    pub(super) to: &'a Chain,
+    /// Whether it ends in the packet's capture.
+    pub(super) capture: Option<Capture>,
+}
+
+/// What a plan does with a packet at the hook it comes by first; nothing where it does not capture it.
+pub(super) fn acts<'a>(rules: &'a FamilyRules, hook: Hook, packet: &Packet) -> Vec<Act<'a>> {
+    let mut acts: Vec<Act<'a>> = Vec::new();
+    for table in Table::ALL {
+        let mut walk = Walk { rules, table, packet, touched: false };
+        for entry in rules.state().rules(table, &Chain::Hook(hook)) {
+            let Entry::Rule(rule) = entry else { return Vec::new() };
+            let end = walk.rule(rule, 0);
+            let capture = match end {
+                None if walk.touched => None,
+                None => continue,
+                Some(End::Redirected(port)) => Some(Capture::Redirect(port)),
+                Some(End::Tproxied(mark)) => Some(Capture::Tproxy(mark)),
+                Some(End::Dropped) => return Vec::new(),
+                Some(End::Left) => break,
+            };
+            if let Target::Jump(to) = &rule.target {
+                acts.push(Act { table, to, capture });
+            }
+            if capture.is_some() {
+                return acts;
+            }
+            break;
+        }
+    }
+    Vec::new()
+}
+
+/// Where a plan's chains end.
+enum End {
+    /// In nothing: accepted, or returned from the built-in chain.
+    Left,
+    Dropped,
+    Redirected(u16),
+    Tproxied(u32),
+}
+
+struct Walk<'a, 'p> {
+    rules: &'a FamilyRules,
+    table: Table,
+    packet: &'p Packet,
+    /// Whether something was changed on the way.
+    touched: bool,
+}
+
+impl Walk<'_, '_> {
+    /// `None` when the next rule is to be looked at.
+    fn rule(&mut self, rule: &Rule, depth: usize) -> Option<End> {
+        let fulfilled = rule.matches.iter().all(|one| self.packet.fulfils_plain(one) == Some(true));
+        if !fulfilled || depth > DEEPEST {
+            return None;
+        }
+        match &rule.target {
+            Target::Accept | Target::Return => Some(End::Left),
+            Target::Drop => Some(End::Dropped),
+            Target::Redirect(port) => Some(End::Redirected(port.number())),
+            Target::Tproxy { mark: Mark(mark), .. } => Some(End::Tproxied(*mark)),
+            Target::Jump(to) => self.chain(to, depth.saturating_add(1)),
+            Target::SetMark(_) | Target::ConntrackZone(_) => {
+                self.touched = true;
+                None
+            }
+            // The connection is new: there is no mark to remember, and its own decides nothing about its first packet.
+            Target::SaveMark | Target::RestoreMark | Target::SetConnMark(_) => None,
+        }
+    }
+
+    /// A chain that is jumped to: what returns from it goes on behind the jump.
+    fn chain(&mut self, chain: &Chain, depth: usize) -> Option<End> {
+        for entry in self.rules.state().rules(self.table, chain) {
+            let Entry::Rule(rule) = entry else { return Some(End::Left) };
+            if matches!(rule.target, Target::Return)
+                && rule.matches.iter().all(|one| self.packet.fulfils_plain(one) == Some(true))
+            {
+                return None;
+            }
+            if let Some(end) = self.rule(rule, depth) {
+                return Some(end);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,363 @@
+//! Everything that hangs on the hooks of a network namespace, whoever made it: tables, chains, rules as far as they are
+//! understood.
+
+use crate::{
+    render,
+    rule::{Hook, Is, Match, Rule, Target},
+    values::{Family, PortRange},
+};
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::fmt;
+
+/// The part of the kernel that holds a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Api {
+    /// nf_tables: what nft and iptables-nft program.
+    NfTables,
+    /// x_tables: what iptables-legacy programs.
+    XTables,
+}
+
+/// The family of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableFamily {
+    /// IPv4.
+    Ip,
+    /// IPv6.
+    Ip6,
+    /// Both.
+    Inet,
+}
+
+impl TableFamily {
+    /// Its name in nft.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ip => "ip",
+            Self::Ip6 => "ip6",
+            Self::Inet => "inet",
+        }
+    }
+
+    /// Whether packets of a family meet such a table.
+    #[must_use]
+    pub const fn covers(self, family: Family) -> bool {
+        match (self, family) {
+            (Self::Inet, _) | (Self::Ip, Family::V4) | (Self::Ip6, Family::V6) => true,
+            (Self::Ip, Family::V6) | (Self::Ip6, Family::V4) => false,
+        }
+    }
+}
+
+impl From<Family> for TableFamily {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::Ip,
+            Family::V6 => Self::Ip6,
+        }
+    }
+}
+
+/// The name of a table: unique in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableName {
+    /// The part of the kernel that holds it.
+    pub api: Api,
+    /// Its family.
+    pub family: TableFamily,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.api {
+            Api::NfTables => write!(f, "{} {}", self.family.name(), Plain(&self.name)),
+            Api::XTables => write!(f, "{} {} (legacy)", self.family.name(), Plain(&self.name)),
+        }
+    }
+}
+
+/// The tables of a network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ruleset {
+    /// Each by its name.
+    pub tables: BTreeMap<TableName, TableState>,
+}
+
+impl Ruleset {
+    /// A table; an empty one is made where there is none.
+    pub fn table(&mut self, name: TableName) -> &mut TableState {
+        self.tables.entry(name).or_default()
+    }
+}
+
+/// What a table holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TableState {
+    /// Whether it is switched off: its chains hang on no hook.
+    pub dormant: bool,
+    /// Its chains, by name.
+    pub chains: BTreeMap<String, ChainState>,
+}
+
+/// A chain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChainState {
+    /// Where it hangs, if it hangs on a hook.
+    pub base: Option<Base>,
+    /// Its rules, in order.
+    pub rules: Vec<SeenRule>,
+}
+
+/// Where a base chain hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Base {
+    /// On this hook.
+    pub hook: Hook,
+    /// At this priority: the lowest goes first.
+    pub priority: i32,
+    /// Whether it translates addresses: only the first packet of a connection meets it.
+    pub is_nat: bool,
+    /// Whether its policy is to drop.
+    pub drops: bool,
+}
+
+/// A rule, as far as it is understood.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SeenRule {
+    /// What a packet has to fulfil, all of it.
+    pub conditions: Vec<Condition>,
+    /// What then happens, in order.
+    pub statements: Vec<Statement>,
+}
+
+/// A condition of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// One that plans have, too.
+    Plain(Match),
+    /// The packet is of this family.
+    Family(Is<Family>),
+    /// The number of the transport protocol.
+    Protocol(Is<u8>),
+    /// One of these source ports.
+    SourcePorts(Is<Vec<PortRange>>),
+    /// The connection is in one of these states, as bits of the kernel.
+    State(Is<u32>),
+    /// These bits of the packet's mark have this value.
+    MarkBits {
+        /// The bits.
+        mask: u32,
+        /// Their value.
+        is: Is<u32>,
+    },
+    /// These bits of the connection's mark have this value.
+    ConnMarkBits {
+        /// The bits.
+        mask: u32,
+        /// Their value.
+        is: Is<u32>,
+    },
+    /// The packet answers those that opened the connection.
+    IsReply(Is<bool>),
+    /// These TCP flags have this value.
+    TcpFlags {
+        /// The flags, as bits of the header.
+        mask: u8,
+        /// Their value.
+        is: Is<u8>,
+    },
+    /// One that is not understood, by its name.
+    Unknown(String),
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Statement {
+    /// The base chain is left; what hangs behind it still sees the packet.
+    Accept,
+    /// The packet is gone.
+    Drop,
+    /// The packet is gone, and its sender told so.
+    Reject,
+    /// Back to the calling chain.
+    Return,
+    /// To another chain and back.
+    Jump(String),
+    /// To another chain, and back to where this one was called from.
+    Goto(String),
+    /// The destination is translated; the name says how (DNAT, REDIRECT).
+    Translate(String),
+    /// The source is translated, which ends the chain.
+    TranslateSource(String),
+    /// The packet is handed to a transparent listener.
+    Tproxy,
+    /// Connection tracking passes the packet over, and address translation with it.
+    Untrack,
+    /// The packet's mark is set; none where the value is not known.
+    SetMark(Option<u32>),
+    /// A process decides.
+    Queue,
+    /// Another part of the packet is rewritten, or it is sent elsewhere; the name says how.
+    Rewrite(String),
+    /// Something that does not change the packet's way, by its name.
+    Harmless(String),
+    /// One that is not understood, by its name.
+    Unknown(String),
+}
+
+/// In the words of iptables where it has any.
+impl fmt::Display for SeenRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = self.conditions.iter().filter_map(|condition| match condition {
+            Condition::Plain(condition) => Some(condition.clone()),
+            Condition::Family(_)
+            | Condition::Protocol(_)
+            | Condition::SourcePorts(_)
+            | Condition::State(_)
+            | Condition::MarkBits { .. }
+            | Condition::ConnMarkBits { .. }
+            | Condition::IsReply(_)
+            | Condition::TcpFlags { .. }
+            | Condition::Unknown(_) => None,
+        });
+        let text = plain_text(plain.collect());
+        let mut words = Separated { f, any: false };
+        if !text.is_empty() {
+            words.word(&text)?;
+        }
+        for condition in self.conditions.iter().filter(|one| !matches!(one, Condition::Plain(_))) {
+            words.word(condition)?;
+        }
+        for statement in &self.statements {
+            words.word(statement)?;
+        }
+        if words.any { Ok(()) } else { f.write_str("no condition, no statement") }
+    }
+}
+
+/// Conditions that plans have, too, in the words of iptables.
+fn plain_text(matches: Vec<Match>) -> String {
+    // A rule needs a target to be written; this one is taken away again.
+    let text = render::rule_text(&Rule { matches, target: Target::Return });
+    text.strip_suffix("-j RETURN").unwrap_or(&text).trim_end().into()
+}
+
+/// Words with a space between them.
+struct Separated<'a, 'f> {
+    f: &'a mut fmt::Formatter<'f>,
+    any: bool,
+}
+
+impl Separated<'_, '_> {
+    fn word(&mut self, word: &dyn fmt::Display) -> fmt::Result {
+        write!(self.f, "{}{word}", if self.any { " " } else { "" })?;
+        self.any = true;
+        Ok(())
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let not = |not: bool| if not { "! " } else { "" };
+        match self {
+            Self::Plain(condition) => f.write_str(&plain_text([condition.clone()].into())),
+            Self::Family(is) => write!(f, "{}nfproto {}", not(is.not), is.value),
+            Self::Protocol(is) => write!(f, "{}-p {}", not(is.not), is.value),
+            Self::SourcePorts(is) => {
+                write!(f, "-m multiport {}--sports ", not(is.not))?;
+                for (index, range) in is.value.iter().enumerate() {
+                    let comma = if index == 0 { "" } else { "," };
+                    write!(f, "{comma}{}:{}", range.first(), range.last())?;
+                }
+                Ok(())
+            }
+            Self::State(is) => {
+                write!(f, "-m conntrack {}--ctstate ", not(is.not))?;
+                let named = state::NAMES.into_iter().filter(|(bit, _)| is.value & bit != 0);
+                for (index, (_, name)) in named.enumerate() {
+                    write!(f, "{}{name}", if index == 0 { "" } else { "," })?;
+                }
+                Ok(())
+            }
+            Self::MarkBits { mask, is } => {
+                write!(f, "-m mark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
+            }
+            Self::ConnMarkBits { mask, is } => {
+                write!(f, "-m connmark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
+            }
+            Self::IsReply(is) => {
+                let direction = if is.value == is.not { "ORIGINAL" } else { "REPLY" };
+                write!(f, "-m conntrack --ctdir {direction}")
+            }
+            Self::TcpFlags { mask, is } => {
+                write!(f, "{}--tcp-flags {mask:#04x} {:#04x}", not(is.not), is.value)
+            }
+            Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
+        }
+    }
+}
+
+impl fmt::Display for Statement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accept => f.write_str("-j ACCEPT"),
+            Self::Drop => f.write_str("-j DROP"),
+            Self::Reject => f.write_str("-j REJECT"),
+            Self::Return => f.write_str("-j RETURN"),
+            Self::Jump(chain) => write!(f, "-j {}", Plain(chain)),
+            Self::Goto(chain) => write!(f, "-g {}", Plain(chain)),
+            Self::Translate(name) | Self::TranslateSource(name) => write!(f, "-j {}", Plain(name)),
+            Self::Tproxy => f.write_str("-j TPROXY"),
+            Self::Untrack => f.write_str("-j NOTRACK"),
+            Self::SetMark(Some(mark)) => write!(f, "-j MARK --set-mark {mark:#x}"),
+            Self::SetMark(None) => f.write_str("-j MARK"),
+            Self::Queue => f.write_str("-j NFQUEUE"),
+            Self::Rewrite(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
+            Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
+        }
+    }
+}
+
+/// A name of others, without anything that could be taken for another word, and not without end.
+pub(super) struct Plain<'a>(pub(super) &'a str);
+
+impl Plain<'_> {
+    /// As many characters as a table's or chain's name is printed with.
+    const LONGEST: usize = 64;
+
+    fn text(&self) -> String {
+        let printable = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
+        self.0.chars().take(Self::LONGEST).map(printable).collect()
+    }
+}
+
+impl fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+/// Bits of a connection's state (`NF_CT_STATE_BIT`).
+pub(crate) mod state {
+    /// Of no connection.
+    pub(crate) const INVALID: u32 = 1;
+    /// Of a connection seen in both directions.
+    pub(crate) const ESTABLISHED: u32 = 2;
+    /// The first of a connection that another one asked for.
+    pub(crate) const RELATED: u32 = 4;
+    /// The first of a connection.
+    pub(crate) const NEW: u32 = 8;
+    /// Passed over by connection tracking.
+    pub(crate) const UNTRACKED: u32 = 64;
+    /// Their names.
+    pub(crate) const NAMES: [(u32, &str); 5] = [
+        (INVALID, "INVALID"),
+        (NEW, "NEW"),
+        (RELATED, "RELATED"),
+        (ESTABLISHED, "ESTABLISHED"),
+        (UNTRACKED, "UNTRACKED"),
+    ];
+}

@@ -1,0 +1,255 @@
+//! What iptables-save prints, read for every table: rules of others as far as they are understood.
+
+use super::ruleset::{Api, Base, Condition, Ruleset, SeenRule, Statement, TableName, state};
+use crate::{
+    parse::SaveError,
+    rule::{Hook, Is, Match, Protocol},
+    values::{Family, PortRange, PortSyntax, parse_cidr},
+};
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
+
+/// Adds the tables that the legacy variant of iptables-save prints.
+///
+/// # Errors
+/// A line that cannot be part of such output.
+pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<(), SaveError> {
+    let mut table: Option<TableName> = None;
+    for (number, line) in (1_usize..).zip(text.lines()) {
+        let error = || SaveError { number, line: line.chars().take(200).collect() };
+        let line = line.trim();
+        match line.split_at_checked(1) {
+            None | Some(("#", _)) => {}
+            Some(("*", name)) => {
+                table =
+                    Some(TableName { api: Api::XTables, family: family.into(), name: name.trim().into() });
+            }
+            Some(_) if line == "COMMIT" => table = None,
+            Some((":", chain)) => {
+                let table = table.clone().ok_or_else(error)?;
+                declare(ruleset, table, chain).ok_or_else(error)?;
+            }
+            Some(_) => {
+                let table = table.clone().ok_or_else(error)?;
+                let words = words(line);
+                let [command, chain, rest @ ..] = words.as_slice() else { return Err(error()) };
+                if command != "-A" {
+                    return Err(error());
+                }
+                let chains = &mut ruleset.table(table).chains;
+                chains.entry(chain.clone()).or_default().rules.push(rule(rest));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `NAME POLICY [packets:bytes]`
+fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
+    let mut words = line.split_ascii_whitespace();
+    let name = words.next()?;
+    let drops = words.next() == Some("DROP");
+    let hook = Hook::ALL.into_iter().find(|hook| hook.name() == name);
+    let base = hook.and_then(|hook| {
+        let priority = priority(&table.name, hook)?;
+        Some(Base { hook, priority, is_nat: table.name == "nat", drops })
+    });
+    ruleset.table(table).chains.entry(name.to_owned()).or_default().base = base;
+    Some(())
+}
+
+/// The priority of a built-in chain (`enum nf_ip_hook_priorities`).
+fn priority(table: &str, hook: Hook) -> Option<i32> {
+    Some(match (table, hook) {
+        ("raw", _) => -300,
+        ("mangle", _) => -150,
+        ("nat", Hook::Prerouting | Hook::Output) => -100,
+        ("nat", Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
+        ("filter", _) => 0,
+        ("security", _) => 50,
+        _ => return None,
+    })
+}
+
+/// The words of a line; what stands between quotation marks is one.
+pub(super) fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quoted, mut begun) = (Vec::new(), String::new(), false, false);
+    let mut characters = line.chars();
+    while let Some(c) = characters.next() {
+        match c {
+            '\\' if quoted => word.extend(characters.next()),
+            '"' => (quoted, begun) = (!quoted, true),
+            ' ' if !quoted => {
+                if begun || !word.is_empty() {
+                    words.push(core::mem::take(&mut word));
+                }
+                begun = false;
+            }
+            c => word.push(c),
+        }
+    }
+    if begun || !word.is_empty() {
+        words.push(word);
+    }
+    words
+}
+
+pub(super) fn rule(words: &[String]) -> SeenRule {
+    let mut rule = SeenRule::default();
+    let (mut module, mut words) = ("", words);
+    while let Some((word, rest)) = words.split_first() {
+        let (not, word, rest) = match (word.as_str(), rest.split_first()) {
+            ("!", Some((word, rest))) => (true, word.as_str(), rest),
+            (word, _) => (false, word, rest),
+        };
+        if let ("-j" | "-g", Some((target, options))) = (word, rest.split_first()) {
+            rule.statements = [statement(word, target, options)].into();
+            return rule;
+        }
+        // Its values: everything up to the next option.
+        let is_option = |word: &String| word == "!" || word.starts_with('-');
+        let count = rest.iter().position(is_option).unwrap_or(rest.len());
+        let (values, behind) = rest.split_at_checked(count).unwrap_or((rest, &[]));
+        words = behind;
+        if word == "-m" {
+            module = values.first().map_or("", String::as_str);
+            continue;
+        }
+        match condition(module, word, not, values) {
+            Some(condition) => rule.conditions.extend(condition),
+            None => rule.conditions.push(Condition::Unknown(unknown(module, word))),
+        }
+    }
+    rule
+}
+
+fn unknown(module: &str, word: &str) -> String {
+    if module.is_empty() { word.to_owned() } else { alloc::format!("-m {module} {word}") }
+}
+
+/// A condition; none for one that always holds, `None` for one that is not understood.
+fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<Option<Condition>> {
+    let (value, second) = (values.first(), values.get(1));
+    let port = || {
+        value.and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok()).map(|value| Is { value, not })
+    };
+    let number = || value.and_then(|value| value.parse::<u32>().ok()).map(|value| Is { value, not });
+    let net = || value.and_then(|value| parse_cidr(value).ok()).map(|value| Is { value, not });
+    let interface = || value.and_then(|value| value.parse().ok()).map(|value| Is { value, not });
+    let plain = |condition: Match| Some(Some(Condition::Plain(condition)));
+    match (module, word) {
+        (_, "-s") => plain(Match::Source(net()?)),
+        (_, "-d") => plain(Match::Destination(net()?)),
+        (_, "-i") => plain(Match::InInterface(interface()?)),
+        (_, "-o") => plain(Match::OutInterface(interface()?)),
+        (_, "-p") => Some(Some(protocol(value?, not)?)),
+        ("comment", "--comment") => Some(None),
+        ("tcp" | "udp", "--sport") => plain(Match::SourcePort(port()?)),
+        ("tcp" | "udp", "--dport") => plain(Match::DestinationPort(port()?)),
+        ("tcp", "--tcp-flags") => Some(Some(tcp_flags(value?, second?, not)?)),
+        ("multiport", "--dports") => plain(Match::DestinationPorts(Is { value: ports(value?)?, not })),
+        ("multiport", "--sports") => Some(Some(Condition::SourcePorts(Is { value: ports(value?)?, not }))),
+        ("conntrack", "--ctstate") | ("state", "--state") => {
+            Some(Some(Condition::State(Is { value: states(value?)?, not })))
+        }
+        ("owner", "--uid-owner") => plain(Match::OwnerUid(number()?)),
+        ("owner", "--gid-owner") => plain(Match::OwnerGid(number()?)),
+        ("mark", "--mark") => {
+            let (value, mask) = bits(value?)?;
+            Some(Some(Condition::MarkBits { mask, is: Is { value, not } }))
+        }
+        ("connmark", "--mark") => {
+            let (value, mask) = bits(value?)?;
+            Some(Some(Condition::ConnMarkBits { mask, is: Is { value, not } }))
+        }
+        _ => None,
+    }
+}
+
+fn protocol(name: &str, not: bool) -> Option<Condition> {
+    let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|protocol| protocol.name() == name);
+    if let (Some(protocol), false) = (known, not) {
+        return Some(Condition::Plain(Match::Protocol(protocol)));
+    }
+    let number = match name {
+        "icmp" => 1,
+        "ipv6-icmp" | "icmpv6" => 58,
+        "sctp" => 132,
+        "esp" => 50,
+        "gre" => 47,
+        _ => known.map(Protocol::number).or_else(|| name.parse().ok())?,
+    };
+    Some(Condition::Protocol(Is { value: number, not }))
+}
+
+fn ports(list: &str) -> Option<Vec<PortRange>> {
+    list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
+}
+
+fn states(list: &str) -> Option<u32> {
+    list.split(',').try_fold(0, |bits, name| {
+        let (bit, _) = state::NAMES.into_iter().find(|(_, known)| *known == name)?;
+        Some(bits | bit)
+    })
+}
+
+fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
+    const NAMES: [(&str, u8); 8] =
+        [("FIN", 1), ("SYN", 2), ("RST", 4), ("PSH", 8), ("ACK", 16), ("URG", 32), ("ALL", 63), ("NONE", 0)];
+    let bits = |list: &str| {
+        list.split(',').try_fold(0, |bits, name| {
+            let (_, bit) = NAMES.into_iter().find(|(known, _)| *known == name)?;
+            Some(bits | bit)
+        })
+    };
+    Some(Condition::TcpFlags { mask: bits(mask)?, is: Is { value: bits(set)?, not } })
+}
+
+/// `VALUE` or `VALUE/MASK`, in hexadecimal digits.
+fn bits(text: &str) -> Option<(u32, u32)> {
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    match text.split_once('/') {
+        Some((value, mask)) => Some((number(value)?, number(mask)?)),
+        None => Some((number(text)?, u32::MAX)),
+    }
+}
+
+fn statement(word: &str, target: &str, options: &[String]) -> Statement {
+    if word == "-g" {
+        return Statement::Goto(target.to_owned());
+    }
+    let has = |option: &str| options.iter().any(|word| word == option);
+    match target {
+        "CT" if has("--notrack") => Statement::Untrack,
+        "MARK" => {
+            let value = options.iter().skip_while(|word| *word != "--set-xmark").nth(1);
+            let value = value.and_then(|value| bits(value)).filter(|(_, mask)| *mask == u32::MAX);
+            Statement::SetMark(value.map(|(value, _)| value))
+        }
+        "CONNMARK" if has("--restore-mark") => Statement::SetMark(Some(0)),
+        name => target_named(name).unwrap_or_else(|| Statement::Jump(name.to_owned())),
+    }
+}
+
+/// What a target of x_tables does; `None` for a name that is none, and so is a chain's.
+pub(crate) fn target_named(name: &str) -> Option<Statement> {
+    Some(match name {
+        "ACCEPT" => Statement::Accept,
+        "DROP" => Statement::Drop,
+        "REJECT" | "TARPIT" => Statement::Reject,
+        "RETURN" => Statement::Return,
+        "DNAT" | "REDIRECT" | "NETMAP" => Statement::Translate(name.to_owned()),
+        "SNAT" | "MASQUERADE" => Statement::TranslateSource(name.to_owned()),
+        "TPROXY" => Statement::Tproxy,
+        "NOTRACK" => Statement::Untrack,
+        "MARK" => Statement::SetMark(None),
+        "QUEUE" | "NFQUEUE" => Statement::Queue,
+        "CT" | "CONNMARK" | "LOG" | "NFLOG" | "TRACE" | "AUDIT" | "CLASSIFY" | "DSCP" | "TOS" | "TTL"
+        | "HL" | "ECN" | "TCPMSS" | "TCPOPTSTRIP" | "CHECKSUM" | "SET" | "IDLETIMER" | "LED" | "RATEEST"
+        | "SECMARK" | "CONNSECMARK" | "TEE" | "HMARK" => Statement::Harmless(alloc::format!("-j {name}")),
+        "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => Statement::Rewrite(alloc::format!("-j {name}")),
+        _ => return None,
+    })
+}

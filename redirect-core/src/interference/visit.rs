@@ -1,0 +1,224 @@
+//! One packet in one base chain: from rule to rule, as far as it is understood.
+
+use super::{
+    Effect, Place, Severity,
+    packet::{Capture, DEEPEST, Packet},
+    path::{Hooked, Position, Search, Stage, Station, is_native, leads_to},
+    ruleset::{ChainState, SeenRule, Statement},
+};
+use crate::rule::{Chain, Hook};
+use alloc::string::{String, ToString};
+
+/// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
+const TRACKING: i32 = -200;
+
+/// Where a packet goes from a rule or chain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// To the next rule.
+    Next,
+    /// Back to the calling chain.
+    Returned,
+    /// Out of the base chain.
+    Left,
+    /// To the mesh's rules.
+    Own,
+    /// Nowhere, or to somebody else.
+    Gone,
+}
+
+/// One packet in one base chain.
+pub(super) struct Visit<'v, 'a, 's> {
+    pub(super) search: &'v mut Search<'a, 's>,
+    pub(super) station: &'v Station<'a>,
+    pub(super) packet: Packet,
+    pub(super) capture: Capture,
+    /// The mesh's chain that the packet is sent to here, and whether the table is a native one.
+    pub(super) to: Option<(&'a Chain, bool)>,
+    /// Whether the packet comes here for sure.
+    pub(super) sure: bool,
+    /// Whether the rule at hand, or one that led to it, is only perhaps met.
+    pub(super) conditional: bool,
+}
+
+impl<'a> Visit<'_, 'a, '_> {
+    pub(super) fn base(&mut self) -> End {
+        let Hooked { name, chain, base, .. } = self.station.hooked;
+        let end = self.chain(name, chain, 0);
+        match end {
+            End::Next | End::Returned if base.drops => {
+                let severity = self.severity();
+                self.search.note(
+                    severity,
+                    self.station.place(name, None),
+                    String::new(),
+                    Effect::PolicyDrops,
+                );
+                if self.sure { End::Gone } else { End::Left }
+            }
+            End::Gone if !self.sure => End::Left,
+            End::Next | End::Returned | End::Left | End::Own | End::Gone => end,
+        }
+    }
+
+    fn severity(&self) -> Severity {
+        let sure = self.is_certain() && self.station.position != Position::Unsure;
+        if sure { Severity::Does } else { Severity::May }
+    }
+
+    const fn is_certain(&self) -> bool {
+        self.sure && !self.conditional
+    }
+
+    fn chain(&mut self, name: &str, chain: &'a ChainState, depth: usize) -> End {
+        if depth > DEEPEST {
+            return End::Next;
+        }
+        for (number, rule) in (1_usize..).zip(&chain.rules) {
+            if *self.search.steps == 0 {
+                return End::Gone;
+            }
+            *self.search.steps = self.search.steps.saturating_sub(1);
+            let met = self.packet.fulfils_all(&rule.conditions);
+            if met == Some(false) {
+                continue;
+            }
+            let conditional = self.conditional;
+            self.conditional |= met.is_none();
+            let end = self.rule(name, number, rule, depth);
+            self.conditional = conditional;
+            match (end, met) {
+                (End::Next, _) => {}
+                // Whether it was met is not known; everything behind it is reached only perhaps.
+                (End::Returned | End::Left | End::Own | End::Gone, None) => self.sure = false,
+                (End::Returned, Some(_)) => return if depth == 0 { End::Returned } else { End::Next },
+                (End::Left | End::Own | End::Gone, Some(_)) => return end,
+            }
+        }
+        End::Next
+    }
+
+    fn rule(&mut self, chain: &str, number: usize, rule: &'a SeenRule, depth: usize) -> End {
+        for statement in &rule.statements {
+            let place = self.station.place(chain, Some(number));
+            let end = match statement {
+                Statement::Jump(to) => self.jump(to, rule, depth),
+                Statement::Goto(to) => match self.jump(to, rule, depth) {
+                    End::Next => {
+                        if depth == 0 {
+                            self.ends(place, rule);
+                        }
+                        End::Returned
+                    }
+                    end @ (End::Returned | End::Left | End::Own | End::Gone) => end,
+                },
+                Statement::Accept | Statement::TranslateSource(_) => {
+                    self.ends(place, rule);
+                    End::Left
+                }
+                Statement::Return => {
+                    if depth == 0 {
+                        self.ends(place, rule);
+                    }
+                    End::Returned
+                }
+                Statement::Translate(_) if self.is_translated_here() => {
+                    self.note(place, rule, Effect::Translates);
+                    // Which of two chains of the same priority is asked first is not known.
+                    if self.station.position == Position::Unsure { End::Left } else { End::Gone }
+                }
+                Statement::Translate(_) => End::Left,
+                Statement::Drop | Statement::Reject => {
+                    self.note(place, rule, Effect::Drops);
+                    End::Gone
+                }
+                Statement::Tproxy | Statement::Untrack | Statement::SetMark(_) => {
+                    self.alter(statement, place, rule);
+                    End::Next
+                }
+                Statement::Queue => {
+                    self.search.note(Severity::May, place, rule.to_string(), Effect::Queues);
+                    End::Left
+                }
+                Statement::Rewrite(_) => {
+                    self.note(place, rule, Effect::Rewrites);
+                    End::Next
+                }
+                Statement::Unknown(_) => {
+                    self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
+                    End::Next
+                }
+                Statement::Harmless(_) => End::Next,
+            };
+            if end != End::Next {
+                return end;
+            }
+        }
+        End::Next
+    }
+
+    fn jump(&mut self, to: &str, rule: &SeenRule, depth: usize) -> End {
+        if let Some((chain, native)) = self.to
+            && rule.statements.iter().any(|statement| leads_to(statement, chain, native))
+        {
+            return End::Own;
+        }
+        // Others of the mesh's chains leave the packet alone.
+        if Chain::named(to).is_the_meshs() || is_native(self.station.hooked.table_name) {
+            return End::Next;
+        }
+        match self.station.hooked.table.chains.get_key_value(to) {
+            Some((name, chain)) => self.chain(name, chain, depth.saturating_add(1)),
+            None => End::Next,
+        }
+    }
+
+    /// A rule that ends the chain the mesh's rules are in.
+    fn ends(&mut self, place: Place, rule: &SeenRule) {
+        if self.station.position == Position::Own {
+            self.note(place, rule, Effect::EndsChain);
+        }
+    }
+
+    /// Whether destinations are translated here, before the mesh does or after TPROXY.
+    fn is_translated_here(&self) -> bool {
+        self.station.hooked.base.is_nat && matches!(self.station.hook(), Hook::Prerouting | Hook::Output)
+    }
+
+    /// What changes how a packet is treated further on.
+    fn alter(&mut self, statement: &Statement, place: Place, rule: &SeenRule) {
+        let on_arrival = self.station.hook() == Hook::Prerouting && self.search.flow.hook == Hook::Prerouting;
+        let before = self.station.stage == Stage::Original;
+        match (statement, self.capture) {
+            (Statement::Tproxy, _) if on_arrival => self.note(place, rule, Effect::Tproxies),
+            (Statement::Untrack, Capture::Redirect(_))
+                if before && self.station.hooked.base.priority < TRACKING =>
+            {
+                self.note(place, rule, Effect::Untracks);
+            }
+            (Statement::SetMark(mark), capture) => {
+                if let (Capture::Tproxy(wanted), true) = (capture, on_arrival) {
+                    // The mesh's rules leave alone what has the mark already. Behind them another mark leads elsewhere what
+                    // is not for an address of the pod.
+                    match (before, *mark) {
+                        (_, None) => {
+                            self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks);
+                        }
+                        (true, Some(mark)) if mark == wanted => self.note(place, rule, Effect::Remarks),
+                        (false, Some(mark)) if mark != wanted => {
+                            self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks);
+                        }
+                        (_, Some(_)) => {}
+                    }
+                }
+                self.packet.mark = mark.filter(|_| self.is_certain());
+            }
+            (_, Capture::Redirect(_) | Capture::Tproxy(_)) => {}
+        }
+    }
+
+    fn note(&mut self, place: Place, rule: &SeenRule, effect: Effect) {
+        let severity = self.severity();
+        self.search.note(severity, place, rule.to_string(), effect);
+    }
+}

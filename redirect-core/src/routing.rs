@@ -1,0 +1,128 @@
+//! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What there is, what is missing, what is
+//! left of an earlier plan.
+
+use crate::{
+    plan::RulePlan,
+    redirect::Tproxy,
+    values::{Family, Mark, PASSTHROUGH_V6, RouteTable},
+};
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use core::fmt;
+
+/// One thing a plan needs besides rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RoutingItem {
+    /// `::6/128` on the loopback interface.
+    LoopbackAddress,
+    /// `local default dev lo` in this table.
+    Route(Family, RouteTable),
+    /// `ip rule`: packets with this mark are looked up in this table.
+    Rule(Family, Mark, RouteTable),
+}
+
+/// Something of that kind that is in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundRouting {
+    /// What it is.
+    pub item: RoutingItem,
+    /// Why it does not do what a plan wants of it, if it does not.
+    pub flaw: Option<String>,
+    /// The kernel's message about it: everything that is needed to remove this very one, or to make it again.
+    pub message: Vec<u8>,
+}
+
+impl RoutingItem {
+    /// The family whose policy routing it concerns; the address is no routing.
+    #[must_use]
+    pub const fn family(self) -> Option<Family> {
+        match self {
+            Self::Rule(family, ..) | Self::Route(family, _) => Some(family),
+            Self::LoopbackAddress => None,
+        }
+    }
+}
+
+/// What a plan needs: the address, then routes, then the rules that lead to them.
+#[must_use]
+pub fn wanted(plan: &RulePlan) -> Vec<RoutingItem> {
+    let mut items: Vec<RoutingItem> =
+        plan.loopback_address().map(|_| RoutingItem::LoopbackAddress).into_iter().collect();
+    for (family, Tproxy { mark, table }) in
+        plan.policy_routes().into_iter().flat_map(|p| p.families.iter().map(|family| (*family, p.tproxy)))
+    {
+        items.push(RoutingItem::Route(family, table));
+        items.push(RoutingItem::Rule(family, mark, table));
+    }
+    items.sort_unstable();
+    items
+}
+
+/// What a plan needs and is not there, or does not work, in the order in which to add it.
+#[must_use]
+pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
+    let works = |item: &RoutingItem| found.iter().any(|one| one.item == *item && one.flaw.is_none());
+    wanted(plan).into_iter().filter(|item| !works(item)).collect()
+}
+
+/// What is left of earlier plans, in the order in which to remove it: rules before the routes they lead to.
+///
+/// Others do transparent proxying, too, and their routing looks the same. So a policy rule counts as the mesh's when its
+/// mark is one that rules of the mesh use (`marks`), or that of `tproxy`; a route when such a rule leads to it. Of
+/// several that are the same, one that works is kept where the plan wants it.
+#[must_use]
+pub fn stale<'a>(
+    plan: &RulePlan,
+    found: &'a [FoundRouting],
+    marks: &BTreeSet<Mark>,
+    tproxy: Option<Tproxy>,
+) -> Vec<&'a FoundRouting> {
+    let named: Vec<Tproxy> =
+        plan.policy_routes().map(|routes| routes.tproxy).into_iter().chain(tproxy).collect();
+    let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
+    let ours = |item: &RoutingItem| match *item {
+        RoutingItem::LoopbackAddress => true,
+        RoutingItem::Rule(family, mark, table) => {
+            let is_named = |one: &Tproxy| one.mark == mark && one.table == table;
+            named.iter().any(is_named) || marks.contains(&mark) && has_route(family, table)
+        }
+        RoutingItem::Route(..) => false,
+    };
+    let mut tables: BTreeSet<(Family, RouteTable)> =
+        named.iter().flat_map(|one| Family::BOTH.map(|family| (family, one.table))).collect();
+    tables.extend(found.iter().filter(|one| ours(&one.item)).filter_map(|one| match one.item {
+        RoutingItem::Rule(family, _, table) => Some((family, table)),
+        RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
+    }));
+    let is_ours = |item: &RoutingItem| match item {
+        RoutingItem::Route(family, table) => tables.contains(&(*family, *table)),
+        RoutingItem::LoopbackAddress | RoutingItem::Rule(..) => ours(item),
+    };
+    let mut kept = BTreeSet::new();
+    let wanted = wanted(plan);
+    let stays =
+        |one: &&FoundRouting| one.flaw.is_none() && wanted.contains(&one.item) && kept.insert(one.item);
+    let mut stays = stays;
+    let mut stale: Vec<&FoundRouting> =
+        found.iter().filter(|one| is_ours(&one.item)).filter(|one| !stays(one)).collect();
+    stale.sort_by_key(|one| core::cmp::Reverse(one.item));
+    stale
+}
+
+impl fmt::Display for RoutingItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(family, mark, table) => {
+                write!(f, "{family} policy rule: fwmark {mark} lookup {table}")
+            }
+            Self::Route(family, table) => write!(f, "{family} route: local default dev lo table {table}"),
+            Self::LoopbackAddress => write!(f, "address {PASSTHROUGH_V6}/128 on lo"),
+        }
+    }
+}
+
+impl fmt::Display for FoundRouting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.item)?;
+        self.flaw.as_ref().map_or(Ok(()), |flaw| write!(f, " ({flaw})"))
+    }
+}
