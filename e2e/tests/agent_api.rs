@@ -39,7 +39,7 @@ impl Agent {
         for part in ["net.d", "bin", "image", "run", "account"] {
             fs::create_dir(agent.path(part))?;
         }
-        fs::copy("/bin/true", agent.path("image/istio-cni"))?;
+        fs::copy(program::under_test("istio-cni")?, agent.path("image/istio-cni"))?;
         fs::write(agent.path("net.d/10-net.conflist"), CONFLIST)?;
         fs::copy(api.ca_path(), agent.path("account/ca.crt"))?;
         // As people write files.

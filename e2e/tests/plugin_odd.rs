@@ -181,6 +181,7 @@ fn a_pipe_or_a_device_in_the_place_of_a_file_holds_up_nobody() -> Result<()> {
                 let start = Instant::now();
                 let mut conf = run_dir.conf();
                 conf["add_timeout"] = json!(LATE);
+                conf["agent_host_network"] = json!(true);
                 let invocation = Invocation::new(command, &conf).netns(&namespace).pod("default", "web");
                 let (code, text) = within(&invocation, what)?.error()?;
                 ensure!(start.elapsed() < EARLY, "{command} {what}: {:?}", start.elapsed());
