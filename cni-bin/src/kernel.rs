@@ -108,7 +108,7 @@ impl Kernel for Linux {
         let outside = owner();
         namespace.run(|| work(&Pod { is_foreign: owner() != outside })).map_err(|error| {
             // A namespace of another kind has a file of the same kind, and is found out only now.
-            let refused = matches!(error, NetnsError::Enter { .. });
+            let refused = matches!(error, NetnsError::Enter { .. } | NetnsError::NotANamespace { .. });
             let kind = if refused { KernelError::Namespace } else { KernelError::Failed };
             kind(error.to_string())
         })

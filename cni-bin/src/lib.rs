@@ -7,6 +7,7 @@
 pub mod commands;
 pub mod kernel;
 pub mod logs;
+mod usage;
 
 pub use cni_core::{conf, fields, pod_source, selection, wire};
 
@@ -15,7 +16,7 @@ use conf::{Conf, Envelope, MOST_INPUT};
 use kernel::{Kernel, Linux};
 use std::{
     ffi::OsString,
-    io::{self, Read, Write},
+    io::{self, IsTerminal, Read, Write},
     panic::{self, AssertUnwindSafe, PanicHookInfo},
     process::ExitCode,
     sync::{Mutex, PoisonError},
@@ -35,8 +36,13 @@ pub struct Answer {
 /// The plugin's `main`.
 #[must_use]
 pub fn main() -> ExitCode {
-    let logs = logs::start();
     let env = |name: &str| std::env::var_os(name);
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let has_command = env("CNI_COMMAND").is_some_and(|command| !command.is_empty());
+    if let Some(code) = usage::for_people(&words, has_command, io::stdin().is_terminal()) {
+        return code;
+    }
+    let logs = logs::start();
     let configure = |conf: &Conf| {
         if let Some(logs) = &logs {
             logs::configure(logs, conf.levels.clone(), &conf.run_dir);

@@ -8,7 +8,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
@@ -76,11 +75,7 @@ impl ApiServer {
     fn start_server(&self) -> Result<Background> {
         let server =
             Background::start("kube-apiserver", &self.server_command()?, &self.log_path())?.killed_on_drop();
-        let mut probe = self.curl("/readyz")?;
-        until("the API server to be ready", START, &[&server, &self.etcd], || {
-            let answer = process::run(&mut probe, SHORT)?;
-            Ok((answer.stdout == "ok").then_some(()))
-        })?;
+        self.await_answer(&[&server, &self.etcd])?;
         Ok(server)
     }
 
@@ -149,14 +144,14 @@ impl ApiServer {
     /// Runs kubectl with a kubeconfig file, however it ends.
     pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
         let mut kubectl = self.kubectl_command(kubeconfig)?;
-        patiently(kubectl.args(args), "")
+        self.patiently(kubectl.args(args), "")
     }
 
     /// Creates or changes objects given as YAML or JSON, as the admin.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
         kubectl.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]);
-        patiently(&mut kubectl, objects)?.ok()?;
+        self.patiently(&mut kubectl, objects)?.ok()?;
         Ok(())
     }
 
@@ -164,7 +159,7 @@ impl ApiServer {
     pub fn create(&self, object: &Value) -> Result<Value> {
         let mut kubectl = self.kubectl_command(&self.admin_kubeconfig())?;
         kubectl.args(["apply", "--server-side", "-o", "json", "-f", "-"]);
-        let output = patiently(&mut kubectl, &object.to_string())?.ok()?;
+        let output = self.patiently(&mut kubectl, &object.to_string())?.ok()?;
         serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
     }
 
@@ -290,6 +285,35 @@ impl ApiServer {
         Ok(curl)
     }
 
+    /// Runs kubectl to its end, again where it failed only because the machine stood still: once the server answers.
+    fn patiently(&self, kubectl: &mut Command, input: &str) -> Result<Output> {
+        let mut output = process::run_with_input(kubectl, input, SHORT)?;
+        for _ in 0..10 {
+            if output.status.success() || !STANDSTILL.iter().any(|part| output.stderr.contains(part)) {
+                break;
+            }
+            self.await_answer(&[&self.etcd])?;
+            output = process::run_with_input(kubectl, input, SHORT)?;
+            // The try before may have done it, and lost only the answer.
+            let verbs = [("create", "(AlreadyExists)"), ("delete", "(NotFound)")];
+            if verbs.iter().any(|(verb, error)| {
+                output.stderr.contains(error) && kubectl.get_args().any(|argument| argument == *verb)
+            }) {
+                output.status = ExitStatus::default();
+            }
+        }
+        Ok(output)
+    }
+
+    /// Waits until the server is ready, which it says only when etcd answers it.
+    fn await_answer(&self, processes: &[&Background]) -> Result<()> {
+        let mut probe = self.curl("/readyz")?;
+        until("the API server to be ready", START, processes, || {
+            let answer = process::run(&mut probe, SHORT)?;
+            Ok((answer.stdout == "ok").then_some(()))
+        })
+    }
+
     fn log_path(&self) -> PathBuf {
         self.folder.path().join("kube-apiserver.log")
     }
@@ -308,26 +332,6 @@ const STANDSTILL: [&str; 10] = [
     "unexpected EOF",
     "in the time allotted",
 ];
-
-/// Runs kubectl to its end, again where it failed only because the machine stood still.
-fn patiently(kubectl: &mut Command, input: &str) -> Result<Output> {
-    let mut output = process::run_with_input(kubectl, input, SHORT)?;
-    for _ in 0..10 {
-        if output.status.success() || !STANDSTILL.iter().any(|part| output.stderr.contains(part)) {
-            break;
-        }
-        thread::sleep(Duration::from_secs(1));
-        output = process::run_with_input(kubectl, input, SHORT)?;
-        // The try before may have done it, and lost only the answer.
-        let verbs = [("create", "(AlreadyExists)"), ("delete", "(NotFound)")];
-        if verbs.iter().any(|(verb, error)| {
-            output.stderr.contains(error) && kubectl.get_args().any(|argument| argument == *verb)
-        }) {
-            output.status = ExitStatus::default();
-        }
-    }
-    Ok(output)
-}
 
 fn start_etcd(folder: &Path) -> Result<(Background, String)> {
     let (client, peer) =

@@ -273,6 +273,70 @@ fn status_says_what_the_kernel_refuses() -> Result<()> {
 }
 
 #[test]
+fn what_a_pod_says_in_vain_is_warned_of() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let annotations = [
+        ("traffic.sidecar.istio.io/excludeOutboundPort", "3306"),
+        ("traffic.sidecar.istio.io/includeInboundPorts", "80"),
+        ("traffic.sidecar.istio.io/excludeInboundPorts", "22"),
+    ];
+    let mut pod = sidecar("web", &annotations);
+    pod["spec"]["containers"][1]["env"] = json!([
+        {"name": "ISTIO_DUAL_STACK", "value": "yes"},
+        {"name": "ISTIO_META_DNS_CAPTUR", "value": "true"},
+    ]);
+    run_dir.write_manifest("web.json", &pod)?;
+    let log = add(&run_dir, &namespace).run()?.log()?;
+    let warnings: Vec<&str> =
+        log.iter().filter(|line| line["level"] == "warn").filter_map(|line| line["msg"].as_str()).collect();
+    for wanted in [
+        "\"yes\" is no boolean and counts as false; write true or false",
+        "is traffic.sidecar.istio.io/excludeOutboundPorts meant?",
+        "is ISTIO_META_DNS_CAPTURE meant?",
+        "annotation traffic.sidecar.istio.io/excludeInboundPorts has no effect",
+    ] {
+        assert_eq!(
+            warnings.iter().filter(|line| line.contains(wanted)).count(),
+            1,
+            "{wanted}: {warnings:#?}"
+        );
+    }
+    assert_eq!(warnings.len(), 4, "{warnings:#?}");
+    Ok(())
+}
+
+#[test]
+fn at_level_debug_every_rule_is_explained() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let mut conf = run_dir.manifest_conf();
+    conf["plugin_log_level"] = json!("debug");
+    let log = Invocation::new("ADD", &conf).netns(&namespace).pod("default", "web").run()?.log()?;
+    let told = |part: &str| {
+        let lines = log.iter().filter(|line| line["level"] == "debug" && line["pod"] == "default/web");
+        lines.filter(|line| line["msg"].as_str().is_some_and(|text| text.contains(part))).count()
+    };
+    let saved = namespace.sh("iptables-nft-save -t nat")?.stdout;
+    let rules = saved.lines().filter(|line| line.starts_with("-A")).count();
+    assert!(rules > 10 && told("  # ") >= rules, "{} lines for {rules} rules: {log:#?}", told("  # "));
+    assert_eq!(told("--to-ports 15006"), 1, "{log:#?}");
+    Ok(())
+}
+
+#[test]
+fn the_pods_user_is_the_proxys_where_its_container_has_none() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let mut pod = sidecar("web", &[]);
+    pod["spec"]["securityContext"] = json!({"runAsUser": 2102, "runAsGroup": 2103});
+    pod["spec"]["containers"][1]["securityContext"] = json!({"runAsGroup": 2104});
+    run_dir.write_manifest("web.json", &pod)?;
+    add(&run_dir, &namespace).run()?.result()?;
+    let rules = namespace.sh("iptables-nft-save -t nat")?.stdout;
+    assert!(rules.contains("--uid-owner 2102 ") && rules.contains("--gid-owner 2104 "), "{rules}");
+    assert!(!rules.contains("1337") && !rules.contains("2103"), "{rules}");
+    Ok(())
+}
+
+#[test]
 fn one_line_tells_about_one_add() -> Result<()> {
     let (run_dir, namespace) = web()?;
     let log = add(&run_dir, &namespace).run()?.log()?;

@@ -6,12 +6,12 @@ mod validation_support;
 use std::fs;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::{Families, Namespace};
 use e2e::process::{self, EARLY, Output, SHORT, once_in};
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -53,6 +53,19 @@ impl Running {
             let blocked = u64::from_str_radix(blocked.trim(), 16)?;
             let term = 1 << (Signal::SIGTERM as i32 - 1);
             Ok((blocked & term != 0).then_some(()))
+        })
+    }
+
+    /// Waits until the program waits for something, and for longer than this (proc(5), poll(2)).
+    fn await_waiting(&self, longer: Duration) -> Result<()> {
+        let id = self.child.as_ref().context("it runs")?.id();
+        process::until("istio-validation to wait", SHORT, &[], || {
+            let call = fs::read_to_string(format!("/proc/{id}/syscall"))?;
+            let mut words = call.split_whitespace();
+            let is_poll = words.next() == Some(&libc::SYS_poll.to_string());
+            let limit = words.nth(2).and_then(|word| u32::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+            let limit = limit.map(|limit| Duration::from_millis(u64::from(limit)));
+            Ok((is_poll && limit.is_some_and(|limit| limit > longer)).then_some(()))
         })
     }
 
@@ -100,8 +113,8 @@ fn an_address_that_comes_late_is_waited_for() -> Result<()> {
     pod.sh("ip addr flush dev eth0")?;
     let running = Running::start(&pod, "--probe-timeout 10m")?;
     running.await_running()?;
-    // Long enough for many rounds, were there any without an address.
-    thread::sleep(Duration::from_secs(1));
+    // Whoever tries rounds without an address rests for milliseconds, and never waits like this.
+    running.await_waiting(Duration::from_secs(60))?;
     pod.add_address("eth0", "10.1.0.2/24")?;
     let verdict = running.end()?;
     verdict.assert("redirected");

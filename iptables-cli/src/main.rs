@@ -1,47 +1,50 @@
-//! `istio-iptables`: plans redirection from flags and environment, and programs the network namespace it runs in.
+//! `istio-iptables`: plans redirection from flags and environment, and programs a network namespace.
 //!
 //! Exit codes: 0 done; 1 bad input, or failed; 126 the validation found the pod not redirected.
 
 mod report;
 mod run;
 
-use settings_cli::{Asked, Program};
-use std::{
-    env,
-    io::{self, Write},
-    process::ExitCode,
-};
+use settings_cli::{Pages, Program};
+use std::{env, process::ExitCode};
 
 const PROGRAM: Program = Program {
     name: "istio-iptables",
-    about: "Redirects a pod's traffic to its sidecar proxy: programs iptables or nftables rules in the network namespace it runs in.",
+    about: "Redirects a pod's traffic to its sidecar proxy: programs iptables or nftables rules in a network namespace.",
     version: env!("CARGO_PKG_VERSION"),
+    pages: Pages {
+        examples: &[
+            (
+                "What a pod gets: all TCP both ways, but for the proxy's own ports",
+                "istio-iptables -b '*' -i '*' -d 15090,15021,15020",
+            ),
+            ("Only look: print the plan", "istio-iptables -b '*' -i '*' --dry-run"),
+            (
+                "In another network namespace",
+                "istio-iptables --network-namespace /run/netns/demo -b '*' -i '*' --dual-stack",
+            ),
+            ("Remove it all; with --dry-run, show what would go", "istio-iptables --cleanup-only"),
+        ],
+        exit_status: &[
+            (
+                0,
+                "Done: the whole plan is in force, or was; with --cleanup-only, nothing is left; with --run-validation, the pod is redirected.",
+            ),
+            (
+                1,
+                "Not done: the command line or the environment is wrong, or a step failed. The namespace is as it was.",
+            ),
+            (126, "With --run-validation: the pod is not redirected."),
+        ],
+        files: &[
+            ("/etc/resolv.conf", "The servers whose queries --redirect-dns captures."),
+            ("/etc/passwd, /etc/group", "Ids of users and groups given by name. No name service is asked."),
+            ("/dev/termination-log", "With --run-validation: gets the verdict, where it is there."),
+        ],
+        see_also: &["istio-validation(8)", "iptables(8)", "nft(8)", "ip-netns(8)", "network_namespaces(7)"],
+    },
 };
 
 fn main() -> ExitCode {
-    let variable = |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    match PROGRAM.read(env::args_os().skip(1), variable) {
-        Ok(Asked::Print(text)) => print(&text),
-        Ok(Asked::Run(input)) => match logging::init(input.log) {
-            Ok(handle) => {
-                let code = run::run(&input.settings).unwrap_or_else(|error| report::failure(&error));
-                handle.flush();
-                code
-            }
-            Err(error) => complain(&format!("{error}")),
-        },
-        Err(usage) => complain(&usage.to_string()),
-    }
-}
-
-/// Standard output belongs to what the user asked for. A reader that has gone away is no failure.
-fn print(text: &str) -> ExitCode {
-    let _ = io::stdout().write_all(text.as_bytes());
-    ExitCode::SUCCESS
-}
-
-/// What goes wrong before there is a log goes to standard error as it is.
-fn complain(text: &str) -> ExitCode {
-    let _ = writeln!(io::stderr(), "{text}");
-    ExitCode::FAILURE
+    PROGRAM.main(env::args_os().skip(1), run::run)
 }

@@ -2,16 +2,26 @@
 
 use logging::DEFAULT_SCOPE;
 use netns_apply::Outcome;
-use redirect_core::{Family, InterceptionMode, Redirect, RulePlan, render, settings::InputErrors};
+use redirect_core::{
+    Family, InterceptionMode, Redirect, RulePlan, render,
+    settings::{InputErrors, Notice},
+};
 use std::process::ExitCode;
 
 /// Logs why a run failed. Input errors get a line each.
 pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<InputErrors>() {
-        Some(errors) => errors.iter().for_each(|error| log::error!(target: DEFAULT_SCOPE, "{error}")),
+        Some(errors) => settings_cli::report(errors),
         None => log::error!(target: DEFAULT_SCOPE, "{error:#}"),
     }
     ExitCode::FAILURE
+}
+
+/// Warns of settings that do less, or more, than their author may think.
+pub(crate) fn notices(notices: &[Notice]) {
+    for notice in notices {
+        log::warn!(target: DEFAULT_SCOPE, "{notice}");
+    }
 }
 
 /// Logs the plan at debug, a line a rule: a log line is one line.
@@ -24,13 +34,18 @@ pub(crate) fn planned(plan: &RulePlan) {
 }
 
 /// Logs what programming did, in one line.
-pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome) {
+pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome, captures: bool) {
     warn(outcome);
     let count = |family| {
         let rules = plan.planned_rules().iter().filter(|rule| rule.scope.covers(family));
         if plan.families().contains(&family) { rules.count() } else { 0 }
     };
-    let what = if outcome.changed { "redirection is in force" } else { "redirection was in force already" };
+    let what = match (captures, outcome.changed) {
+        (true, true) => "redirection is in force",
+        (true, false) => "redirection was in force already",
+        (false, true) => "the rules are in force, and capture nothing",
+        (false, false) => "the rules were in force already, and capture nothing",
+    };
     let mode = match redirect.mode {
         InterceptionMode::Redirect => "REDIRECT",
         InterceptionMode::Tproxy(_) => "TPROXY",

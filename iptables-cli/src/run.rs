@@ -2,47 +2,91 @@
 
 use crate::report;
 use anyhow::Context;
-use netns_apply::{ApplyOptions, Programs, apply, cleanup, facts};
+use netns_apply::{ApplyOptions, Programs, apply, cleanup, cleanup_preview, facts, netns::Netns};
 use redirect_core::{
     Redirect, RulePlan, Tproxy,
     options::{Action, BackendChoice, RunOptions},
     render,
-    settings::{InputErrors, Key, NamespaceFacts, RawSettings, Source},
+    settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings},
 };
 use std::{
     env,
     fs::OpenOptions,
     io::{self, Write},
+    net::IpAddr,
     process::ExitCode,
 };
 
-/// Carries out what the settings ask for. Everything is read, and every error collected, before anything is done.
-pub(crate) fn run(settings: &RawSettings) -> anyhow::Result<ExitCode> {
+/// Carries out what the settings ask for, in the namespace they name, and logs why where that fails.
+pub(crate) fn run(settings: &RawSettings) -> ExitCode {
+    let (path, source) = settings.get(Key::NetworkNamespace);
+    match Netns::run_in(path, || program(settings)) {
+        // The validation enters the namespace itself: it has to hear of signals here.
+        Ok(Ok(Next::Validate(options))) => {
+            validate(settings, &options).unwrap_or_else(|error| report::failure(&error))
+        }
+        Ok(Ok(Next::End)) => ExitCode::SUCCESS,
+        Ok(Err(error)) => report::failure(&error),
+        Err(error) => {
+            settings_cli::report(&wrong_anywhere(settings));
+            report::failure(&anyhow::anyhow!("{source}: {error}"))
+        }
+    }
+}
+
+/// What is wrong with the settings whatever the namespace.
+fn wrong_anywhere(settings: &RawSettings) -> InputErrors {
+    let mut errors = RunOptions::parse(settings).err().unwrap_or_default();
+    let facts = NamespaceFacts { names: &facts::NameFiles, ..NamespaceFacts::new(&[]) };
+    errors.extend(Redirect::parse(settings, &facts).err().unwrap_or_default().without_namespace());
+    errors
+}
+
+/// What follows the programming.
+enum Next {
+    End,
+    Validate(RunOptions),
+}
+
+/// What is done inside the namespace. Everything is read, and every error collected, before anything is done.
+fn program(settings: &RawSettings) -> anyhow::Result<Next> {
     let options = RunOptions::parse(settings);
     let addresses = facts::addresses().context("cannot list the addresses of this network namespace")?;
-    let nameservers = facts::dns_servers().context("cannot read /etc/resolv.conf")?;
+    let nameservers = nameservers(settings)?;
     let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &facts::NameFiles };
     let redirect = Redirect::parse(settings, &facts);
-    match &options {
-        Ok(options) if options.action == Action::Cleanup => return clean_up(options, redirect, settings),
+    match options {
+        Ok(options) if options.action == Action::Cleanup => {
+            clean_up(&options, redirect, settings)?;
+            return Ok(Next::End);
+        }
         // A pod that is only validated may still be waiting for its address.
         Ok(options) if options.action == Action::Nothing && options.validation.is_some() => {
-            return validate(settings, options);
+            return Ok(Next::Validate(options));
         }
         Ok(_) | Err(_) => {}
     }
     let (options, redirect) = together(options, redirect)?;
+    let about = Notice::about(settings, &redirect);
+    report::notices(&about);
+    report::notices(&Notice::about_run(settings, &options));
     let plan = redirect.plan();
     report::planned(&plan);
     if options.dry_run {
-        dry_run(&plan, &options)?;
-        return Ok(ExitCode::SUCCESS);
+        print(&plan_text(&plan, &options), &options)?;
+        return Ok(Next::End);
     }
     if options.action != Action::Nothing {
         let outcome = apply(&plan, &apply_options(&options, settings))?;
-        report::done(&plan, &redirect, &outcome);
+        report::done(&plan, &redirect, &outcome, !about.contains(&Notice::NothingCaptured));
     }
-    if options.validation.is_some() { validate(settings, &options) } else { Ok(ExitCode::SUCCESS) }
+    Ok(if options.validation.is_some() { Next::Validate(options) } else { Next::End })
+}
+
+/// The servers of resolv.conf, which is not looked at where nobody asks for them.
+fn nameservers(settings: &RawSettings) -> anyhow::Result<Vec<IpAddr>> {
+    let servers = settings.needs_nameservers().then(facts::dns_servers).transpose();
+    Ok(servers.context("cannot read /etc/resolv.conf")?.unwrap_or_default())
 }
 
 /// Removes everything. What the settings say is wrong is reported here, too; that the namespace has no address is not:
@@ -51,17 +95,15 @@ fn clean_up(
     options: &RunOptions,
     redirect: Result<Redirect, InputErrors>,
     settings: &RawSettings,
-) -> anyhow::Result<ExitCode> {
-    match redirect {
-        Err(errors) if errors.iter().any(|error| error.source != Source::Namespace) => {
-            return Err(errors.into());
-        }
-        Ok(_) | Err(_) => {}
+) -> anyhow::Result<()> {
+    redirect.err().unwrap_or_default().without_namespace().into_result(())?;
+    report::notices(&Notice::about_run(settings, options));
+    let apply_options = apply_options(options, settings);
+    if options.dry_run {
+        return print(&cleanup_preview(&apply_options)?, options);
     }
-    if !options.dry_run {
-        report::cleaned(&cleanup(&apply_options(options, settings))?);
-    }
-    Ok(ExitCode::SUCCESS)
+    report::cleaned(&cleanup(&apply_options)?);
+    Ok(())
 }
 
 /// Both, or the errors of both.
@@ -94,11 +136,11 @@ fn tproxy(settings: &RawSettings) -> Option<Tproxy> {
     Some(Tproxy { mark, table })
 }
 
-/// Prints the plan, as input for the program that would apply it, and appends it to the file asked for.
-fn dry_run(plan: &RulePlan, options: &RunOptions) -> anyhow::Result<()> {
+/// The plan, as input for the program that would apply it, and as commands for routing.
+fn plan_text(plan: &RulePlan, options: &RunOptions) -> String {
     let mut text = String::new();
     if options.backend == BackendChoice::NativeNft {
-        text += &render::nft_text(plan);
+        text += &render::nft_text_in(plan, options.native_form);
     } else {
         for family in plan.families() {
             text += &format!("# {family}\n{}", render::restore_text(&plan.rules(*family)));
@@ -115,6 +157,11 @@ fn dry_run(plan: &RulePlan, options: &RunOptions) -> anyhow::Result<()> {
     if let Some(address) = plan.loopback_address() {
         text += &format!("# ip -6 addr add {address}/128 dev lo\n");
     }
+    text
+}
+
+/// Prints what a dry run shows, and appends it to the file asked for.
+fn print(text: &str, options: &RunOptions) -> anyhow::Result<()> {
     io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
     if let Some(path) = &options.dry_run_file {
         let file = OpenOptions::new().create(true).append(true).open(path);

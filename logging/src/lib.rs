@@ -21,6 +21,7 @@ mod rolling;
 mod sink;
 mod socket;
 
+use nix::sys::signal::{SigSet, Signal};
 use std::sync::{Arc, PoisonError, RwLock};
 
 pub use entry::{Entry, Format};
@@ -90,9 +91,16 @@ pub fn init(config: Config) -> Result<Handle, InitError> {
         sinks: RwLock::new(sinks),
         caller: config.caller,
     }));
+    outlive_full_files();
     log::set_boxed_logger(Box::new(Logger(handle.clone())))?;
     log::set_max_level(max);
     Ok(handle)
+}
+
+/// Holds SIGXFSZ back, from this thread and those it makes: a line that goes beyond the largest file allowed (ulimit -f) is
+/// lost like one that goes to a full disk. The signal would end the program between what it has done and saying so.
+fn outlive_full_files() {
+    let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
 }
 
 /// Changes logging at run time. Clones share the same state.

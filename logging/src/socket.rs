@@ -45,11 +45,13 @@ impl Sink for AgentSocket {
         if !lines.is_empty() {
             let (path, (done, wait)) = (self.path.clone(), mpsc::channel());
             // Connecting has no deadline of its own: it waits as long as an agent that hangs has too many callers.
-            thread::spawn(move || {
+            let sending = thread::Builder::new().spawn(move || {
                 // Lines that do not arrive went to the other sinks.
                 let _ = post(&path, &lines);
                 let _ = done.send(());
             });
+            // Without a thread nothing is waited for: what would be sent goes with the closure.
+            drop(sending);
             let _ = wait.recv_timeout(PATIENCE);
         }
     }

@@ -63,6 +63,14 @@ pub enum ExecError {
     },
 }
 
+impl ExecError {
+    /// Whether it says something about the machine, and not about this moment: the program is not there, or it ran and
+    /// said no.
+    pub(crate) const fn is_lasting(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::Failed { .. })
+    }
+}
+
 impl Programs {
     /// Searches these folders, in the form of a PATH variable; the usual system folders follow.
     #[must_use]
@@ -133,16 +141,29 @@ fn start(program: &Path, command: &mut Command) -> Result<Child, ExecError> {
 /// Feeds, drains and waits, each without waiting for the other.
 fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecError> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let no_thread = |cause| ExecError::Start { program: program.to_owned(), cause };
-    let finished = thread::scope(|scope| {
-        let feed = move || {
-            // A program that ends without reading everything says why on standard error.
-            stdin.map(|mut stdin| stdin.write_all(input.as_bytes()))
+    let feed = move || {
+        // A program that ends without reading everything says why on standard error.
+        let _ = stdin.map(|mut stdin| stdin.write_all(input.as_bytes()));
+    };
+    thread::scope(|scope| {
+        let helper = || thread::Builder::new().name("helper".to_owned());
+        let threads = (|| {
+            helper().spawn_scoped(scope, feed)?;
+            let stdout = helper().spawn_scoped(scope, move || drain(stdout))?;
+            Ok((stdout, helper().spawn_scoped(scope, move || drain(stderr))?))
+        })();
+        let (stdout, stderr) = match threads {
+            Ok(threads) => threads,
+            Err(cause) => {
+                // Without its threads the program would wait for ever. It has done nothing yet that it was not fed.
+                let _ = child.kill().and_then(|()| child.wait());
+                return Err(ExecError::Start { program: program.to_owned(), cause });
+            }
         };
-        thread::Builder::new().spawn_scoped(scope, feed).map_err(no_thread)?;
-        let stdout = thread::Builder::new().spawn_scoped(scope, move || drain(stdout)).map_err(no_thread)?;
-        let stderr = thread::Builder::new().spawn_scoped(scope, move || drain(stderr)).map_err(no_thread)?;
-        let status = wait(program, &mut child)?;
+        let status = wait(program, &mut child).inspect_err(|_| {
+            // Its threads end when it does.
+            let _ = child.kill().and_then(|()| child.wait());
+        })?;
         let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
         if status.success() {
             return Ok(stdout);
@@ -150,12 +171,7 @@ fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecE
         let message =
             stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
         Err(ExecError::Failed { program: program.to_owned(), status, message })
-    });
-    if finished.is_err() {
-        // Where it could not be attended to it must not live on; one that has ended is not troubled by this.
-        let _ = child.kill().and_then(|()| child.wait());
-    }
-    finished
+    })
 }
 
 fn drain(stream: Option<impl Read>) -> String {

@@ -1,8 +1,15 @@
 //! What a network namespace and its files say that a plan depends on.
 
-use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
+use nix::{fcntl::OFlag, ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 use redirect_core::settings::{NameLookup, id_in_passwd, nameservers};
-use std::{collections::BTreeMap, fs, io, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    net::IpAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
 
 /// The addresses of the calling thread's network namespace: interface by interface in the kernel's order, each
 /// interface's IPv4 addresses before its IPv6 addresses. That order decides which family is "first".
@@ -53,13 +60,39 @@ pub fn interfaces() -> io::Result<Vec<String>> {
 /// The DNS servers of `/etc/resolv.conf`; none where there is no such file.
 ///
 /// # Errors
-/// The file cannot be read.
+/// The file cannot be read, or is none.
 pub fn dns_servers() -> io::Result<Vec<IpAddr>> {
-    match fs::read_to_string("/etc/resolv.conf") {
+    servers_in(Path::new("/etc/resolv.conf"))
+}
+
+fn servers_in(path: &Path) -> io::Result<Vec<IpAddr>> {
+    match read_small(path) {
         Ok(text) => Ok(nameservers(&text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }
+}
+
+/// The most that is read of a file of the program's root. Resolvers read three servers of it; a passwd file of this size has
+/// twenty thousand users.
+const MOST_READ: u64 = 1 << 20;
+
+/// Reads a file that may be anything, made by whoever makes the container's files: it never waits, and never reads more
+/// than a file of its kind has. Bytes that are no text are replaced.
+fn read_small(path: &Path) -> io::Result<String> {
+    // A FIFO would wait for a writer, a device for whatever it waits for.
+    let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let metadata = file.metadata()?;
+    let refusal = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    if !metadata.is_file() {
+        return refusal("it is no regular file");
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_READ.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_READ {
+        return refusal("it is longer than 1 MiB");
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Looks names up in `/etc/passwd` and `/etc/group` and nowhere else: no name service, no network.
@@ -68,10 +101,45 @@ pub struct NameFiles;
 
 impl NameLookup for NameFiles {
     fn user(&self, name: &str) -> Option<u32> {
-        id_in_passwd(&fs::read_to_string("/etc/passwd").ok()?, name)
+        id_in_passwd(&read_small(Path::new("/etc/passwd")).ok()?, name)
     }
 
     fn group(&self, name: &str) -> Option<u32> {
-        id_in_passwd(&fs::read_to_string("/etc/group").ok()?, name)
+        id_in_passwd(&read_small(Path::new("/etc/group")).ok()?, name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+    use std::fs;
+
+    #[test]
+    fn servers_are_read_from_whatever_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("resolv.conf");
+        assert_eq!(servers_in(&path).unwrap(), Vec::<IpAddr>::new());
+        fs::write(&path, b"# caf\xe9\nnameserver 10.96.0.10\nsearch \xff\nnameserver ::1\n").unwrap();
+        let wanted: [IpAddr; 2] = ["10.96.0.10".parse().unwrap(), "::1".parse().unwrap()];
+        assert_eq!(servers_in(&path).unwrap(), wanted);
+    }
+
+    #[test]
+    fn what_is_no_file_of_its_kind_is_refused_and_never_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let long = folder.path().join("long");
+        fs::write(&long, "nameserver 10.96.0.10\n".repeat(60_000)).unwrap();
+        for (path, why) in [
+            (fifo.as_path(), "no regular file"),
+            (folder.path(), "no regular file"),
+            (Path::new("/dev/zero"), "no regular file"),
+            (long.as_path(), "longer than 1 MiB"),
+        ] {
+            let error = servers_in(path).unwrap_err().to_string();
+            assert!(error.contains(why), "{}: {error}", path.display());
+        }
     }
 }

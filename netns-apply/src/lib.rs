@@ -28,6 +28,8 @@ mod observe;
 #[cfg(feature = "write")]
 mod pause;
 pub mod pod;
+#[cfg(feature = "write")]
+mod preview;
 pub mod routes;
 mod socket;
 #[cfg(feature = "write")]
@@ -45,5 +47,7 @@ pub use exec::{ExecError, Programs};
 pub use foreign::interference;
 #[cfg(feature = "write")]
 pub use lock::LockError;
+#[cfg(feature = "write")]
+pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
 pub use verify::{Mismatch, unreadable_tables, verify};

@@ -4,6 +4,7 @@
 //! opened file say which it is (namespaces(7)).
 
 use nix::{
+    errno::Errno,
     fcntl::OFlag,
     sched::{CloneFlags, setns},
     sys::{
@@ -20,8 +21,6 @@ use std::{
 
 /// The file system that namespace files live on (linux/magic.h).
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
-/// The file system of /proc, where kernels before 3.19 kept namespace files.
-const PROC_MAGIC: FsType = FsType(0x9fa0);
 
 /// Which network namespace it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,19 +74,19 @@ pub enum NetnsError {
 }
 
 impl Netns {
-    /// Opens the namespace behind a path.
+    /// Opens the namespace behind a path. Whether it is one of the network is found out by entering it.
     ///
     /// # Errors
-    /// The path cannot be opened, or is no network namespace.
+    /// The path cannot be opened, or is no namespace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref().to_owned();
-        // Not waiting: where a pipe lies in the place of a namespace, nobody may ever write to it.
+        // Not waiting: where a FIFO lies in the place of a namespace, nobody may ever write to it.
         let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path);
         let file = match opened {
             Ok(file) => file,
             Err(cause) => return Err(NetnsError::Open { path, cause }),
         };
-        let on_nsfs = fstatfs(&file).is_ok_and(|fs| matches!(fs.filesystem_type(), NSFS_MAGIC | PROC_MAGIC));
+        let on_nsfs = fstatfs(&file).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC);
         match fstat(&file) {
             Ok(stat) if on_nsfs => {
                 Ok(Self { path, file, id: NetnsId { device: stat.st_dev, inode: stat.st_ino } })
@@ -139,11 +138,19 @@ impl Netns {
     /// process of the node has its capabilities in all user namespaces below its own (user_namespaces(7)).
     ///
     /// # Errors
-    /// The namespace cannot be entered, or `work` panics.
+    /// The namespace is none of the network or cannot be entered, no thread can be made, or `work` panics.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         let enter = || {
-            setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET)
-                .map_err(|cause| NetnsError::Enter { path: self.path.clone(), cause })?;
+            setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|cause| {
+                let path = self.path.clone();
+                // A namespace of another kind (setns(2)).
+                let is_another = cause == Errno::EINVAL;
+                if is_another {
+                    NetnsError::NotANamespace { path }
+                } else {
+                    NetnsError::Enter { path, cause }
+                }
+            })?;
             Ok(work())
         };
         thread::scope(|scope| {
@@ -159,6 +166,19 @@ impl Netns {
         })
     }
 
+    /// Runs something in the namespace of this path, as a setting names it: where it is empty or names the calling
+    /// thread's own, right here, which needs no privilege.
+    ///
+    /// # Errors
+    /// As of [`Netns::open`] and [`Netns::run`].
+    pub fn run_in<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
+        if path.is_empty() {
+            return Ok(work());
+        }
+        let namespace = Self::open(path)?;
+        if namespace.is_own()? { Ok(work()) } else { namespace.run(work) }
+    }
+
     fn thread_error(&self, cause: String) -> NetnsError {
         NetnsError::Thread { path: self.path.clone(), cause }
     }
@@ -167,11 +187,15 @@ impl Netns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use e2e::netns::{Families, Namespace};
 
     #[test]
     fn only_namespaces_can_be_opened() {
         assert!(matches!(Netns::open("/nonexistent"), Err(NetnsError::Open { .. })));
-        assert!(matches!(Netns::open("/etc/hostname"), Err(NetnsError::NotANamespace { .. })));
+        for path in ["/etc/hostname", "/proc/self/status", "/proc/self/ns", "/dev/null", "/"] {
+            let opened = Netns::open(path);
+            assert!(matches!(opened, Err(NetnsError::NotANamespace { .. })), "{path}: {opened:?}");
+        }
         let pipe = std::env::temp_dir().join(format!("netns-apply-{}-pipe", std::process::id()));
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let opened = Netns::open(&pipe);
@@ -182,10 +206,40 @@ mod tests {
     }
 
     #[test]
+    fn a_pipe_nobody_writes_to_is_no_namespace() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(matches!(Netns::open(&path), Err(NetnsError::NotANamespace { .. })));
+    }
+
+    #[test]
+    fn a_namespace_of_another_kind_is_none_of_the_network() {
+        let other = Netns::open("/proc/self/ns/uts").unwrap();
+        let entered = other.run(|| ());
+        assert!(matches!(entered, Err(NetnsError::NotANamespace { .. })), "{entered:?}");
+    }
+
+    #[test]
     fn a_panic_inside_is_an_error_outside() {
-        let own = Netns::current().unwrap();
-        let result = own.run(|| -> () { panic!("on purpose") });
-        // Entering needs CAP_SYS_ADMIN; without it the refusal is the result.
-        assert!(matches!(result, Err(NetnsError::Thread { .. } | NetnsError::Enter { .. })));
+        let there = Namespace::empty(Families::V4).unwrap();
+        let result = Netns::open(there.path()).unwrap().run(|| -> () { panic!("on purpose") });
+        let Err(NetnsError::Thread { cause, .. }) = result else { panic!("{result:?}") };
+        assert_eq!(cause, "on purpose");
+    }
+
+    #[test]
+    fn work_is_done_in_the_namespace_that_is_named() {
+        let there = Namespace::empty(Families::V4).unwrap();
+        let path = there.path().display().to_string();
+        let id = || Netns::current().unwrap().id();
+        assert_eq!(Netns::run_in(&path, id).unwrap(), Netns::open(&path).unwrap().id());
+        assert_eq!(Netns::run_in("", id).unwrap(), id());
+        // The own one is not entered, by whatever path it is named.
+        let thread = || thread::current().id();
+        for own in ["", "/proc/thread-self/ns/net"] {
+            assert_eq!(Netns::run_in(own, thread).unwrap(), thread());
+        }
+        assert_ne!(Netns::run_in(&path, thread).unwrap(), thread());
     }
 }

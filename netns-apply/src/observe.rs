@@ -3,7 +3,7 @@
 use crate::{
     ApplyError,
     backend::{Handles, restore},
-    exec::Programs,
+    exec::{ExecError, Programs},
     netlink::NetlinkError,
 };
 use nix::sched::{CloneFlags, unshare};
@@ -51,7 +51,7 @@ impl Seen {
 
     fn once(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let programs = handles.programs;
-        let unreadable = unreadable(programs);
+        let unreadable = unreadable(programs)?;
         let legacy = both(|family| {
             // The kernel says first whether there is anything to ask for; what nobody can list is told of elsewhere.
             let hidden = unreadable.iter().any(|(of, _)| *of == family);
@@ -64,7 +64,8 @@ impl Seen {
         let by_programs = || {
             both(|family| match restore::find(programs, Variant::Nft, family, "save") {
                 Ok(_) => restore::save(programs, Variant::Nft, family),
-                Err(_) => Ok(RuleState::new()),
+                Err(cause) if cause.is_lasting() => Ok(RuleState::new()),
+                Err(cause) => Err(cause.into()),
             })
         };
         let Some(connection) = &mut handles.netlink else {
@@ -93,13 +94,22 @@ fn both(of: impl Fn(Family) -> Result<RuleState, ApplyError>) -> Result<PerFamil
 }
 
 /// The legacy tables that this namespace has and nothing installed here can list.
-pub(crate) fn unreadable(programs: &Programs) -> Vec<(Family, String)> {
-    let hidden = |family: &Family| {
-        !legacy_tables(*family).is_empty()
-            && restore::find(programs, Variant::Legacy, *family, "save").is_err()
-    };
-    let tables = |family| legacy_tables(family).into_iter().map(move |table| (family, table));
-    Family::BOTH.into_iter().filter(hidden).flat_map(tables).collect()
+pub(crate) fn unreadable(programs: &Programs) -> Result<Vec<(Family, String)>, ExecError> {
+    let mut hidden = Vec::new();
+    for family in Family::BOTH {
+        let tables = legacy_tables(family);
+        if tables.is_empty() {
+            continue;
+        }
+        match restore::find(programs, Variant::Legacy, family, "save") {
+            Ok(_) => {}
+            Err(cause) if cause.is_lasting() => {
+                hidden.extend(tables.into_iter().map(|table| (family, table)));
+            }
+            Err(cause) => return Err(cause),
+        }
+    }
+    Ok(hidden)
 }
 
 /// What is known about unreadable tables: kernels before 5.13 or so give every new namespace the tables whose modules

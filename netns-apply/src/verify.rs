@@ -118,7 +118,14 @@ fn missing_routing(plan: &RulePlan, found: &[FoundRouting]) -> Option<String> {
 /// installed here. Where there are some, rules that [`verify`] misses may be in them.
 #[must_use]
 pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
-    let tables = observe::unreadable(programs).into_iter();
+    // Where it cannot even be asked for the program, none of them can be read.
+    let all = |_| {
+        Family::BOTH
+            .into_iter()
+            .flat_map(|family| observe::legacy_tables(family).into_iter().map(move |table| (family, table)))
+            .collect()
+    };
+    let tables = observe::unreadable(programs).unwrap_or_else(all).into_iter();
     tables.map(|(family, table)| format!("{family} {table}")).collect()
 }
 

@@ -1,18 +1,26 @@
 //! `install-cni`: reads its settings, starts logging, runs what was asked for.
 
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use install_cni::agent;
-use install_cni::settings::{Action, Problem, Settings, command, completions};
+use install_cni::settings::{Action, Problem, Settings, command, completions, manual};
 
 fn main() -> ExitCode {
-    let given = command().get_matches();
+    let given = match command().try_get_matches() {
+        Ok(given) => given,
+        // Wrong input ends with the same exit code here as everywhere.
+        Err(error) if error.use_stderr() => return complain(error.to_string().trim_end()),
+        Err(help) => return say(help.to_string().trim_end()),
+    };
     let env: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
     let action = Action::of(&given);
     match action {
-        Action::Version => return say(env!("CARGO_PKG_VERSION")),
+        Action::Version => return say(concat!("install-cni ", env!("CARGO_PKG_VERSION"))),
+        Action::Help => return say(command().render_long_help().to_string().trim_end()),
+        Action::Man => return say(manual().trim_end()),
         Action::Completion(shell) => return say(completions(shell).trim_end()),
         Action::Run | Action::Cleanup => {}
     }
@@ -30,7 +38,7 @@ fn main() -> ExitCode {
     let done = match action {
         Action::Run => run(settings, &logs),
         Action::Cleanup => cleanup(settings),
-        Action::Version | Action::Completion(_) => ExitCode::SUCCESS,
+        Action::Version | Action::Help | Action::Man | Action::Completion(_) => ExitCode::SUCCESS,
     };
     logs.flush();
     done
@@ -78,8 +86,10 @@ fn complain(text: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-#[expect(clippy::print_stdout, reason = "the answer to a question")]
+/// The answer to a question. A reader that has gone away is no failure.
 fn say(text: &str) -> ExitCode {
-    println!("{text}");
-    ExitCode::SUCCESS
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => complain(&error.to_string()),
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
+    }
 }

@@ -17,7 +17,7 @@ use crate::conflist::{Entry, EntryError, Facts, Template};
 
 pub use cluster_client::Trust;
 pub use notice::Notice;
-pub use raw::{Action, Problem, command, completions};
+pub use raw::{Action, Problem, command, completions, manual};
 use raw::{LOCALHOST, Raw};
 
 /// Everything the agent is told.

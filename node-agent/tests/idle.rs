@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use e2e::netns::Namespace;
+use e2e::process::{SHORT, until};
 use pods::{PodApi, Sandboxes, check, mesh_pod, metric, redirect, wait_rounds};
-use process::{CALICO, Node, get};
+use process::{Agent, CALICO, Node, get};
 use serde_json::Value;
 
 /// Clock ticks per second of `/proc/PID/stat`: the same on every Linux that runs this.
@@ -49,6 +50,18 @@ fn processor_seconds(id: u32) -> f64 {
     (ticks(11) + ticks(12)) / TICKS
 }
 
+/// Waits until the agent has done what it had to: it uses no tick of a processor, several times in a row.
+fn await_rest(agent: &Agent<'_>) {
+    let (mut quiet, mut used) = (0, processor_seconds(agent.id()));
+    until("rest", SHORT, &[], || {
+        let now = processor_seconds(agent.id());
+        quiet = if now > used { 0 } else { quiet + 1 };
+        used = now;
+        Ok((quiet == 15).then_some(()))
+    })
+    .expect("the agent comes to rest");
+}
+
 #[test]
 fn an_idle_agent_costs_next_to_nothing() {
     let (seconds, is_release) = (seconds(), is_release());
@@ -64,7 +77,7 @@ fn an_idle_agent_costs_next_to_nothing() {
     let probed = processor_seconds(agent.id());
     (0..50).for_each(|_| probe());
     let probed = (processor_seconds(agent.id()) - probed) / 50.0;
-    thread::sleep(Duration::from_secs(2));
+    await_rest(&agent);
     let (used, resident, passes) = (
         processor_seconds(agent.id()),
         memory_kib(agent.id(), "VmRSS:"),

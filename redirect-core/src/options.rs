@@ -3,7 +3,7 @@
 use crate::{
     netlink::NativeForm,
     settings::{InputErrors, Key, RawSettings},
-    values::{Port, Problem, parse_bool, parse_duration},
+    values::{Port, Problem, parse_bool, parse_duration, parse_word},
 };
 use alloc::string::String;
 use core::time::Duration;
@@ -86,9 +86,9 @@ impl RunOptions {
     /// Reads the options from settings.
     ///
     /// # Errors
-    /// Everything wrong with them, together.
+    /// Everything wrong with them, together; first what was refused while the settings were gathered.
     pub fn parse(raw: &RawSettings) -> Result<Self, InputErrors> {
-        let mut errors = InputErrors::default();
+        let mut errors = raw.refused().clone();
         let mut switch = |key| {
             let (text, source) = raw.get(key);
             errors.keep(source, text, parse_bool(text)).unwrap_or_default()
@@ -123,24 +123,25 @@ impl RunOptions {
 
 fn backend(raw: &RawSettings, native: bool, errors: &mut InputErrors) -> BackendChoice {
     let (text, source) = raw.get(Key::ForceIptablesBinary);
-    let forced = match text {
-        "" => None,
-        "legacy" => Some(Variant::Legacy),
-        "nft" => Some(Variant::Nft),
-        _ => {
-            errors.push(source, text, Problem::NotOneOf("legacy, nft"));
-            None
-        }
-    };
+    let variants = [("", None), ("legacy", Some(Variant::Legacy)), ("nft", Some(Variant::Nft))];
+    let forced = errors.keep(source, text, parse_word(text, &variants, "legacy, nft")).flatten();
     let (text, source) = raw.get(Key::Backend);
-    let backend = match (text, forced) {
-        ("auto", None) => BackendChoice::Auto,
+    let asked = [
+        ("auto", BackendChoice::Auto),
+        ("netlink", BackendChoice::Netlink),
+        ("restore", BackendChoice::Restore(None)),
+    ];
+    let asked = errors.keep(source, text, parse_word(text, &asked, "auto, netlink, restore"));
+    let backend = match (asked.unwrap_or(BackendChoice::Auto), forced) {
+        (asked, None) => asked,
+        (BackendChoice::Netlink, Some(_)) => {
+            let contradiction = "runs no iptables program, and --force-iptables-binary names one; leave out one of the two, or write --backend restore";
+            errors.push(source, text, Problem::Contradiction(contradiction));
+            BackendChoice::Netlink
+        }
         // A forced variant means its programs.
-        ("netlink", None) => BackendChoice::Netlink,
-        ("auto" | "restore", forced) => BackendChoice::Restore(forced),
-        _ => {
-            errors.push(source, text, Problem::NotOneOf("auto, netlink, restore"));
-            BackendChoice::Auto
+        (BackendChoice::Auto | BackendChoice::Restore(_) | BackendChoice::NativeNft, forced) => {
+            BackendChoice::Restore(forced)
         }
     };
     if native { BackendChoice::NativeNft } else { backend }
@@ -158,6 +159,7 @@ fn validation(raw: &RawSettings, errors: &mut InputErrors) -> Option<Validation>
 mod tests {
     use super::*;
     use crate::settings::Source;
+    use alloc::string::ToString;
 
     fn parse(pairs: &[(Key, &'static str)]) -> Result<RunOptions, InputErrors> {
         let mut raw = RawSettings::new();
@@ -178,6 +180,35 @@ mod tests {
     fn a_forced_variant_means_restore() {
         let options = parse(&[(Key::ForceIptablesBinary, "legacy")]).unwrap();
         assert_eq!(options.backend, BackendChoice::Restore(Some(Variant::Legacy)));
+    }
+
+    #[test]
+    fn a_forced_variant_and_netlink_contradict_each_other() {
+        let errors = parse(&[(Key::ForceIptablesBinary, "legacy"), (Key::Backend, "netlink")]).unwrap_err();
+        let text = errors.to_string();
+        assert!(
+            text.contains("\"netlink\" runs no iptables program") && text.contains("leave out one"),
+            "{text}"
+        );
+        assert_eq!(errors.iter().count(), 1);
+    }
+
+    #[test]
+    fn words_in_other_letters_are_told_how_to_be_written() {
+        let text = parse(&[(Key::Backend, "Netlink")]).unwrap_err().to_string();
+        assert!(text.ends_with("\"Netlink\" is not one of auto, netlink, restore; write netlink"), "{text}");
+    }
+
+    #[test]
+    fn what_was_refused_before_is_told_with_the_rest() {
+        let mut raw = RawSettings::new();
+        raw.refuse(Source::CommandLine, "--frob", Problem::Usage("is no flag".into()));
+        raw.set(Key::DryRun, "yes", Source::Flag("dry-run"));
+        let told = RunOptions::parse(&raw).unwrap_err().to_string();
+        assert_eq!(
+            told,
+            "command line: \"--frob\" is no flag; flag --dry-run: \"yes\" is neither true nor false; write true or false"
+        );
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use crate::{
     redirect::Redirect,
-    settings::{InputErrors, Key, NamespaceFacts, RawSettings, SETTINGS, Source},
+    settings::{
+        InputErrors, Key, Misspelt, NamespaceFacts, RawSettings, SETTINGS, Source, misspelt_annotation,
+        misspelt_proxy_variable,
+    },
     values::parse_bool,
 };
 use alloc::{
@@ -45,9 +48,9 @@ pub struct ProxyContainer {
     pub args: Vec<String>,
     /// Its variables with a literal value; others are empty.
     pub env: BTreeMap<String, String>,
-    /// `securityContext.runAsUser` of the container.
+    /// `securityContext.runAsUser` of the container; where it says nothing, of the pod.
     pub run_as_user: Option<i64>,
-    /// `securityContext.runAsGroup` of the container.
+    /// `securityContext.runAsGroup` of the container; where it says nothing, of the pod.
     pub run_as_group: Option<i64>,
 }
 
@@ -284,6 +287,15 @@ fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
     }
 }
 
+/// Annotations of a pod, and variables of its proxy, that look like ours and are none: each is a likely mistake, worth a
+/// warning.
+#[must_use]
+pub fn misspelt(pod: &PodFacts) -> Vec<Misspelt> {
+    let annotations = pod.annotations.keys().filter_map(|name| misspelt_annotation(name));
+    let variables = pod.proxy.iter().flat_map(|proxy| proxy.env.keys());
+    annotations.chain(variables.filter_map(|name| misspelt_proxy_variable(name))).collect()
+}
+
 /// Variables of the proxy that should be booleans and are not: each is a likely mistake, worth a warning.
 #[must_use]
 pub fn unreadable_switches(pod: &PodFacts) -> Vec<(&'static str, String)> {
@@ -411,6 +423,35 @@ mod tests {
         assert!(matches!(redirect.mode, InterceptionMode::Tproxy(_)));
         assert_eq!(redirect.dns, crate::DnsCapture::Off);
         assert_eq!(unreadable_switches(&pod), [("ISTIO_META_DNS_CAPTURE", "yes".to_owned())]);
+    }
+
+    #[test]
+    fn misspelt_names_are_found_in_annotations_and_variables() {
+        let mut pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPort", "1")]);
+        let proxy = pod.proxy.as_mut().unwrap();
+        for name in ["ISTIO_DUALSTACK", "ISTIO_META_DNS_CAPTURE", "DROP_INVALID", "ISTIO_META_MESH_ID"] {
+            proxy.env.insert(name.into(), "true".into());
+        }
+        let told: Vec<String> = misspelt(&pod).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "annotation traffic.sidecar.istio.io/excludeOutboundPort is no setting and is ignored; is traffic.sidecar.istio.io/excludeOutboundPorts meant?",
+                "variable ISTIO_DUALSTACK of container istio-proxy is no setting and is ignored; is ISTIO_DUAL_STACK meant?",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_mode_in_small_letters_is_told_how_to_be_written() {
+        for (text, meant) in [("none", "NONE"), ("tproxy", "TPROXY"), ("Redirect", "REDIRECT")] {
+            let pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", text)]);
+            let told = decide(&pod).unwrap_err().to_string();
+            assert!(
+                told.ends_with(&alloc::format!("is not one of REDIRECT, TPROXY, NONE; write {meant}")),
+                "{told}"
+            );
+        }
     }
 
     #[test]

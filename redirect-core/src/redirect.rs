@@ -4,7 +4,7 @@ use crate::{
     settings::{InputErrors, Key, NamespaceFacts, RawSettings, Source},
     values::{
         Cidrs, Family, InterfaceName, Mark, MaskedMark, PASSTHROUGH_V6, Port, PortRange, PortSyntax, Problem,
-        RouteTable, decimal, parse_bool, parse_cidr,
+        RouteTable, decimal, parse_bool, parse_cidr, parse_word,
     },
 };
 use alloc::{collections::BTreeSet, vec, vec::Vec};
@@ -40,6 +40,15 @@ pub struct Tproxy {
     pub mark: Mark,
     /// The routing table that delivers marked packets locally.
     pub table: RouteTable,
+}
+
+impl Tproxy {
+    /// Mark and table where nobody says otherwise.
+    pub(crate) fn usual() -> Option<Self> {
+        let mark = Key::TproxyMark.setting().default.parse().ok()?;
+        let table = Key::TproxyRouteTable.setting().default.parse().ok()?;
+        Some(Self { mark, table })
+    }
 }
 
 /// Which inbound TCP ports are captured.
@@ -213,20 +222,24 @@ impl Reader<'_> {
         let mark = self.value::<Mark>(Key::TproxyMark);
         let table = self.value::<RouteTable>(Key::TproxyRouteTable);
         let (text, source) = self.raw.get(Key::InterceptionMode);
-        match text {
-            "TPROXY" => {
+        let words = [("REDIRECT", false), ("TPROXY", true), ("NONE", false)];
+        let (words, listed) = if self.is_annotation(Key::InterceptionMode) {
+            // A pod that says NONE is left alone before anything of this is read.
+            (&words[..], "REDIRECT, TPROXY, NONE")
+        } else if text.is_empty() {
+            return Some(InterceptionMode::Redirect);
+        } else {
+            (&words[..2], "REDIRECT, TPROXY")
+        };
+        match self.errors.keep(source, text, parse_word(text, words, listed))? {
+            true => {
                 if let Some(problem) = mark.and_then(|mark| clash(mark, strict)) {
                     let (text, source) = self.raw.get(Key::TproxyMark);
                     self.errors.push(source, text, problem);
                 }
                 Some(InterceptionMode::Tproxy(Tproxy { mark: mark?, table: table? }))
             }
-            "REDIRECT" => Some(InterceptionMode::Redirect),
-            "" if !matches!(source, Source::Annotation(_)) => Some(InterceptionMode::Redirect),
-            _ => {
-                self.errors.push(source, text, Problem::NotOneOf("REDIRECT, TPROXY"));
-                None
-            }
+            false => Some(InterceptionMode::Redirect),
         }
     }
 
@@ -343,13 +356,18 @@ impl Reader<'_> {
         let syntax = if self.is_annotation(key) { PortSyntax::Annotation } else { PortSyntax::Flag };
         self.list(key, |text| match text.trim() {
             "" => Err(Problem::EmptyElement),
+            "*" if key.leaves_alone() => Err(Problem::StarExcludes),
             "*" => Err(Problem::StarNotAllowed),
             text => PortRange::parse(text, syntax),
         })
     }
 
     fn cidrs(&mut self, key: Key) -> Option<Cidrs> {
-        self.list(key, parse_cidr).map(Cidrs::from_iter)
+        self.list(key, |text| match text {
+            "*" if key.leaves_alone() => Err(Problem::StarExcludes),
+            _ => parse_cidr(text),
+        })
+        .map(Cidrs::from_iter)
     }
 
     fn interfaces(&mut self, key: Key) -> Option<Vec<InterfaceName>> {
@@ -460,12 +478,21 @@ mod tests {
             "flag --istio-service-cidr: \"10.0.0.0/33\" has a prefix length larger than 32",
             "flag --istio-service-cidr: \"*\" stands for everything",
             "flag --istio-inbound-tproxy-mark: \"red\" is not a whole number",
-            "flag --istio-inbound-interception-mode: \"tproxy\" is not one of REDIRECT, TPROXY",
+            "flag --istio-inbound-interception-mode: \"tproxy\" is not one of REDIRECT, TPROXY; write TPROXY",
             "network namespace: no address",
         ] {
             assert!(text.contains(expected), "{expected} is missing in {text}");
         }
         assert_eq!(errors.iter().count(), 7);
+    }
+
+    #[test]
+    fn a_star_among_what_is_left_alone_is_no_star_among_others() {
+        for key in [Key::OutboundExcludeRanges, Key::InboundExcludePorts, Key::OutboundExcludePorts] {
+            let told = parse(&[(key, "*")], &v4()).unwrap_err().to_string();
+            assert!(told.contains("would leave everything alone; to capture nothing,"), "{told}");
+            assert!(!told.contains("only value"), "{told}");
+        }
     }
 
     #[test]

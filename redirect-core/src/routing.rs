@@ -67,8 +67,8 @@ pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
 /// What is left of earlier plans, in the order in which to remove it: rules before the routes they lead to.
 ///
 /// Others do transparent proxying, too, and their routing looks the same. So a policy rule counts as the mesh's when its
-/// mark is one that rules of the mesh use (`marks`), or that of `tproxy`; a route when such a rule leads to it. Of
-/// several that are the same, one that works is kept where the plan wants it.
+/// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy` or the usual ones; a
+/// route when such a rule leads to it. Of several that are the same, one that works is kept where the plan wants it.
 #[must_use]
 pub fn stale<'a>(
     plan: &RulePlan,
@@ -76,8 +76,13 @@ pub fn stale<'a>(
     marks: &BTreeSet<Mark>,
     tproxy: Option<Tproxy>,
 ) -> Vec<&'a FoundRouting> {
-    let named: Vec<Tproxy> =
-        plan.policy_routes().map(|routes| routes.tproxy).into_iter().chain(tproxy).collect();
+    let named: Vec<Tproxy> = plan
+        .policy_routes()
+        .map(|routes| routes.tproxy)
+        .into_iter()
+        .chain(tproxy)
+        .chain(Tproxy::usual())
+        .collect();
     let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
     let ours = |item: &RoutingItem| match *item {
         RoutingItem::LoopbackAddress => true,

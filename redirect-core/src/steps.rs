@@ -315,8 +315,9 @@ fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (Change, C
 
 /// What the native tables become first, and in the end; `None` where they stay.
 ///
-/// In the first step a table that loses inbound capture stays as it is. Rules with sets get the new ones put before
-/// them, because the elements of a set that goes are gone at once, also for a packet that is just being looked up.
+/// In the first step a table that loses inbound capture stays as it is. Where there are rules with sets, the new ones are
+/// put before the old ones: the elements of a set that goes are gone at once, also for a packet that is just being looked
+/// up, and those of one that comes may be there a moment later than the rule that looks.
 fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Option<NativeState>) {
     let wanted = match goal.rules_in {
         RulesIn::Native(form) => NativeState::wanted(goal.plan, form),
@@ -330,13 +331,14 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
         return (None, Some(wanted));
     }
     let moves = Table::ALL.into_iter().any(|table| wanted.captures_inbound(table));
+    let uses_sets = |table| observed.looks_up(table) || wanted.looks_up(table);
     let mut first = wanted.clone();
     let mut is_last = true;
     for table in Table::ALL {
         if moves && observed.captures_inbound(table) && !wanted.captures_inbound(table) {
             first = first.with_table_of(observed, table);
             is_last = false;
-        } else if goal.force || observed.looks_up(table) && !observed.agrees_in(&wanted, table) {
+        } else if goal.force || uses_sets(table) && !observed.agrees_in(&wanted, table) {
             first = first.before_rules_of(observed, table);
             is_last = false;
         }

@@ -71,12 +71,18 @@ pub enum Problem {
     /// An empty element in a list that must not have one.
     #[error("is empty; remove the stray comma")]
     EmptyElement,
+    /// A range of ports written with a dash where a colon belongs.
+    #[error("is not a whole number; a range is written {0}")]
+    DashRange(String),
     /// `*` inside a list.
     #[error("stands for everything, so it must be the only value")]
     StarInList,
     /// `*` where a list is needed.
     #[error("is not possible here; list what is meant")]
     StarNotAllowed,
+    /// `*` in a list of what is left alone.
+    #[error("would leave everything alone; to capture nothing, leave the list of what is captured empty")]
+    StarExcludes,
     /// An address without a prefix length.
     #[error("has no prefix length; write {0}")]
     NoPrefix(String),
@@ -100,6 +106,20 @@ pub enum Problem {
     /// Not one of a closed set of words.
     #[error("is not one of {0}")]
     NotOneOf(&'static str),
+    /// One of a closed set of words, but for small and capital letters.
+    #[error("is not one of {words}; write {meant}")]
+    OtherCase {
+        /// The words.
+        words: &'static str,
+        /// The one that is meant.
+        meant: &'static str,
+    },
+    /// Something that another setting rules out.
+    #[error("{0}")]
+    Contradiction(&'static str),
+    /// A word of a command line that is no setting's; the text says what to write instead.
+    #[error("{0}")]
+    Usage(String),
     /// Not a duration.
     #[error("is not a duration; write it like 500ms, 5s or 1m30s")]
     NotADuration,
@@ -258,7 +278,12 @@ impl PortRange {
         let separators: &[char] = if syntax == PortSyntax::Annotation { &[':', '-'] } else { &[':'] };
         match text.split_once(separators) {
             Some((first, last)) => Self::new(number(first)?, number(last)?).ok_or(Problem::BackwardRange),
-            None => number(text).map(Self::single),
+            None => number(text).map(Self::single).map_err(|problem| match text.split_once('-') {
+                Some((first, last)) if number(first).is_ok() && number(last).is_ok() => {
+                    Problem::DashRange(alloc::format!("{first}:{last}"))
+                }
+                Some(_) | None => problem,
+            }),
         }
     }
 }
@@ -559,6 +584,21 @@ pub fn parse_bool(text: &str) -> Result<bool, Problem> {
     }
 }
 
+/// Reads one of a closed set of words, each with what it stands for; `listed` is the words for people.
+pub(crate) fn parse_word<T: Copy>(
+    text: &str,
+    words: &[(&'static str, T)],
+    listed: &'static str,
+) -> Result<T, Problem> {
+    if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+        return Ok(*value);
+    }
+    Err(match words.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)) {
+        Some((meant, _)) => Problem::OtherCase { words: listed, meant },
+        None => Problem::NotOneOf(listed),
+    })
+}
+
 /// Reads a duration such as `500ms`, `5s`, `1.5s` or `1m30s`; units are ns, us, µs, ms, s, m, h.
 pub fn parse_duration(text: &str) -> Result<Duration, Problem> {
     const UNITS: [(&str, u64); 7] = [
@@ -627,7 +667,10 @@ mod tests {
         assert_eq!(PortRange::parse("0x50:0x5a", PortSyntax::Flag), range);
         assert_eq!(PortRange::parse("0", PortSyntax::Saved), Ok(PortRange::single(0)));
         assert_eq!(PortRange::parse("90:80", PortSyntax::Flag), Err(Problem::BackwardRange));
-        assert_eq!(PortRange::parse("80-90", PortSyntax::Flag), Err(Problem::NotANumber));
+        assert_eq!(PortRange::parse("80-90", PortSyntax::Flag), Err(Problem::DashRange("80:90".into())));
+        for bad in ["80-", "-90", "80-http", "80-90-100"] {
+            assert_eq!(PortRange::parse(bad, PortSyntax::Flag), Err(Problem::NotANumber), "{bad}");
+        }
         assert_eq!(PortRange::parse("0x50", PortSyntax::Annotation), Err(Problem::NotANumber));
     }
 

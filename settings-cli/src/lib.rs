@@ -4,14 +4,30 @@
 //! reference reads them: a switch may stand alone or be given `=value`, the last of a repeated flag wins, a value may
 //! begin with a dash.
 
+mod pages;
 mod reference;
+mod words;
 
+pub use pages::{Pages, completions};
 pub use reference::reference;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, builder::PossibleValuesParser};
 use clap_complete::Shell;
-use redirect_core::settings::{Key, Kind, RawSettings, SETTINGS, Setting, Source};
-use std::{ffi::OsString, fmt::Write};
+use logging::LevelError;
+use redirect_core::{
+    settings::{
+        InputErrors, Key, Kind, Misspelt, RawSettings, SETTINGS, Setting, Source, misspelt_variables,
+    },
+    values::Problem,
+};
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsString,
+    fmt::Write as _,
+    io::{self, ErrorKind, Write as _},
+    process::ExitCode,
+};
 
 /// A program that takes the settings.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +38,8 @@ pub struct Program {
     pub about: &'static str,
     /// Its version.
     pub version: &'static str,
+    /// What help and the manual say besides the flags.
+    pub pages: Pages,
 }
 
 /// What a command line and an environment ask for.
@@ -36,13 +54,15 @@ pub enum Asked {
 /// What a program runs with.
 #[derive(Debug)]
 pub struct Input {
-    /// The settings, each with where it came from.
+    /// The settings, each with where it came from; and what was said and is no setting's.
     pub settings: RawSettings,
     /// How and where to log.
     pub log: logging::Config,
+    /// Variables that look like settings and are none.
+    pub misspelt: Vec<Misspelt>,
 }
 
-/// A command line that cannot be understood: what is wrong, for standard error.
+/// A subcommand that cannot be understood: what is wrong, for standard error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageError(pub String);
 
@@ -55,17 +75,46 @@ impl std::fmt::Display for UsageError {
 impl std::error::Error for UsageError {}
 
 impl Program {
-    /// Reads a command line (without the program's name) and an environment.
+    /// The program's `main`: reads the command line (without the program's name) and the environment, prints what was
+    /// asked for, or starts the log, warns of misspelt names and runs. A command line that cannot be understood ends with
+    /// exit code 1, like every other wrong input.
+    pub fn main(
+        &self,
+        args: impl IntoIterator<Item = OsString>,
+        run: impl FnOnce(&RawSettings) -> ExitCode,
+    ) -> ExitCode {
+        let input = match self.read(args, env::vars_os()) {
+            Ok(Asked::Run(input)) => input,
+            Ok(Asked::Print(text)) => return print(&text),
+            Err(usage) => return complain(&usage.to_string()),
+        };
+        let logs = match logging::init(input.log) {
+            Ok(logs) => logs,
+            Err(error) => return complain(&error.to_string()),
+        };
+        for misspelt in &input.misspelt {
+            log::warn!(target: logging::DEFAULT_SCOPE, "{misspelt}");
+        }
+        let code = run(&input.settings);
+        logs.flush();
+        code
+    }
+
+    /// Reads a command line (without the program's name) and an environment. Flags that nobody knows and stray words are
+    /// noted in the settings, to be told with everything else that is wrong.
     ///
     /// # Errors
-    /// An unknown flag, a stray word, a missing or unreadable value of a logging flag.
+    /// A subcommand that cannot be understood.
     pub fn read(
         &self,
         args: impl IntoIterator<Item = OsString>,
-        env: impl FnMut(&'static str) -> Option<String>,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Asked, UsageError> {
+        let mut command = self.command();
+        command.build();
+        let sorted = words::sort(&command, args);
         let name = std::iter::once(OsString::from(self.name));
-        let matches = match self.command().try_get_matches_from(name.chain(args)) {
+        let matches = match command.try_get_matches_from(name.chain(sorted.understood)) {
             Ok(matches) => matches,
             Err(error) if error.use_stderr() => return Err(UsageError(error.to_string())),
             Err(help) => return Ok(Asked::Print(help.to_string())),
@@ -73,17 +122,26 @@ impl Program {
         if let Some((name, matches)) = matches.subcommand() {
             return Ok(Asked::Print(self.generate(name, matches)));
         }
+        let env: BTreeMap<String, String> =
+            env.into_iter().map(|(name, value)| (lossy(name), lossy(value))).collect();
         let mut settings = RawSettings::new();
-        settings.read_environment(|_| true, env);
+        for (given, problem) in sorted.refused {
+            settings.refuse(Source::CommandLine, &given, problem);
+        }
+        settings.read_environment(|_| true, |name| env.get(name).cloned());
         for setting in SETTINGS {
             if let Some((flag, text)) = setting.flag.zip(given(&matches, setting.flag)) {
                 settings.set(setting.key, text, Source::Flag(flag));
             }
         }
-        let log = logging::Config::from_flags(|name| given(&matches, Some(name))).map_err(|errors| {
-            UsageError(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
-        })?;
-        Ok(Asked::Run(Box::new(Input { settings, log })))
+        let log = logging::Config::from_flags(|name| given(&matches, Some(name))).unwrap_or_else(|errors| {
+            for error in errors {
+                refuse(&mut settings, error);
+            }
+            logging::Config::default()
+        });
+        let misspelt = misspelt_variables(env.keys().map(String::as_str));
+        Ok(Asked::Run(Box::new(Input { settings, log, misspelt })))
     }
 
     /// The definition of the command line.
@@ -97,24 +155,75 @@ impl Program {
             .args_override_self(true)
             .args_conflicts_with_subcommands(true)
             .disable_help_subcommand(true)
-            .after_help(environment_only())
+            .after_help(self.pages.examples_text() + &environment_only())
             .args(SETTINGS.iter().filter_map(setting_arg))
             .args(logging::FLAGS.iter().map(log_arg))
-            .subcommand(Command::new("completion").about("Print completions for a shell").arg(shells))
+            .subcommand(Command::new("help").about("Print this"))
+            .subcommand(Command::new("version").about("Print the version"))
             .subcommand(Command::new("man").about("Print the manual page (man 8 form)"))
+            .subcommand(Command::new("completion").about("Print completions for a shell").arg(shells))
     }
 
     fn generate(&self, subcommand: &str, matches: &ArgMatches) -> String {
-        let mut bytes = Vec::new();
-        let mut command = self.command();
         match (subcommand, matches.try_get_one::<Shell>("shell")) {
-            ("completion", Ok(Some(shell))) => {
-                clap_complete::generate(*shell, &mut command, self.name, &mut bytes);
-            }
-            // Writing to memory cannot fail.
-            _ => drop(clap_mangen::Man::new(command).section("8").render(&mut bytes)),
+            ("completion", Ok(Some(shell))) => pages::completions(*shell, self.completed(), self.name),
+            ("version", _) => format!("{} {}\n", self.name, self.version),
+            ("man", _) => self.pages.manual(self.command()),
+            _ => self.command().render_long_help().to_string(),
         }
-        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The command line as shells complete it: with the words that a flag takes. The parser does without, because what is
+    /// wrong is told with everything else that is.
+    fn completed(&self) -> Command {
+        SETTINGS.iter().fold(self.command(), |command, setting| match (setting.flag, setting.kind) {
+            (Some(flag), Kind::Choice(words)) => {
+                command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(words)))
+            }
+            (Some(flag), Kind::Bool) => {
+                command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(["true", "false"])))
+            }
+            (Some(_), Kind::Text | Kind::Path) | (None, _) => command,
+        })
+    }
+}
+
+fn refuse(settings: &mut RawSettings, error: logging::ConfigError) {
+    let (flag, value, problem) = match error {
+        logging::ConfigError::Level { flag, error: LevelError(value) } => (
+            flag,
+            value,
+            Problem::Usage("is no log level such as info or default:debug; see --help".to_owned()),
+        ),
+        logging::ConfigError::Bool { flag, value } => (flag, value, Problem::NotABool),
+    };
+    settings.refuse(Source::Flag(flag), &value, problem);
+}
+
+fn lossy(text: OsString) -> String {
+    text.into_string().unwrap_or_else(|text| text.to_string_lossy().into_owned())
+}
+
+/// Standard output belongs to what the user asked for. A reader that has gone away is no failure.
+fn print(text: &str) -> ExitCode {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            complain(&format!("cannot write to standard output: {error}"))
+        }
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
+    }
+}
+
+/// What goes wrong before there is a log goes to standard error as it is.
+fn complain(text: &str) -> ExitCode {
+    let _ = writeln!(io::stderr(), "{text}");
+    ExitCode::FAILURE
+}
+
+/// Logs everything wrong with an input, a line each.
+pub fn report(errors: &InputErrors) {
+    for error in errors {
+        log::error!(target: logging::DEFAULT_SCOPE, "{error}");
     }
 }
 
@@ -193,11 +302,27 @@ fn environment_only() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use redirect_core::options::RunOptions;
 
-    const PROGRAM: Program = Program { name: "istio-iptables", about: "About.", version: "1.2.3" };
+    pub(crate) const PROGRAM: Program = Program {
+        name: "istio-iptables",
+        about: "About.",
+        version: "1.2.3",
+        pages: Pages {
+            examples: &[("Look before it leaps", "istio-iptables -b '*' -n")],
+            exit_status: &[(0, "Done."), (1, "Not done.")],
+            files: &[("/etc/resolv.conf", "The servers.")],
+            see_also: &["nft(8)"],
+        },
+    };
+
+    fn read_with(args: &[&str], env: &[(&str, &str)]) -> Result<Asked, UsageError> {
+        let env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        PROGRAM.read(args.iter().map(OsString::from), env)
+    }
 
     fn read(args: &[&str]) -> Result<Asked, UsageError> {
-        PROGRAM.read(args.iter().map(OsString::from), |name| (name == "PROXY_UID").then(|| "7".to_owned()))
+        read_with(args, &[("PROXY_UID", "7")])
     }
 
     fn settings(args: &[&str]) -> RawSettings {
@@ -238,9 +363,66 @@ mod tests {
     }
 
     #[test]
-    fn stray_words_and_unknown_flags_are_refused() {
-        for args in [&["-b", "*", "extra"][..], &["--frobnicate"], &["-b"], &["--log_as_json=maybe"]] {
-            assert!(read(args).is_err(), "{args:?}");
+    fn what_is_not_understood_is_told_with_everything_else() {
+        let args = [
+            "-b",
+            "http",
+            "extra",
+            "--frobnicate",
+            "--log_as_json=maybe",
+            "--log_output_level",
+            "loud",
+            "--probe-timeout",
+            "5",
+            "-d",
+        ];
+        let settings = settings(&args);
+        let told = RunOptions::parse(&settings).unwrap_err();
+        let sources: Vec<String> =
+            told.iter().map(|error| format!("{}: {}", error.source, error.value)).collect();
+        assert_eq!(
+            sources,
+            [
+                "command line: extra",
+                "command line: --frobnicate",
+                "command line: -d",
+                "flag --log_output_level: loud",
+                "flag --log_as_json: maybe",
+                "flag --probe-timeout: 5",
+            ]
+        );
+        // What was understood is there to be checked as well.
+        assert_eq!(settings.get(Key::InboundPorts).0, "http");
+    }
+
+    #[test]
+    fn misspelt_variables_are_found() {
+        let Ok(Asked::Run(input)) = read_with(&[], &[("ISTIO_INBOUND_PORT", "80"), ("PATH", "/bin")]) else {
+            panic!("it runs")
+        };
+        let told: Vec<String> = input.misspelt.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "environment variable ISTIO_INBOUND_PORT is no setting and is ignored; is ISTIO_INBOUND_PORTS meant?"
+            ]
+        );
+    }
+
+    #[test]
+    fn subcommands_print() {
+        let print = |args: &[&str]| match read(args) {
+            Ok(Asked::Print(text)) => text,
+            other => panic!("{args:?}: {other:?}"),
+        };
+        assert_eq!(print(&["version"]), "istio-iptables 1.2.3\n");
+        assert_eq!(print(&["--version"]), "istio-iptables 1.2.3\n");
+        assert!(print(&["help"]).contains("istio-iptables -b '*' -n"));
+        assert!(print(&["help"]).contains("ENVOY_USER"));
+        for args in
+            [&["completion"][..], &["completion", "tcsh"], &["--dual-stack", "completion", "bash", "x"]]
+        {
+            assert!(!matches!(read(args), Ok(Asked::Print(_))), "{args:?}");
         }
     }
 
@@ -262,5 +444,50 @@ mod tests {
         }
         let Ok(Asked::Print(text)) = read(&["man"]) else { panic!("man") };
         assert!(text.contains("istio\\-service\\-cidr") && text.starts_with(".ie"), "{text}");
+        for section in ["EXIT STATUS", "FILES", "EXAMPLES", "SEE ALSO", "ENVIRONMENT"] {
+            assert_eq!(
+                text.matches(&format!(".SH \"{section}\"")).count()
+                    + text.matches(&format!(".SH {section}\n")).count(),
+                1,
+                "{section}"
+            );
+        }
+        assert!(text.contains("istio\\-iptables \\-b") && text.contains("nft(8)"), "{text}");
+    }
+
+    #[test]
+    fn completions_know_the_words_of_a_flag() {
+        let script = |shell| match read(&["completion", shell]) {
+            Ok(Asked::Print(text)) => text,
+            other => panic!("{other:?}"),
+        };
+        let bash = script("bash");
+        let behind = |flag: &str| {
+            let at =
+                bash.find(&format!("                {flag})")).unwrap_or_else(|| panic!("{flag} in {bash}"));
+            bash[at..].lines().nth(1).unwrap_or_default().trim().to_owned()
+        };
+        assert_eq!(behind("--backend"), "COMPREPLY=($(compgen -W \"auto netlink restore\" -- \"${cur}\"))");
+        assert!(behind("--termination-log").contains("compgen -f"), "a path is completed with files");
+        assert!(!bash.contains("                --dual-stack)"), "a switch has no next word");
+        let zsh = script("zsh");
+        assert!(
+            zsh.lines().any(|line| line.contains("--dual-stack=") && line.contains("(true false)")),
+            "{zsh}"
+        );
+        assert!(
+            zsh.lines().any(|line| line.contains("--backend=") && line.contains("(auto netlink restore)"))
+        );
+        let fish = script("fish");
+        let line = |flag: &str| {
+            let wanted = format!("-l {flag} ");
+            fish.lines().find(|line| line.contains(&wanted)).unwrap_or_else(|| panic!("{flag}")).to_owned()
+        };
+        assert!(
+            line("backend").contains("netlink") && line("backend").contains(" -f"),
+            "{}",
+            line("backend")
+        );
+        assert!(!line("dual-stack").contains(" -r"), "{}", line("dual-stack"));
     }
 }

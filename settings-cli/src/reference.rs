@@ -12,8 +12,10 @@ pub fn reference() -> String {
          made from the settings table in `redirect-core`; a test keeps the two the same.\n\n\
          What holds: default, then environment, then flag; for a pod: default for pods, then annotation. Of several\n\
          variables the last one given here wins, of several annotations the first. A boolean is `true` or `false`,\n\
-         `1` or `0`, `t` or `f`. Lists are separated by commas. Whatever cannot be read is an error; nothing is\n\
-         ignored.\n",
+         `1` or `0`, `t` or `f`. Lists are separated by commas. What cannot be read in a flag, a variable or an\n\
+         annotation is an error, and all errors are told together. Only a variable of a pod's container `istio-proxy` that\n\
+         is no boolean counts as false, with a warning, as in the reference; `istio-validation` in that pod refuses it.\n\
+         A name that is nearly one of these (`ISTIO_INBOUND_PORT`) is warned of, with the one that is meant.\n",
     );
     for setting in SETTINGS {
         section(setting, &mut page);

@@ -169,11 +169,12 @@ fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<
         return prove_as_ourselves(request, start, deadline, stop);
     }
     thread::scope(|scope| {
-        let acting = scope.spawn(|| {
+        let acting = thread::Builder::new().spawn_scoped(scope, || {
             let request = if request.who.assume() { request } else { &own };
             prove_as_ourselves(request, start, deadline, stop)
         });
-        acting.join().unwrap_or_else(|_| Verdict::new(Reason::NothingProven, own.who))
+        let verdict = acting.ok().and_then(|acting| acting.join().ok());
+        verdict.unwrap_or_else(|| Verdict::new(Reason::NothingProven, own.who))
     })
 }
 

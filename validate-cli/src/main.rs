@@ -1,8 +1,11 @@
 //! `istio-validation`: the init container that holds a pod back while its traffic would bypass the proxy.
 
-use istio_validation::{Verdict, report, run};
-use redirect_core::settings::Key;
-use settings_cli::{Asked, Program};
+use istio_validation::{RunError, report, run};
+use redirect_core::{
+    settings::{Key, Notice, RawSettings, Source},
+    values::{Problem, parse_bool},
+};
+use settings_cli::{Pages, Program};
 use std::{env, process::ExitCode};
 
 const PROGRAM: Program = Program {
@@ -10,47 +13,82 @@ const PROGRAM: Program = Program {
     about: "Proves by traffic that this pod is redirected to its sidecar proxy. Exit code 0: it is; 126: it is not, \
             and the termination message says why; 1: the settings cannot be understood.",
     version: env!("CARGO_PKG_VERSION"),
+    pages: Pages {
+        examples: &[
+            (
+                "As an init container, with what the injector gives istio-init",
+                "istio-validation -b '*' -i '*' -u 1337",
+            ),
+            (
+                "Wait longer for rules that are still to come",
+                "istio-validation -b '*' -i '*' --probe-timeout 30s",
+            ),
+            (
+                "From the node, in a pod's network namespace",
+                "istio-validation --network-namespace /run/netns/demo -b '*' -i '*'",
+            ),
+        ],
+        exit_status: &[
+            (0, "The pod is redirected."),
+            (1, "The command line or the environment is wrong, or the pod cannot be looked at."),
+            (126, "The pod is not redirected; the log and the termination message say why."),
+        ],
+        files: &[
+            (
+                "/dev/termination-log",
+                "Gets the verdict as one JSON object, where it is there (--termination-log).",
+            ),
+            ("/etc/resolv.conf", "The servers whose queries --redirect-dns captures."),
+        ],
+        see_also: &["istio-iptables(8)", "network_namespaces(7)"],
+    },
 };
 
 fn main() -> ExitCode {
     // The injector writes arguments for an image whose entry point takes the program's name first.
     let mut args = env::args_os().skip(1).peekable();
     let _ = args.next_if(|first| first == "istio-iptables");
-    let input = match PROGRAM.read(args, |name| env::var(name).ok()) {
-        Ok(Asked::Run(input)) => input,
-        Ok(Asked::Print(text)) => {
-            print(&text);
-            return ExitCode::SUCCESS;
+    PROGRAM.main(args, validate)
+}
+
+fn validate(settings: &RawSettings) -> ExitCode {
+    let mut settings = settings.clone();
+    only_looking(&mut settings);
+    match run(&settings) {
+        Ok(verdict) => {
+            let file = settings.get(Key::TerminationLog).0;
+            report(&verdict, Some(file).filter(|path| !path.is_empty()));
+            verdict.exit_code().into()
         }
-        Err(error) => return fail(&error),
-    };
-    let logs = match logging::init(input.log) {
-        Ok(logs) => logs,
-        Err(error) => return fail(&error),
-    };
-    let code = match run(&input.settings) {
-        Ok(verdict) => tell(&verdict, input.settings.get(Key::TerminationLog).0),
+        Err(RunError::Input(errors)) => {
+            settings_cli::report(&errors);
+            ExitCode::FAILURE
+        }
         Err(error) => {
             log::error!(target: logging::DEFAULT_SCOPE, "{error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// This program changes nothing. Who asks it to clean up would take its success for that; who asks for a dry run, or for
+/// rules written anew, gets what it always does.
+fn only_looking(settings: &mut RawSettings) {
+    let asked = |settings: &RawSettings, key| {
+        let (text, source) = settings.get(key);
+        (source != Source::Default && parse_bool(text) == Ok(true)).then_some(source)
     };
-    logs.flush();
-    code
-}
-
-fn tell(verdict: &Verdict, termination_log: &str) -> ExitCode {
-    report(verdict, Some(termination_log).filter(|path| !path.is_empty()));
-    verdict.exit_code().into()
-}
-
-#[allow(clippy::print_stdout, reason = "help and completions are what the user asked for")]
-fn print(text: &str) {
-    print!("{text}");
-}
-
-#[allow(clippy::print_stderr, reason = "logging is not set up yet")]
-fn fail(error: &impl std::fmt::Display) -> ExitCode {
-    eprintln!("{error}");
-    ExitCode::FAILURE
+    if let Some(source) = asked(settings, Key::CleanupOnly) {
+        let why =
+            "asks to remove rules, which istio-validation never does; use istio-iptables --cleanup-only";
+        let text = settings.get(Key::CleanupOnly).0.to_owned();
+        settings.refuse(source, &text, Problem::Contradiction(why));
+    }
+    for key in [Key::DryRun, Key::ForceApply, Key::Reconcile] {
+        if let Some(said) = asked(settings, key) {
+            let notice =
+                Notice::NoEffect { said, because: "istio-validation only looks, and changes nothing" };
+            log::warn!(target: logging::DEFAULT_SCOPE, "{notice}");
+        }
+    }
 }

@@ -4,7 +4,10 @@ use crate::{
     Request, address::AddressWatch, engine::Interrupted, prove, reason::Reason, stop::Stop, verdict::Verdict,
     walk::Identity,
 };
-use netns_apply::facts::{self, NameFiles};
+use netns_apply::{
+    facts::{self, NameFiles},
+    netns::{Netns, NetnsError},
+};
 use redirect_core::{
     Redirect,
     options::{BackendChoice, RunOptions},
@@ -28,6 +31,14 @@ pub enum RunError {
         /// Why not.
         cause: io::Error,
     },
+    /// The network namespace that the settings name cannot be entered.
+    #[error("{named_by}: {cause}")]
+    Namespace {
+        /// Who named it.
+        named_by: Source,
+        /// Why not.
+        cause: NetnsError,
+    },
 }
 
 /// Validates what these settings ask for. While the pod has no address it waits for one, within the same time.
@@ -37,6 +48,13 @@ pub enum RunError {
 /// verdict.
 pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
     let stop = Stop::on_signals().ok();
+    let (path, named_by) = settings.get(Key::NetworkNamespace);
+    // Signals are held back here, so that they are on the thread inside as well.
+    Netns::run_in(path, || run_here(settings, stop.as_ref()))
+        .unwrap_or_else(|cause| Err(RunError::Namespace { named_by, cause }))
+}
+
+fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<Verdict, RunError> {
     let start = Instant::now();
     let mut settings = settings.clone();
     settings.set(Key::RunValidation, "true", Source::Default);
@@ -44,7 +62,7 @@ pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
     let timeout =
         options.as_ref().ok().and_then(|o| o.validation).map_or_else(Default::default, |v| v.timeout);
     let deadline = start + timeout;
-    let found = await_redirect(&settings, deadline, stop.as_ref());
+    let found = await_redirect(&settings, deadline, stop);
     let (options, found) = match (options, found) {
         (Ok(options), found) => (options, found?),
         (Err(mut errors), Err(RunError::Input(others))) => {
@@ -64,7 +82,7 @@ pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
     };
     let native = options.backend == BackendChoice::NativeNft;
     let request = Request::new(&redirect, &addresses, validation).native_nftables(native);
-    Ok(prove(&request, start, deadline, stop.as_ref()))
+    Ok(prove(&request, start, deadline, stop))
 }
 
 /// What the settings mean in this pod.
@@ -75,8 +93,9 @@ enum Found {
 }
 
 fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>) -> Result<Found, RunError> {
+    let nameservers = settings.needs_nameservers().then(facts::dns_servers).transpose();
     let nameservers =
-        facts::dns_servers().map_err(|cause| RunError::Facts { what: "/etc/resolv.conf", cause })?;
+        nameservers.map_err(|cause| RunError::Facts { what: "/etc/resolv.conf", cause })?.unwrap_or_default();
     // Before the first look, so that no address is missed between looking and waiting.
     let watch = AddressWatch::start().ok();
     loop {
@@ -86,7 +105,8 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
         match Redirect::parse(settings, &facts) {
             Ok(redirect) => return Ok(Found::Redirect(Box::new(redirect), addresses)),
             Err(errors) if errors.iter().any(|error| error.problem != Problem::NoAddress) => {
-                return Err(RunError::Input(without_address(&errors)));
+                // An address may still come.
+                return Err(RunError::Input(errors.without_namespace()));
             }
             Err(_) => {}
         }
@@ -96,13 +116,4 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
             Some(Err(Interrupted(_))) => return Ok(Found::Nothing(Reason::Interrupted)),
         }
     }
-}
-
-/// The errors of the settings alone: an address may still come.
-fn without_address(errors: &InputErrors) -> InputErrors {
-    let mut kept = InputErrors::default();
-    for error in errors.iter().filter(|error| error.problem != Problem::NoAddress) {
-        kept.push(error.source, &error.value, error.problem.clone());
-    }
-    kept
 }

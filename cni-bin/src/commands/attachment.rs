@@ -14,8 +14,9 @@ use crate::{
 use netns_apply::facts::NameFiles;
 use redirect_core::{
     RulePlan,
-    pod::{Decision, PodFacts, SkipReason, unreadable_switches},
-    settings::NamespaceFacts,
+    pod::{Decision, PodFacts, SkipReason, misspelt, unreadable_switches},
+    render,
+    settings::{NamespaceFacts, Notice},
 };
 use std::{
     ffi::OsString,
@@ -135,8 +136,11 @@ impl Job<'_> {
         for (name, value) in unreadable_switches(&facts) {
             log::warn!(
                 target: SCOPE, pod = self.pod_label();
-                "variable {name} of container istio-proxy: {value:?} is no boolean and counts as false"
+                "variable {name} of container istio-proxy: {value:?} is no boolean and counts as false; write true or false"
             );
+        }
+        for misspelt in misspelt(&facts) {
+            log::warn!(target: SCOPE, pod = self.pod_label(); "{misspelt}");
         }
         Ok(Ok(Sidecar { pod, facts }))
     }
@@ -172,16 +176,28 @@ impl Job<'_> {
         let addresses = namespace.addresses()?;
         let base = base_settings(self.conf.strict_capture, |name| (self.env)(name)?.into_string().ok());
         let facts_there = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&addresses) };
-        match facts.decide_with(base, &facts_there) {
+        match facts.decide_with(base.clone(), &facts_there) {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),
             Ok(Decision::Redirect(redirect)) => {
                 let plan = redirect.plan();
-                log::debug!(target: SCOPE, pod = self.pod_label(), rules = plan.planned_rules().len(); "planned");
+                for notice in Notice::about(&facts.settings(base), &redirect) {
+                    log::warn!(target: SCOPE, pod = self.pod_label(); "{notice}");
+                }
+                self.explain(&plan);
                 Ok(Ok(plan))
             }
             Err(errors) => {
                 let details = "the pod's owner has to correct it; nothing was changed";
                 Err(CniError::new(Code::Pod, format!("pod {pod}: {errors}")).with_details(details))
+            }
+        }
+    }
+
+    /// Logs the plan at debug, a line a rule: a log line is one line.
+    fn explain(&self, plan: &RulePlan) {
+        if log::log_enabled!(target: SCOPE, log::Level::Debug) {
+            for line in render::explain(plan).lines() {
+                log::debug!(target: SCOPE, pod = self.pod_label(); "{line}");
             }
         }
     }

@@ -36,8 +36,29 @@ pub fn pod_facts(pod: &Value) -> Result<PodFacts, Vec<String>> {
         None if pod.get("spec").is_none_or(Value::is_null) => reader.problem("spec: missing".to_owned()),
         None => {}
     }
+    inherit_ids(pod, &mut facts, &mut reader);
     let problems = reader.into_problems();
     if problems.is_empty() { Ok(facts) } else { Err(problems) }
+}
+
+/// What the container's securityContext does not say, the pod's does.
+fn inherit_ids(pod: &Value, facts: &mut PodFacts, reader: &mut Reader) {
+    let context = pod.get("spec").and_then(|spec| spec.get("securityContext"));
+    let (user, group) = ids("spec", context, reader);
+    if let Some(proxy) = &mut facts.proxy {
+        proxy.run_as_user = proxy.run_as_user.or(user);
+        proxy.run_as_group = proxy.run_as_group.or(group);
+    }
+}
+
+/// `runAsUser` and `runAsGroup` of a securityContext.
+fn ids(path: &str, context: Option<&Value>, reader: &mut Reader) -> (Option<i64>, Option<i64>) {
+    reader.object(&format!("{path}.securityContext"), context);
+    let mut id = |name: &str| {
+        let field = context.and_then(|context| context.get(name));
+        reader.integer(&format!("{path}.securityContext.{name}"), field)
+    };
+    (id("runAsUser"), id("runAsGroup"))
 }
 
 fn containers(path: &str, list: Option<&Value>, facts: &mut PodFacts, reader: &mut Reader) {
@@ -62,13 +83,7 @@ fn containers(path: &str, list: Option<&Value>, facts: &mut PodFacts, reader: &m
 }
 
 fn proxy(path: &str, container: &Value, reader: &mut Reader) -> ProxyContainer {
-    let context = container.get("securityContext");
-    reader.object(&format!("{path}.securityContext"), context);
-    let mut id = |name: &str| {
-        let field = context.and_then(|context| context.get(name));
-        reader.integer(&format!("{path}.securityContext.{name}"), field)
-    };
-    let (run_as_user, run_as_group) = (id("runAsUser"), id("runAsGroup"));
+    let (run_as_user, run_as_group) = ids(path, container.get("securityContext"), reader);
     let args = reader.strings(&format!("{path}.args"), container.get("args"));
     let mut env = BTreeMap::new();
     for (index, item) in reader.list(&format!("{path}.env"), container.get("env")).iter().enumerate() {
@@ -118,9 +133,25 @@ mod tests {
     }
 
     #[test]
+    fn who_runs_the_proxy_is_said_by_its_container_else_by_the_pod() {
+        let read = |pod: Value, container: Value| {
+            let proxy = json!({"name": "istio-proxy", "securityContext": container});
+            let facts = pod_facts(&json!({"spec": {"securityContext": pod, "containers": [proxy]}})).unwrap();
+            let proxy = facts.proxy.unwrap();
+            (proxy.run_as_user, proxy.run_as_group)
+        };
+        let pod = json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3});
+        assert_eq!(read(pod.clone(), json!(null)), (Some(1), Some(2)));
+        assert_eq!(read(pod.clone(), json!({"runAsUser": 7})), (Some(7), Some(2)));
+        // 0 is said as well; it counts as unset later on.
+        assert_eq!(read(pod, json!({"runAsUser": 0, "runAsGroup": 8})), (Some(0), Some(8)));
+        assert_eq!(read(json!(null), json!({"runAsGroup": 8})), (None, Some(8)));
+    }
+
+    #[test]
     fn every_problem_names_its_field() {
         let pod = json!({"kind": "Job", "metadata": {"labels": ["a"], "annotations": {"x\n": 5}},
-            "spec": {"containers": [{"name": "istio-proxy", "args": "proxy", "env": [{"name": 1}, 2],
+            "spec": {"securityContext": {"runAsUser": "x"}, "containers": [{"name": "istio-proxy", "args": "proxy", "env": [{"name": 1}, 2],
             "securityContext": {"runAsUser": "root", "runAsGroup": 1.5}}, {}, "x"], "initContainers": {}}});
         let problems = pod_facts(&pod).unwrap_err();
         let fields: Vec<&str> = problems.iter().filter_map(|problem| problem.split(": ").next()).collect();
@@ -138,6 +169,7 @@ mod tests {
                 "spec.containers[0].env[1]",
                 "spec.containers[1].name",
                 "spec.containers[2]",
+                "spec.securityContext.runAsUser",
             ]
         );
         assert_eq!(pod_facts(&json!({})), Err(vec!["spec: missing".to_owned()]));

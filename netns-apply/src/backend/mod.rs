@@ -116,6 +116,7 @@ pub(crate) fn choose(
         // iptables-nft would lack the same.
         return match restore::usable(programs, Variant::Legacy) {
             Ok(()) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
+            Err(cause) if !cause.is_lasting() => Err(cause.into()),
             Err(_) => Err(NetlinkError::Lacking(missing(handles, plan)?).into()),
         };
     }
@@ -124,6 +125,8 @@ pub(crate) fn choose(
     }
     match (restore::usable(programs, Variant::Nft), restore::usable(programs, Variant::Legacy)) {
         (Ok(()), _) => Ok((Backend::Restore(Variant::Nft), Because::Supported)),
+        // What fails at this moment only decides nothing: rules would land in the other variant's tables.
+        (Err(cause), _) | (_, Err(cause)) if !cause.is_lasting() => Err(cause.into()),
         (Err(_), Ok(())) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
         (Err(nft), Err(legacy)) => {
             let (nft, legacy) = (Box::new(nft), Box::new(legacy));

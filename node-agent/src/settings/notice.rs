@@ -2,12 +2,9 @@
 
 use super::raw::{Origin, Raw, file_mode};
 use super::table::{Kind, SETTINGS, Status};
+use redirect_core::settings::meant;
 use std::collections::BTreeMap;
 
-/// How many letters a misspelt name may be off.
-const NEAR: usize = 2;
-/// Names this short are near to too many others.
-const LEAST_LENGTH: usize = 6;
 /// Beginnings of names that are nobody's but ours.
 const OURS: [&str; 4] = ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_"];
 
@@ -177,11 +174,7 @@ fn unknown(given: &str) -> Option<Notice> {
         return None;
     }
     let upper = given.to_ascii_uppercase().replace(['-', '.'], "_");
-    let near = names()
-        .map(|name| (strsim::osa_distance(&upper, name), name))
-        .filter(|(distance, name)| *distance <= NEAR && name.len() >= LEAST_LENGTH)
-        .min();
-    let meant = near.map(|(_, name)| name);
+    let meant = meant(given, names());
     let is_ours = OURS.iter().any(|beginning| upper.starts_with(beginning));
     (meant.is_some() || is_ours).then(|| Notice::Unknown { given: given.to_owned(), meant })
 }

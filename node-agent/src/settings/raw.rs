@@ -4,9 +4,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::table::{Kind, SETTINGS, Setting};
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
 use clap_complete::Shell;
 use redirect_core::values::parse_duration;
+use settings_cli::Pages;
 
 /// What `localhost` stands for.
 pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -20,9 +21,40 @@ pub enum Action {
     Cleanup,
     /// Say the version and end.
     Version,
+    /// Print help and end.
+    Help,
+    /// Print the manual page and end.
+    Man,
     /// Print completions for a shell and end.
     Completion(Shell),
 }
+
+/// What help and the manual say besides the flags.
+const PAGES: Pages = Pages {
+    examples: &[
+        ("Install into the list that the runtime uses, and keep it there", "install-cni"),
+        (
+            "Once by hand, with the node's directories in place of those of a container",
+            "install-cni --mounted-cni-net-dir /etc/cni/net.d",
+        ),
+        ("Take everything out of the node again", "install-cni cleanup"),
+    ],
+    exit_status: &[
+        (0, "Done: ended by SIGTERM or SIGINT, or there is nothing left to do."),
+        (
+            1,
+            "A flag or variable is wrong, or what a start needs is not there. Nothing on the node was changed by it.",
+        ),
+    ],
+    files: &[
+        ("/opt/cni/bin", "The plugin's binary in the image."),
+        ("/host/opt/cni/bin", "The node's plugin binaries."),
+        ("/host/etc/cni/net.d", "The node's network configurations."),
+        ("/var/run/istio-cni", "The plugin's kubeconfig and log, and the socket it sends log lines to."),
+        ("/var/run/secrets/kubernetes.io/serviceaccount", "The service account's token and authority."),
+    ],
+    see_also: &["istio-cni(8)", "istio-iptables(8)", "istio-validation(8)"],
+};
 
 impl Action {
     /// What a command line asks for.
@@ -31,6 +63,8 @@ impl Action {
         match given.subcommand() {
             Some(("cleanup", _)) => Self::Cleanup,
             Some(("version", _)) => Self::Version,
+            Some(("help", _)) => Self::Help,
+            Some(("man", _)) => Self::Man,
             Some(("completion", of)) => of.get_one("shell").copied().map_or(Self::Run, Self::Completion),
             Some(_) | None => Self::Run,
         }
@@ -65,20 +99,32 @@ pub fn command() -> Command {
     Command::new("install-cni")
         .about("Puts the istio-cni plugin on the node and keeps it there")
         .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_subcommand(true)
+        .after_help(PAGES.examples_text())
         .args(flags.chain(logging).map(|arg| arg.global(true)))
         .subcommand(
             Command::new("cleanup").about("Takes the plugin out of the node: entry, kubeconfig, binary"),
         )
+        .subcommand(Command::new("help").about("Prints this"))
         .subcommand(Command::new("version").about("Says the version"))
+        .subcommand(Command::new("man").about("Prints the manual page (man 8 form)"))
         .subcommand(Command::new("completion").about("Prints completions for a shell").arg(shell))
 }
 
 /// Completions of the command line for a shell.
 #[must_use]
 pub fn completions(shell: Shell) -> String {
-    let mut bytes = Vec::new();
-    clap_complete::generate(shell, &mut command(), "install-cni", &mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
+    let switches = SETTINGS.iter().filter(|setting| setting.kind == Kind::Switch && !setting.flag.is_empty());
+    let command = switches.fold(command(), |command, setting| {
+        command.mut_arg(setting.flag, |arg| arg.value_parser(PossibleValuesParser::new(["true", "false"])))
+    });
+    settings_cli::completions(shell, command, "install-cni")
+}
+
+/// The manual page.
+#[must_use]
+pub fn manual() -> String {
+    PAGES.manual(command())
 }
 
 fn flag(setting: &Setting) -> Arg {

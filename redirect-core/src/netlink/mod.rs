@@ -25,7 +25,7 @@ mod part;
 pub mod request;
 mod ruleset;
 mod seen;
-mod sets;
+pub(crate) mod sets;
 mod wire;
 mod xt;
 

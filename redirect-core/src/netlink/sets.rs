@@ -21,7 +21,7 @@ const ELEMENTS_PER_MESSAGE: usize = 1000;
 
 /// What a set holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Ports,
     Addresses(Family),
 }
@@ -56,10 +56,10 @@ impl Kind {
 
 /// Ranges of keys, in order, none touching another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ranges {
-    pub(super) kind: Kind,
+pub(crate) struct Ranges {
+    pub(crate) kind: Kind,
     /// First and last key of each.
-    ranges: Vec<(u128, u128)>,
+    pub(crate) ranges: Vec<(u128, u128)>,
 }
 
 /// An element of a set: a key, and whether an interval ends before it.
@@ -146,7 +146,7 @@ pub(super) fn fill(body: &mut Writer, table: &str, id: u32, kind: Kind, elements
 
 /// A rule of a native chain, or several that a set makes one.
 #[derive(Debug)]
-pub(super) enum Line<'a> {
+pub(crate) enum Line<'a> {
     /// A planned rule as it is.
     Rule(&'a PlannedRule),
     /// A set in the place of one condition of a planned rule, and of others like it.
@@ -165,19 +165,19 @@ pub(super) enum Line<'a> {
 
 impl<'a> Line<'a> {
     /// The line, and behind it what it takes to mean what the planned rule means.
-    pub(super) fn complete(self) -> impl Iterator<Item = Self> {
+    pub(crate) fn complete(self) -> impl Iterator<Item = Self> {
         let planned = self.planned();
         let or_drop = matches!(planned.rule.target, Target::Tproxy { .. }).then_some(Self::OrDrop(planned));
         [Some(self), or_drop].into_iter().flatten()
     }
 
-    pub(super) const fn planned(&self) -> &'a PlannedRule {
+    pub(crate) const fn planned(&self) -> &'a PlannedRule {
         match self {
             Self::Rule(planned) | Self::Set { planned, .. } | Self::OrDrop(planned) => planned,
         }
     }
 
-    pub(super) const fn target(&self) -> &'a Target {
+    pub(crate) const fn target(&self) -> &'a Target {
         match self {
             Self::Rule(planned) | Self::Set { planned, .. } => &planned.rule.target,
             Self::OrDrop(_) => &Target::Drop,
@@ -216,7 +216,7 @@ struct Candidate<'a> {
 /// Makes rules that stand behind each other, have the same target and differ in one port or destination into one rule.
 ///
 /// Within such a run the order of rules means nothing: whichever matches, the same happens.
-pub(super) fn gather<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
+pub(crate) fn gather<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
     rules.chunk_by(|a, b| a.rule.target == b.rule.target && decides(&a.rule.target)).flat_map(run).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Batch, BatchError, Messages, NativeForm, NativeRules, Observed,
-    abi::{attribute, flags, kind},
+    abi::{attribute, flags, kind, meta},
     decode,
     expression::Expressions,
     iptables,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Family,
-    change::Change,
+    change::{Change, Step, TableChange},
     parse,
     plan::FamilyRules,
     render,
@@ -24,7 +24,7 @@ use crate::{
 };
 use ipnet::IpNet;
 use proptest::{prelude::*, sample::select};
-use std::{format, string::String, vec, vec::Vec};
+use std::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec, vec::Vec};
 
 /// A rule in the words of iptables-save.
 fn rule(text: &str) -> Rule {
@@ -42,28 +42,108 @@ fn decoded(bytes: &[u8], family: Family) -> Option<Rule> {
     decode::rule(Attribute(bytes).attributes(), family)
 }
 
+/// An attribute or message as it was sent.
+type Sent = Vec<(u16, Vec<u8>)>;
+
+/// What declared a chain, and its rules in order, each with its handle.
+type HeldChain = (Sent, Vec<(u64, Sent)>);
+
+/// What the kernel holds, as far as transactions change it.
+#[derive(Default)]
+struct Kernel {
+    /// By family and name.
+    tables: BTreeMap<(u8, String), Sent>,
+    /// By family, table and name.
+    chains: BTreeMap<(u8, String, String), HeldChain>,
+    handle: u64,
+}
+
+impl Kernel {
+    /// Carries out a transaction. What the kernel would refuse is a panic.
+    fn commit(&mut self, bytes: &[u8]) {
+        for message in Messages::new(bytes) {
+            let sent: Sent = message.attributes().map(|(kind, value)| (kind, value.0.to_vec())).collect();
+            let text = |kind| message.attributes().find(kind).and_then(Attribute::text).unwrap().to_owned();
+            let number = |kind| message.attributes().find(kind).and_then(Attribute::u64);
+            let family = message.family;
+            let of_rule = || (family, text(attribute::rule::TABLE), text(attribute::rule::CHAIN));
+            match message.kind {
+                kind::NEW_TABLE => drop(self.tables.insert((family, text(attribute::table::NAME)), sent)),
+                kind::NEW_CHAIN => {
+                    let key = (family, text(attribute::chain::TABLE), text(attribute::chain::NAME));
+                    assert!(self.tables.contains_key(&(family, key.1.clone())), "{key:?} has no table");
+                    let before = self.chains.insert(key, (sent, Vec::new()));
+                    assert!(before.is_none(), "a chain is made twice");
+                }
+                kind::DELETE_CHAIN => {
+                    let key = (family, text(attribute::chain::TABLE), text(attribute::chain::NAME));
+                    let (_, rules) = self.chains.remove(&key).expect("it is there");
+                    assert!(rules.is_empty(), "{key:?} has rules");
+                }
+                kind::NEW_RULE => {
+                    self.handle += 1;
+                    let (_, rules) = self.chains.get_mut(&of_rule()).expect("it is there");
+                    let at = match number(attribute::rule::POSITION) {
+                        Some(before) => {
+                            rules.iter().position(|(handle, _)| *handle == before).expect("it is there")
+                        }
+                        None if message.flags & flags::APPEND != 0 => rules.len(),
+                        None => 0,
+                    };
+                    rules.insert(at, (self.handle, sent));
+                }
+                kind::DELETE_RULE => {
+                    let (_, rules) = self.chains.get_mut(&of_rule()).expect("it is there");
+                    let before = rules.len();
+                    match number(attribute::rule::HANDLE) {
+                        Some(gone) => rules.retain(|(handle, _)| *handle != gone),
+                        None => rules.clear(),
+                    }
+                    assert_ne!(rules.len(), before, "there is no such rule");
+                }
+                kind::BATCH_BEGIN | kind::BATCH_END => {}
+                other => panic!("message {other}"),
+            }
+        }
+    }
+
+    /// What it answers to a dump.
+    fn dump(&self) -> Observed {
+        let mut observed = Observed::at(2);
+        let mut answer = |kind, family, sent: &Sent, handle: Option<u64>| {
+            let mut writer = Writer::default();
+            writer.message(Head { kind, flags: 0, sequence: 0, family, resource: 0 }, |body| {
+                for (kind, value) in
+                    sent.iter().filter(|(kind, _)| *kind != attribute::rule::POSITION || handle.is_none())
+                {
+                    body.bytes(*kind, value);
+                }
+                if let Some(handle) = handle {
+                    body.u64(attribute::rule::HANDLE, handle);
+                }
+            });
+            observed.take(&Messages::new(&writer.finish().unwrap()).next().unwrap());
+        };
+        for ((family, _), sent) in &self.tables {
+            answer(kind::NEW_TABLE, *family, sent, None);
+        }
+        for ((family, ..), (sent, _)) in &self.chains {
+            answer(kind::NEW_CHAIN, *family, sent, None);
+        }
+        for ((family, ..), (_, rules)) in &self.chains {
+            for (handle, sent) in rules {
+                answer(kind::NEW_RULE, *family, sent, Some(*handle));
+            }
+        }
+        observed
+    }
+}
+
 /// What the kernel would answer to a dump once this transaction is in force on top of nothing.
 fn in_force(bytes: &[u8]) -> Observed {
-    let mut observed = Observed::at(2);
-    let mut handle = 0_u64;
-    for message in Messages::new(bytes) {
-        if message.kind != kind::NEW_RULE {
-            observed.take(&message);
-            continue;
-        }
-        handle += 1;
-        let mut writer = Writer::default();
-        let head = Head { kind: message.kind, flags: 0, sequence: 0, family: message.family, resource: 0 };
-        writer.message(head, |body| {
-            for (kind, value) in message.attributes() {
-                body.bytes(kind, value.0);
-            }
-            body.u64(attribute::rule::HANDLE, handle);
-        });
-        let bytes = writer.finish().unwrap();
-        observed.take(&Messages::new(&bytes).next().unwrap());
-    }
-    observed
+    let mut kernel = Kernel::default();
+    kernel.commit(bytes);
+    kernel.dump()
 }
 
 fn plan(flags: &[(Key, &'static str)]) -> crate::RulePlan {
@@ -171,19 +251,42 @@ fn what_was_sent_is_what_is_observed() {
 
 #[test]
 fn rules_of_others_keep_their_place_and_can_be_put_back() {
-    let (mut writer, nothing) = (Writer::default(), Observed::at(1));
-    Expressions(&mut writer).jump("ISTIO_OLD");
-    let foreign = super::foreign::text(Attribute(&writer.finish().unwrap()), None, true);
-    let mut state = RuleState::new();
-    state.declare(Table::Nat, Chain::named("ISTIO_OLD"));
-    state.declare(Table::Nat, Hook::Output.into()).push(Entry::Foreign(foreign.clone()));
-    let change = Change::back(&RuleState::new(), &state, &Change::default());
-    let mut batch = Batch::new(&nothing);
-    batch.change(Family::V4, &change).unwrap();
-    let observed = in_force(batch.finish().unwrap().bytes());
-    // Without a counter it is a plain jump now.
-    assert_eq!(observed.state(Family::V4).rules(Table::Nat, &Hook::Output.into()).len(), 1);
-    assert!(foreign.contains("-j ISTIO_OLD"), "{foreign}");
+    let foreign = |target: &str| {
+        let mut writer = Writer::default();
+        // A mark is compared with part of it only, which no rule of ours does.
+        Expressions(&mut writer).meta(meta::MARK);
+        Expressions(&mut writer).mask(&[0, 0, 0, 1]);
+        Expressions(&mut writer).is(false, &[0, 0, 0, 1]);
+        Expressions(&mut writer).counter();
+        Expressions(&mut writer).jump(target);
+        Entry::Foreign(super::foreign::text(Attribute(&writer.finish().unwrap()), None, true))
+    };
+    let mut kernel = Kernel::default();
+    let mut commit = |change: &Change| {
+        let observed = kernel.dump();
+        let mut batch = Batch::new(&observed);
+        batch.change(Family::V4, change).unwrap();
+        let finished = batch.finish().unwrap();
+        kernel.commit(finished.bytes());
+        kernel.dump().state(Family::V4).clone()
+    };
+    let output = Chain::from(Hook::Output);
+    let rules = |state: &RuleState| state.rules(Table::Nat, &output).to_vec();
+    let targets = |state: &RuleState| -> Vec<String> {
+        let text = |entry: &Entry| {
+            super::foreign::entry_text(entry).rsplit(' ').next().unwrap_or_default().to_owned()
+        };
+        rules(state).iter().map(text).collect()
+    };
+    let mut steps = vec![Step::DeclareEmpty(Chain::named("ISTIO_OLD"))];
+    steps.extend(["ONE", "ISTIO_OLD", "TWO"].map(|target| Step::Append(output.clone(), foreign(target))));
+    let with = commit(&Change { tables: vec![TableChange { table: Table::Nat, steps }] });
+    assert_eq!(targets(&with), ["ONE", "ISTIO_OLD", "TWO"]);
+    let without = commit(&Change::between(&with, &FamilyRules::default()));
+    assert_eq!(targets(&without), ["ONE", "TWO"]);
+    let back = commit(&Change::back(&without, &with, &Change::default()));
+    assert_eq!(rules(&back), rules(&with), "all of it is there again, between the same two");
+    assert!(rules(&back).contains(&foreign("ISTIO_OLD")), "to the last byte: {back:?}");
 }
 
 #[test]
@@ -357,15 +460,26 @@ proptest! {
         let nothing = Observed::at(1);
         let (from, to) = (state(&from), state(&to));
         let first = Change::back(&RuleState::new(), &from, &Change::default());
+        let mut kernel = Kernel::default();
         let mut batch = Batch::new(&nothing);
         batch.change(Family::V4, &first).unwrap();
-        let observed = in_force(batch.finish().unwrap().bytes());
+        kernel.commit(batch.finish().unwrap().bytes());
+        let observed = kernel.dump();
         prop_assert_eq!(observed.state(Family::V4), &from);
         let second = Change::back(&from, &to, &Change::default());
         let mut batch = Batch::new(&observed);
         batch.change(Family::V4, &second).unwrap();
-        prop_assert!(batch.finish().is_ok());
+        kernel.commit(batch.finish().unwrap().bytes());
+        // A built-in chain stays where it was once made; empty, it is as good as none.
+        let now = kernel.dump();
+        prop_assert_eq!(held(now.state(Family::V4)), held(&to));
     }
+}
+
+/// The chains that matter, with their rules.
+fn held(state: &RuleState) -> Vec<(Chain, Vec<Entry>)> {
+    let chains = state.chains(Table::Nat).filter(|(chain, rules)| chain.is_the_meshs() || !rules.is_empty());
+    chains.map(|(chain, rules)| (chain.clone(), rules.to_vec())).collect()
 }
 
 fn chains() -> impl Strategy<Value = Vec<(OurChain, Vec<u16>)>> {
@@ -398,5 +512,16 @@ fn a_plan_of_native_rules_has_every_rule_once() {
     let sent = Messages::new(finished.bytes()).filter(|message| message.kind == kind::NEW_RULE).count();
     let text = render::nft_text(&plan);
     assert_eq!(sent, text.lines().filter(|line| line.starts_with("add rule")).count());
-    let _: FamilyRules = plan.rules(Family::V4);
+    let merged: usize = plan.merged_rules().values().flat_map(|chains| chains.values()).map(Vec::len).sum();
+    assert!(sent == merged && merged > 50, "{sent} sent, {merged} planned");
+    // Those of both families stand once.
+    let single = |family| plan.rules(family).state().clone();
+    let listed = |state: RuleState| -> usize {
+        Table::ALL
+            .iter()
+            .flat_map(|table| state.chains(*table).map(|(_, rules)| rules.len()).collect::<Vec<_>>())
+            .sum()
+    };
+    let (v4, v6) = (listed(single(Family::V4)), listed(single(Family::V6)));
+    assert!(v4.max(v6) < sent && sent < v4 + v6, "{v4} and {v6} become {sent}");
 }

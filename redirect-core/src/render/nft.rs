@@ -1,17 +1,23 @@
 //! Text for `nft -f`: native tables that hold a plan's rules for both families.
 
 use crate::{
-    plan::{PlannedRule, RulePlan},
+    netlink::{
+        NativeForm,
+        sets::{self, Kind, Line, Ranges},
+    },
+    plan::RulePlan,
     rule::{Chain, ConnState, Direction, Hook, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
     values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
 };
 use alloc::{
-    collections::BTreeMap,
     format,
     string::{String, ToString},
     vec::Vec,
 };
-use core::fmt::{Display, Write};
+use core::{
+    fmt::{Display, Write},
+    net::{Ipv4Addr, Ipv6Addr},
+};
 use ipnet::IpNet;
 
 /// The names of the native tables, all of family inet.
@@ -32,6 +38,12 @@ pub(crate) const fn nft_table(table: Table) -> &'static str {
 /// One transaction that replaces whatever native tables there are by the plan's.
 #[must_use]
 pub fn nft_text(plan: &RulePlan) -> String {
+    nft_text_in(plan, NativeForm::Plain)
+}
+
+/// The same, with rules in this form: with sets, as they are written over netlink.
+#[must_use]
+pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
     let mut text = nft_remove();
     for (table, chains) in plan.merged_rules() {
         let name = nft_table(table);
@@ -40,24 +52,16 @@ pub fn nft_text(plan: &RulePlan) -> String {
             line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
         }
         for (chain, rules) in &chains {
-            for rule in rules.iter().copied().flat_map(rule_texts) {
-                line(&mut text, &format!("add rule inet {name} {} {rule}", chain_name(chain)));
+            let lines: Vec<Line<'_>> = match form {
+                NativeForm::Plain => rules.iter().map(|planned| Line::Rule(planned)).collect(),
+                NativeForm::Sets => sets::gather(rules),
+            };
+            for rule in lines.into_iter().flat_map(Line::complete) {
+                line(&mut text, &format!("add rule inet {name} {} {}", chain_name(chain), line_text(&rule)));
             }
         }
     }
     text
-}
-
-/// The rules of each native chain, by table and chain, in the words in which `nft --stateless list` prints them.
-#[must_use]
-pub fn nft_rules(plan: &RulePlan) -> BTreeMap<(&'static str, String), Vec<String>> {
-    let tables = plan.merged_rules().into_iter();
-    let chains =
-        tables.flat_map(|(table, chains)| chains.into_iter().map(move |chain| (nft_table(table), chain)));
-    let named = chains.map(|(table, (chain, rules))| {
-        ((table, chain_name(&chain)), rules.into_iter().flat_map(rule_texts).collect())
-    });
-    named.collect()
 }
 
 /// One transaction that removes the native tables. Adding first makes removing succeed where there are none.
@@ -99,22 +103,19 @@ pub(crate) fn chain_name(chain: &Chain) -> String {
     chain.name().to_ascii_lowercase().replace('_', "-")
 }
 
-/// A planned rule; two where nftables needs a second one to say the same.
-fn rule_texts(planned: &PlannedRule) -> impl Iterator<Item = String> {
-    // What nft's tproxy finds no listener for goes on to the application; iptables' target drops it.
-    let or_drop = matches!(planned.rule.target, Target::Tproxy { .. }).then_some(&Target::Drop);
-    [Some(&planned.rule.target), or_drop].into_iter().flatten().map(|target| rule_text(planned, target))
-}
-
-fn rule_text(planned: &PlannedRule, target: &Target) -> String {
+fn line_text(line: &Line<'_>) -> String {
+    let planned = line.planned();
     let rule = &planned.rule;
     let protocol = rule.protocol().map_or("", |protocol| protocol.name());
     let says_protocol = rule.matches.iter().any(Match::is_of_protocol);
     // A comparison of ports or flags says the protocol itself.
-    let said = |condition: &&Match| !(says_protocol && matches!(condition, Match::Protocol(_)));
-    let mut words: Vec<String> =
-        rule.matches.iter().filter(said).map(|condition| condition_text(condition, protocol)).collect();
-    words.push(target_text(target, planned.scope));
+    let said = |(_, condition): &(usize, &Match)| !(says_protocol && matches!(condition, Match::Protocol(_)));
+    let text = |(index, condition)| match line {
+        Line::Set { variable, ranges, .. } if *variable == index => set_text(ranges, protocol),
+        Line::Set { .. } | Line::Rule(_) | Line::OrDrop(_) => condition_text(condition, protocol),
+    };
+    let mut words: Vec<String> = rule.matches.iter().enumerate().filter(said).map(text).collect();
+    words.push(target_text(line.target(), planned.scope));
     words.join(" ")
 }
 
@@ -151,6 +152,26 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
         Match::Mark(is) => compare("meta mark", is, mark(is.value)),
         Match::ConnMark(is) => connection_mark(is),
     }
+}
+
+/// A condition that a set has taken the place of: `tcp dport { 22, 8000-8099 }`.
+fn set_text(ranges: &Ranges, protocol: &str) -> String {
+    let what = match ranges.kind {
+        Kind::Ports => format!("{protocol} dport"),
+        Kind::Addresses(Family::V4) => "ip daddr".to_string(),
+        Kind::Addresses(Family::V6) => "ip6 daddr".to_string(),
+    };
+    let key = |key: u128| match ranges.kind {
+        Kind::Ports => key.to_string(),
+        Kind::Addresses(Family::V4) => {
+            Ipv4Addr::from_bits(u32::try_from(key).unwrap_or_default()).to_string()
+        }
+        Kind::Addresses(Family::V6) => Ipv6Addr::from_bits(key).to_string(),
+    };
+    let element = |(first, last): &(u128, u128)| {
+        if first == last { key(*first) } else { format!("{}-{}", key(*first), key(*last)) }
+    };
+    format!("{what} {{ {} }}", ranges.ranges.iter().map(element).collect::<Vec<_>>().join(", "))
 }
 
 fn compare<T>(what: &str, is: &Is<T>, value: impl Display) -> String {
@@ -242,5 +263,43 @@ fn target_text(target: &Target, scope: Scope) -> String {
             format!("counter ct mark set ct mark & {kept:#010x} | {:#010x}", masked.value())
         }
         Target::ConntrackZone(zone) => format!("counter ct zone set {zone}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Redirect,
+        settings::{Key, NamespaceFacts, RawSettings, Source},
+    };
+
+    #[test]
+    fn long_lists_are_shown_as_the_sets_they_become() {
+        let mut raw = RawSettings::new();
+        for (key, text) in [
+            (Key::InboundPorts, "*"),
+            (Key::InboundExcludePorts, "22,8000:8099,15090"),
+            (Key::OutboundRanges, "10.0.0.0/8,192.0.2.1/32,198.51.100.0/24,fd00::/8"),
+        ] {
+            raw.set(key, text, Source::Default);
+        }
+        let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        raw.set(Key::DualStack, "true", Source::Default);
+        let plan = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan();
+        let (plain, sets) = (nft_text(&plan), nft_text_in(&plan, NativeForm::Sets));
+        let added = |text: &str| text.lines().filter(|line| line.starts_with("add rule")).count();
+        assert_eq!(
+            added(&plain) - added(&sets),
+            5,
+            "3 and the tunnel's port become one, 3 ranges one: {sets}"
+        );
+        for wanted in [
+            "add rule inet istio-proxy-nat istio-inbound tcp dport { 22, 8000-8099, 15008, 15090 } counter return\n",
+            "ip daddr { 10.0.0.0-10.255.255.255, 192.0.2.1, 198.51.100.0-198.51.100.255 } counter jump istio-redirect\n",
+            "ip6 daddr fd00::/8 counter jump istio-redirect\n",
+        ] {
+            assert!(sets.contains(wanted), "{wanted:?} is not in {sets}");
+        }
     }
 }

@@ -61,6 +61,12 @@ impl InputErrors {
         self.0.extend(others.0);
     }
 
+    /// Those that concern the input alone, not the network namespace it was read for.
+    #[must_use]
+    pub fn without_namespace(self) -> Self {
+        Self(self.0.into_iter().filter(|error| error.source != Source::Namespace).collect())
+    }
+
     /// The errors, in the order in which they were found.
     pub fn iter(&self) -> core::slice::Iter<'_, InputError> {
         self.0.iter()

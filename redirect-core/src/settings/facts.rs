@@ -1,6 +1,6 @@
 //! What a network namespace and its file system say that a plan depends on; somebody else reads it, we only parse.
 
-use alloc::vec::Vec;
+use alloc::{collections::BTreeSet, vec::Vec};
 use core::{fmt, net::IpAddr};
 
 /// Looks up user and group names. The planner itself never asks the system.
@@ -53,7 +53,7 @@ impl fmt::Debug for NamespaceFacts<'_> {
     }
 }
 
-/// The servers of a `resolv.conf(5)`, in order; a zone such as `%eth0` is dropped, anything unreadable skipped.
+/// The servers of a `resolv.conf(5)`, in order, each once; a zone such as `%eth0` is dropped, anything unreadable skipped.
 #[must_use]
 pub fn nameservers(resolv_conf: &str) -> Vec<IpAddr> {
     let server = |line: &str| {
@@ -61,7 +61,8 @@ pub fn nameservers(resolv_conf: &str) -> Vec<IpAddr> {
         (words.next() == Some("nameserver")).then_some(())?;
         words.next()?.split('%').next()?.parse().ok()
     };
-    resolv_conf.lines().filter_map(server).collect()
+    let mut seen = BTreeSet::new();
+    resolv_conf.lines().filter_map(server).filter(|server| seen.insert(*server)).collect()
 }
 
 /// The id of a name in the text of a `passwd(5)` or `group(5)` file.
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn resolv_conf_is_read_as_resolvers_do() {
-        let text = "# nameserver 9.9.9.9\nsearch a b\nnameserver 10.96.0.10\nnameserver\tfe80::1%eth0\nnameserver x\n";
+        let text = "# nameserver 9.9.9.9\nsearch a b\nnameserver 10.96.0.10\nnameserver\tfe80::1%eth0\nnameserver x\nnameserver 10.96.0.10\n";
         assert_eq!(nameservers(text), ["10.96.0.10".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]);
     }
 

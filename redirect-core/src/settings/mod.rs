@@ -4,13 +4,19 @@
 
 mod errors;
 mod facts;
+mod names;
+mod notice;
 mod table;
 
+use crate::values::{Problem, parse_bool};
 use alloc::{borrow::Cow, collections::BTreeMap, string::String};
 use core::fmt;
 
 pub use errors::{InputError, InputErrors};
 pub use facts::{NameLookup, NamespaceFacts, NoNames, id_in_passwd, nameservers};
+pub use names::{Misspelt, NamePlace, meant, misspelt_variables};
+pub(crate) use names::{misspelt_annotation, misspelt_proxy_variable};
+pub use notice::Notice;
 pub use table::{Key, Kind, SETTINGS, Setting};
 
 /// Where a value came from.
@@ -22,6 +28,8 @@ pub enum Source {
     Environment(&'static str),
     /// This flag, without dashes.
     Flag(&'static str),
+    /// The command line, where no flag is concerned.
+    CommandLine,
     /// This key of the plugin's configuration.
     Configuration(&'static str),
     /// This annotation of the pod.
@@ -40,6 +48,7 @@ impl fmt::Display for Source {
             Self::Default => f.write_str("default"),
             Self::Environment(name) => write!(f, "environment variable {name}"),
             Self::Flag(name) => write!(f, "flag --{name}"),
+            Self::CommandLine => f.write_str("command line"),
             Self::Configuration(key) => write!(f, "configuration key {key}"),
             Self::Annotation(name) => write!(f, "annotation {name}"),
             Self::ProxyEnvironment(name) => write!(f, "variable {name} of container istio-proxy"),
@@ -55,6 +64,8 @@ pub struct RawSettings {
     values: BTreeMap<Key, (Cow<'static, str>, Source)>,
     /// Whether the settings of a pod are meant: the table's `pod_default`s hold.
     pod: bool,
+    /// What was said and is no setting's.
+    refused: InputErrors,
 }
 
 impl RawSettings {
@@ -101,6 +112,27 @@ impl RawSettings {
         self.values.insert(key, (text.into(), source));
     }
 
+    /// Notes something that was said and is no setting's, such as an unknown flag: [`RunOptions::parse`] tells it together
+    /// with everything else that is wrong.
+    ///
+    /// [`RunOptions::parse`]: crate::options::RunOptions::parse
+    pub fn refuse(&mut self, source: Source, value: &str, problem: Problem) {
+        self.refused.push(source, value, problem);
+    }
+
+    /// What was noted so.
+    #[must_use]
+    pub const fn refused(&self) -> &InputErrors {
+        &self.refused
+    }
+
+    /// Whether the servers of `/etc/resolv.conf` matter to a plan: DNS capture is asked for and limited to them.
+    #[must_use]
+    pub fn needs_nameservers(&self) -> bool {
+        let on = |key| parse_bool(self.get(key).0) == Ok(true);
+        on(Key::RedirectDns) && !on(Key::CaptureAllDns) && !self.pod
+    }
+
     /// What holds for a setting, and who said it.
     #[must_use]
     pub fn get(&self, key: Key) -> (&str, Source) {
@@ -116,6 +148,11 @@ impl RawSettings {
 }
 
 impl Key {
+    /// Whether it lists what is left alone.
+    pub(crate) const fn leaves_alone(self) -> bool {
+        matches!(self, Self::InboundExcludePorts | Self::OutboundExcludePorts | Self::OutboundExcludeRanges)
+    }
+
     /// Whether an empty value says "none" rather than nothing.
     const fn empty_means_none(self) -> bool {
         matches!(
@@ -154,6 +191,13 @@ mod tests {
         assert_eq!(raw.get(Key::ProxyUid), ("7", Source::Environment("PROXY_UID")));
         raw.set(Key::ProxyUid, "8", Source::Flag("proxy-uid"));
         assert_eq!(raw.get(Key::ProxyUid), ("8", Source::Flag("proxy-uid")));
+    }
+
+    #[test]
+    fn only_limited_dns_capture_needs_the_servers() {
+        let needs = |pairs: &[(&str, &str)]| environment(pairs).needs_nameservers();
+        assert!(needs(&[("REDIRECT_DNS", "true")]));
+        assert!(!needs(&[]) && !needs(&[("REDIRECT_DNS", "true"), ("CAPTURE_ALL_DNS", "true")]));
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["PROXY_UID"],
         ..row(
             Key::ProxyUid,
-            "User ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the id of the user ENVOY_USER, else 1337.",
+            "User ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the id of the user ENVOY_USER, else 1337. Of a pod, runAsUser of container istio-proxy, else of the pod; 0 counts as unset.",
         )
     },
     Setting {
@@ -140,7 +140,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["PROXY_GID"],
         ..row(
             Key::ProxyGid,
-            "Group ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the same as the user ids.",
+            "Group ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the same as the user ids. Of a pod, runAsGroup of container istio-proxy, else of the pod; 0 counts as unset.",
         )
     },
     Setting {
@@ -179,10 +179,10 @@ pub const SETTINGS: &[Setting] = &[
         short: Some('d'),
         env: &["ISTIO_LOCAL_EXCLUDE_PORTS"],
         annotations: &["traffic.sidecar.istio.io/excludeInboundPorts"],
-        pod_default: Some("15020"),
+        pod_default: Some("15020,15021,15090"),
         ..row(
             Key::InboundExcludePorts,
-            "Inbound ports not to capture; used only where all ports are captured.",
+            "Inbound ports not to capture; used only where all ports are captured. To what a pod's annotation lists, the proxy's own ports 15020, 15021 and 15090 are added.",
         )
     },
     Setting {
@@ -372,7 +372,7 @@ pub const SETTINGS: &[Setting] = &[
         kind: Kind::Path,
         ..row(
             Key::NetworkNamespace,
-            "Accepted for compatibility. The program works in the network namespace it runs in, and enters no other.",
+            "Network namespace to work in, such as /run/netns/NAME. Where empty, the one the program runs in. Entering another needs CAP_SYS_ADMIN; files such as /etc/resolv.conf stay the program's own.",
         )
     },
     Setting {

@@ -1,0 +1,76 @@
+//! What cleaning up would remove, as text: nothing is locked or changed.
+
+use crate::{ApplyError, ApplyOptions, backend::Handles, observe::Seen};
+use redirect_core::{
+    Family, RulePlan,
+    change::Change,
+    options::Variant,
+    render,
+    routing::RoutingItem,
+    steps::{self, Goal, RulesIn, Step},
+};
+use std::{fmt::Write, time::Instant};
+
+/// What [`cleanup`](crate::cleanup) would remove from the calling thread's network namespace: input for the programs that
+/// would remove it, and the commands that would remove routing. Empty where there is nothing to remove.
+///
+/// # Errors
+/// The namespace cannot be looked at.
+pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
+    let mut handles = Handles::open(&options.programs, options.backend)?;
+    let seen = Seen::now(&mut handles, Instant::now() + options.patience)?;
+    let plan = RulePlan::empty();
+    let goal = Goal {
+        plan: &plan,
+        rules_in: RulesIn::Iptables(Variant::Nft),
+        force: false,
+        tproxy: options.tproxy,
+        nft_in_transaction: handles.nft_in_transaction,
+    };
+    Ok(steps::between(&seen.state, &goal).iter().map(text).collect())
+}
+
+fn text(step: &Step) -> String {
+    match step {
+        Step::Restore(variant, family, change) => changes(*variant, *family, change),
+        Step::Transaction(transaction) => {
+            let rules = transaction.iptables.iter();
+            let mut text: String =
+                rules.map(|(family, change)| changes(Variant::Nft, *family, change)).collect();
+            if transaction.native.is_some() {
+                text += "# native nftables\n";
+                text += &render::nft_remove();
+            }
+            text
+        }
+        Step::RemoveRouting(found) => format!("# {}\n", command(found.item)),
+        // Cleaning up adds nothing and has nothing to wait for.
+        Step::AddRouting(_) | Step::Grace => String::new(),
+    }
+}
+
+fn changes(variant: Variant, family: Family, change: &Change) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "# {family} (iptables-{})", variant.name());
+    text + &render::change_text(change)
+}
+
+/// The command that removes an item.
+fn command(item: RoutingItem) -> String {
+    let option = |family| match family {
+        Family::V4 => "-4",
+        Family::V6 => "-6",
+    };
+    match item {
+        RoutingItem::Rule(family, mark, table) => {
+            format!("ip {} rule del fwmark {mark} lookup {table}", option(family))
+        }
+        RoutingItem::Route(family, table) => {
+            format!("ip {} route del local default dev lo table {table}", option(family))
+        }
+        RoutingItem::LoopbackAddress => {
+            format!("ip -6 addr del {}/128 dev lo", redirect_core::values::PASSTHROUGH_V6)
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Misspelt names of variables and annotations: which one of ours is meant.
+
+use super::SETTINGS;
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
+use core::fmt;
+
+/// How many letters a misspelt name may be off.
+const NEAR: usize = 2;
+/// Names shorter than this are near to too many others.
+const LEAST_LENGTH: usize = 6;
+/// Names shorter than this may be one letter off.
+const SHORT: usize = 10;
+/// The longest piece of a name shown.
+const SHOWN: usize = 80;
+/// Annotations that begin so are ours alone.
+const OUR_ANNOTATIONS: &str = "traffic.sidecar.istio.io/";
+/// Annotations that end in this before their slash are of the same project.
+const OUR_DOMAIN: &str = "istio.io";
+
+/// Where a misspelt name was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NamePlace {
+    /// The environment of the program.
+    Environment,
+    /// The pod's annotations.
+    Annotations,
+    /// The environment of the pod's proxy container.
+    ProxyEnvironment,
+}
+
+/// A name that looks like one of ours and is none: it has no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misspelt {
+    /// Where it was found.
+    pub place: NamePlace,
+    /// The name.
+    pub given: String,
+    /// The name that is probably meant.
+    pub meant: Option<&'static str>,
+}
+
+impl fmt::Display for Misspelt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Escaped and cut, because the name may come from a pod.
+        let shown: String = self.given.chars().take(SHOWN).collect();
+        let shown = shown.escape_debug();
+        match self.place {
+            NamePlace::Environment => write!(f, "environment variable {shown}")?,
+            NamePlace::Annotations => write!(f, "annotation {shown}")?,
+            NamePlace::ProxyEnvironment => write!(f, "variable {shown} of container istio-proxy")?,
+        }
+        f.write_str(" is no setting and is ignored")?;
+        self.meant.map_or(Ok(()), |meant| write!(f, "; is {meant} meant?"))
+    }
+}
+
+/// The names of the program's environment that look like variables of ours and are none.
+pub fn misspelt_variables<'a>(environment: impl IntoIterator<Item = &'a str>) -> Vec<Misspelt> {
+    let names = || SETTINGS.iter().flat_map(|setting| setting.env.iter().copied());
+    let misspelt = |given: &'a str| {
+        let meant = meant(given, names())?;
+        Some(Misspelt { place: NamePlace::Environment, given: given.to_owned(), meant: Some(meant) })
+    };
+    environment.into_iter().filter_map(misspelt).collect()
+}
+
+/// The variables of a pod's proxy container that look like those we read there and are not.
+pub(crate) fn misspelt_proxy_variable(given: &str) -> Option<Misspelt> {
+    // The proxy has variables of its own, so one that is ours elsewhere is not misspelt here.
+    let is_ours = SETTINGS.iter().any(|setting| setting.env.contains(&given));
+    let meant = meant(given, SETTINGS.iter().filter_map(|setting| setting.proxy_env)).filter(|_| !is_ours)?;
+    Some(Misspelt { place: NamePlace::ProxyEnvironment, given: given.to_owned(), meant: Some(meant) })
+}
+
+/// An annotation that looks like one of ours and is none.
+pub(crate) fn misspelt_annotation(given: &str) -> Option<Misspelt> {
+    let names = || SETTINGS.iter().flat_map(|setting| setting.annotations.iter().copied());
+    if names().any(|name| name == given) {
+        return None;
+    }
+    let own = |name: &str| name.rsplit_once('/').map(|(_, own)| own.to_ascii_lowercase());
+    let of_the_project = given.split_once('/').is_some_and(|(domain, _)| domain.ends_with(OUR_DOMAIN));
+    let elsewhere = || names().find(|name| of_the_project && own(name) == own(given));
+    let meant = meant(given, names()).or_else(elsewhere);
+    let is_ours = given.starts_with(OUR_ANNOTATIONS);
+    (meant.is_some() || is_ours).then(|| Misspelt {
+        place: NamePlace::Annotations,
+        given: given.to_owned(),
+        meant,
+    })
+}
+
+/// The name that somebody meant who wrote another: the nearest of these, if it is at most two letters off (of a short
+/// name, one). Capitals, dashes, dots and underscores count as the same. None for a name that is among them.
+pub fn meant<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let folded = |name: &str| -> Vec<char> {
+        let fold = |c: char| if matches!(c, '-' | '.') { '_' } else { c.to_ascii_lowercase() };
+        name.chars().map(fold).collect()
+    };
+    let given_letters = folded(given);
+    let mut nearest: Option<(usize, &str)> = None;
+    for name in names {
+        if name == given {
+            return None;
+        }
+        let limit = match name.len() {
+            0..LEAST_LENGTH => continue,
+            LEAST_LENGTH..SHORT => NEAR / 2,
+            _ => NEAR,
+        };
+        if given_letters.len().abs_diff(name.len()) > limit {
+            continue;
+        }
+        let distance = distance(&given_letters, &folded(name));
+        if distance <= limit && nearest.is_none_or(|best| (distance, name) < best) {
+            nearest = Some((distance, name));
+        }
+    }
+    nearest.map(|(_, name)| name)
+}
+
+/// How many letters have to be added, left out, replaced or exchanged with their neighbour (optimal string alignment).
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for (row, from) in a.iter().enumerate() {
+        let mut next = Vec::with_capacity(last.len());
+        next.push(row.saturating_add(1));
+        for (column, to) in b.iter().enumerate() {
+            let at = |line: &[usize], column: usize| line.get(column).copied().unwrap_or(usize::MAX);
+            let replaced = at(&last, column).saturating_add(usize::from(from != to));
+            let left_out = at(&last, column.saturating_add(1)).saturating_add(1);
+            let added = at(&next, column).saturating_add(1);
+            let mut best = replaced.min(left_out).min(added);
+            if let (Some(row), Some(column)) = (row.checked_sub(1), column.checked_sub(1))
+                && a.get(row) == Some(to)
+                && b.get(column) == Some(from)
+            {
+                best = best.min(at(&before, column).saturating_add(1));
+            }
+            next.push(best);
+        }
+        before = core::mem::replace(&mut last, next);
+    }
+    last.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_distance_counts_letters() {
+        let distance =
+            |a: &str, b: &str| distance(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>());
+        for (a, b, wanted) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("abc", "abc", 0),
+            ("abc", "ab", 1),
+            ("abc", "abcd", 1),
+            ("abc", "axc", 1),
+            ("abc", "acb", 1),
+            ("abcd", "badc", 2),
+            ("ca", "abc", 3),
+            ("kitten", "sitting", 3),
+        ] {
+            assert_eq!(distance(a, b), wanted, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn misspelt_variables_name_what_is_meant() {
+        let meant = |given| misspelt_variables([given]).first().and_then(|misspelt| misspelt.meant);
+        assert_eq!(meant("ISTIO_INBOUND_PORT"), Some("ISTIO_INBOUND_PORTS"));
+        assert_eq!(meant("istio_service_cidr"), Some("ISTIO_SERVICE_CIDR"));
+        assert_eq!(meant("ISTIO_DUAL_STAKC"), Some("ISTIO_DUAL_STACK"));
+        assert_eq!(meant("DRY-RUN"), Some("DRY_RUN"));
+        // Right ones, the proxy's own and other people's.
+        for right in [
+            "ISTIO_INBOUND_PORTS",
+            "DRY_RUN",
+            "ISTIO_META_CLUSTER_ID",
+            "PROXY_CONFIG",
+            "BACKEND_PORT",
+            "PATH",
+            "",
+        ] {
+            assert_eq!(misspelt_variables([right]), [], "{right}");
+        }
+        for setting in SETTINGS {
+            assert_eq!(misspelt_variables(setting.env.iter().copied()), [], "{:?}", setting.key);
+        }
+    }
+
+    #[test]
+    fn misspelt_annotations_name_what_is_meant() {
+        let meant = |given| misspelt_annotation(given).map(|misspelt| misspelt.meant);
+        let excluded = Some(Some("traffic.sidecar.istio.io/excludeOutboundPorts"));
+        assert_eq!(meant("traffic.sidecar.istio.io/excludeOutboundPort"), excluded);
+        assert_eq!(meant("traffic.sidecar.istio.io/excludeoutboundports"), excluded);
+        assert_eq!(meant("sidecar.istio.io/excludeOutboundPorts"), excluded);
+        assert_eq!(meant("traffic.sidecar.istio.io/somethingElse"), Some(None));
+        for right in
+            ["sidecar.istio.io/inject", "sidecar.istio.io/status", "example.com/excludeOutboundPorts", ""]
+        {
+            assert_eq!(meant(right), None, "{right}");
+        }
+        for setting in SETTINGS {
+            assert!(setting.annotations.iter().all(|name| meant(name).is_none()), "{:?}", setting.key);
+        }
+    }
+
+    #[test]
+    fn hostile_names_are_shown_escaped_and_cut() {
+        let given = "traffic.sidecar.istio.io/".to_owned() + &"\u{1b}[2J\n".repeat(100);
+        let text = misspelt_annotation(&given).unwrap().to_string();
+        assert!(!text.contains(['\n', '\u{1b}']) && text.len() < 600, "{text}");
+    }
+}

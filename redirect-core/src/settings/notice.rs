@@ -1,0 +1,281 @@
+//! What is worth saying about settings that are not wrong: they do less, or more, than their author may think.
+
+use super::{Key, RawSettings, Source};
+use crate::{
+    netlink::NativeForm,
+    options::{BackendChoice, RunOptions},
+    redirect::{ALWAYS_EXCLUDED_INBOUND, DnsCapture, InboundPorts, OutboundRanges, OwnerGroups, Redirect},
+    values::{Port, PortRange, parse_bool},
+};
+use alloc::vec::Vec;
+
+/// Something about settings that an operator should know although nothing is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A setting has no effect.
+    #[error("{said} has no effect: {because}")]
+    NoEffect {
+        /// Who said it.
+        said: Source,
+        /// Why.
+        because: &'static str,
+    },
+    /// No DNS query is captured although that was asked for.
+    #[error(
+        "{said}: no DNS query is captured, because /etc/resolv.conf names no server; --capture-all-dns captures all of them"
+    )]
+    NoDnsServer {
+        /// Who asked.
+        said: Source,
+    },
+    /// The rules capture no packet.
+    #[error(
+        "nothing is captured: neither inbound ports (--istio-inbound-ports), outbound destinations (--istio-service-cidr) or ports (--istio-outbound-ports), nor DNS are asked for; for all TCP traffic write -b '*' -i '*'"
+    )]
+    NothingCaptured,
+    /// The traffic of root, or of root's group, counts as the proxy's.
+    #[error(
+        "{said}: {what} 0 counts as the proxy's, so the traffic of every process that runs as root's {what} bypasses the proxy"
+    )]
+    RootIsTheProxy {
+        /// Who said it.
+        said: Source,
+        /// "user" or "group".
+        what: &'static str,
+    },
+    /// Two listeners of the proxy have one port.
+    #[error(
+        "{said}: {port} is the port of {other} as well; the proxy cannot tell the two kinds of connections apart"
+    )]
+    SamePort {
+        /// Who said it.
+        said: Source,
+        /// The port.
+        port: Port,
+        /// The flag of the other listener, with dashes.
+        other: &'static str,
+    },
+}
+
+impl Notice {
+    /// What is worth saying about a redirection and the settings it was read from.
+    #[must_use]
+    pub fn about(raw: &RawSettings, redirect: &Redirect) -> Vec<Self> {
+        let mut notices = Vec::new();
+        notices.extend(inbound_exclude(raw, redirect));
+        notices.extend(owner_groups_exclude(raw, redirect));
+        notices.extend(dns(raw, redirect));
+        notices.extend(same_ports(raw, redirect));
+        let owners =
+            [(Key::ProxyUid, "user", &redirect.proxy_uids), (Key::ProxyGid, "group", &redirect.proxy_gids)];
+        notices.extend(owners.into_iter().filter(|(_, _, ids)| ids.contains(&0)).map(|(key, what, _)| {
+            // Groups that nobody named are the same as the users.
+            let key = if raw.get(key).0.is_empty() { Key::ProxyUid } else { key };
+            Self::RootIsTheProxy { said: raw.get(key).1, what }
+        }));
+        if captures_nothing(redirect) {
+            notices.push(Self::NothingCaptured);
+        }
+        notices
+    }
+
+    /// What is worth saying about how a run is carried out.
+    #[must_use]
+    pub fn about_run(raw: &RawSettings, options: &RunOptions) -> Vec<Self> {
+        let native = options.backend == BackendChoice::NativeNft;
+        let without_native = "only native nftables rules have sets; add --native-nftables";
+        let with_native = "with --native-nftables no iptables rules are programmed";
+        let cases = [
+            (Key::NftSets, !native && options.native_form == NativeForm::Sets, without_native),
+            (Key::Backend, native && raw.get(Key::Backend).0 != "auto", with_native),
+            (
+                Key::ForceIptablesBinary,
+                native && !raw.get(Key::ForceIptablesBinary).0.is_empty(),
+                with_native,
+            ),
+        ];
+        let silent = cases.into_iter().filter(|(_, ineffective, _)| *ineffective);
+        silent.map(|(key, _, because)| Self::NoEffect { said: raw.get(key).1, because }).collect()
+    }
+}
+
+/// The injector always lists the proxy's own ports; only others tell that somebody meant something by it.
+fn inbound_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
+    let (text, said) = raw.get(Key::InboundExcludePorts);
+    let mut listed = text.split(',').map(str::trim).filter(|port| !port.is_empty());
+    let anything = listed.any(|port| !ALWAYS_EXCLUDED_INBOUND.contains(&port));
+    let because = "it counts only where all inbound ports are captured (--istio-inbound-ports '*')";
+    let effective = matches!(redirect.inbound, InboundPorts::AllExcept(_));
+    (said != Source::Default && anything && !effective).then_some(Notice::NoEffect { said, because })
+}
+
+fn owner_groups_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
+    let (text, said) = raw.get(Key::OwnerGroupsExclude);
+    let because = "ISTIO_OUTBOUND_OWNER_GROUPS lists the groups that are captured";
+    let effective = matches!(redirect.owner_groups, OwnerGroups::AllExcept(_));
+    (!text.is_empty() && !effective).then_some(Notice::NoEffect { said, because })
+}
+
+fn dns(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
+    let on = |key| parse_bool(raw.get(key).0) == Ok(true);
+    match (on(Key::RedirectDns), on(Key::CaptureAllDns)) {
+        (true, _) if redirect.dns == DnsCapture::Off => {
+            Some(Notice::NoDnsServer { said: raw.get(Key::RedirectDns).1 })
+        }
+        (false, true) => {
+            let because = "DNS is captured only with --redirect-dns";
+            Some(Notice::NoEffect { said: raw.get(Key::CaptureAllDns).1, because })
+        }
+        (true, _) | (false, false) => None,
+    }
+}
+
+fn same_ports(raw: &RawSettings, redirect: &Redirect) -> Vec<Notice> {
+    let outbound = (Key::ProxyPort, redirect.proxy_port, "--envoy-port");
+    let inbound = (Key::InboundCapturePort, redirect.inbound_port, "--inbound-capture-port");
+    let tunnel = (Key::InboundTunnelPort, redirect.tunnel_port, "--inbound-tunnel-port");
+    let pairs = [(outbound, inbound), (outbound, tunnel), (inbound, tunnel)];
+    let same = pairs.into_iter().filter(|((_, a, _), (_, b, _))| a == b);
+    same.map(|((first, port, first_flag), (second, _, second_flag))| {
+        let (first, second) = (raw.get(first).1, raw.get(second).1);
+        let (said, other) =
+            if second == Source::Default { (first, second_flag) } else { (second, first_flag) };
+        Notice::SamePort { said, port, other }
+    })
+    .collect()
+}
+
+fn captures_nothing(redirect: &Redirect) -> bool {
+    let inbound = match &redirect.inbound {
+        InboundPorts::None => false,
+        InboundPorts::AllExcept(except) => !except.contains(&PortRange::ALL),
+        InboundPorts::Only(ports) => !ports.is_empty(),
+    };
+    let outbound = match &redirect.outbound {
+        OutboundRanges::All => true,
+        OutboundRanges::Only(ranges) => !ranges.is_empty(),
+    };
+    let asked = inbound
+        || outbound
+        || !redirect.outbound_ports.is_empty()
+        || !redirect.virtual_interfaces.is_empty()
+        || redirect.dns != DnsCapture::Off;
+    !asked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        pod::PodFacts,
+        settings::{NamespaceFacts, SETTINGS},
+    };
+    use alloc::string::{String, ToString};
+    use core::net::IpAddr;
+
+    fn told(flags: &[(&'static str, &'static str)], nameservers: &[IpAddr]) -> Vec<String> {
+        let mut raw = RawSettings::new();
+        for (name, text) in flags {
+            let setting = SETTINGS.iter().find(|setting| setting.flag == Some(*name)).unwrap();
+            raw.set(setting.key, *text, Source::Flag(name));
+        }
+        let addresses = ["10.1.0.2".parse().unwrap()];
+        let facts = NamespaceFacts { nameservers, ..NamespaceFacts::new(&addresses) };
+        let mut notices = Notice::about(&raw, &Redirect::parse(&raw, &facts).unwrap());
+        notices.extend(Notice::about_run(&raw, &RunOptions::parse(&raw).unwrap()));
+        notices.iter().map(ToString::to_string).collect()
+    }
+
+    #[track_caller]
+    fn assert_told(flags: &[(&'static str, &'static str)], words: &[&str]) {
+        let all: Vec<_> = [("istio-inbound-ports", "*")].iter().chain(flags).copied().collect();
+        let told = told(&all, &[]);
+        assert_eq!(told.len(), 1, "{told:?}");
+        for word in words {
+            assert!(told[0].contains(word), "{word:?} is not in {told:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_less_than_it_seems_is_told() {
+        let listed = [("istio-inbound-ports", "80"), ("istio-local-exclude-ports", "22")];
+        assert_told(
+            &listed,
+            &["flag --istio-local-exclude-ports has no effect", "--istio-inbound-ports '*'"],
+        );
+        assert_told(&[("nft-sets", "true")], &["flag --nft-sets has no effect", "--native-nftables"]);
+        let native = ("native-nftables", "true");
+        assert_told(&[native, ("backend", "restore")], &["flag --backend has no effect"]);
+        assert_told(
+            &[native, ("force-iptables-binary", "nft")],
+            &["flag --force-iptables-binary has no effect"],
+        );
+        assert_told(
+            &[("redirect-dns", "true")],
+            &["flag --redirect-dns", "resolv.conf", "--capture-all-dns"],
+        );
+        assert_told(&[("capture-all-dns", "true")], &["flag --capture-all-dns has no effect"]);
+    }
+
+    #[test]
+    fn what_does_more_than_it_seems_is_told() {
+        assert_told(&[("proxy-uid", "0"), ("proxy-gid", "7")], &["flag --proxy-uid: user 0", "root"]);
+        assert_told(&[("proxy-gid", "0")], &["flag --proxy-gid: group 0"]);
+        assert_told(
+            &[("inbound-capture-port", "15001")],
+            &["flag --inbound-capture-port: 15001", "--envoy-port"],
+        );
+        assert_told(&[("envoy-port", "15006")], &["flag --envoy-port: 15006", "--inbound-capture-port"]);
+        assert_told(&[("inbound-tunnel-port", "15006")], &["flag --inbound-tunnel-port: 15006"]);
+    }
+
+    #[test]
+    fn a_run_that_captures_nothing_is_told() {
+        assert!(told(&[], &[])[0].starts_with("nothing is captured"));
+        let server = ["10.96.0.10".parse().unwrap()];
+        for captured in [
+            [("istio-inbound-ports", "80")],
+            [("istio-service-cidr", "10.0.0.0/8")],
+            [("istio-outbound-ports", "80")],
+            [("kube-virt-interfaces", "eth1")],
+            [("redirect-dns", "true")],
+        ] {
+            assert_eq!(told(&captured, &server), Vec::<String>::new(), "{captured:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_injector_writes_is_nothing_to_tell() {
+        let injected = [
+            ("envoy-port", "15001"),
+            ("inbound-capture-port", "15006"),
+            ("proxy-uid", "1337"),
+            ("istio-inbound-interception-mode", "REDIRECT"),
+            ("istio-service-cidr", "*"),
+            ("istio-service-exclude-cidr", ""),
+            ("istio-inbound-ports", "80"),
+            ("istio-local-exclude-ports", "15090,15021,15020"),
+        ];
+        assert_eq!(told(&injected, &[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_pod_that_says_nothing_is_nothing_to_tell() {
+        let addresses: [IpAddr; 1] = ["10.1.0.2".parse().unwrap()];
+        let raw = PodFacts::sidecar([("a", "b")]).settings(RawSettings::for_pod());
+        let redirect = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap();
+        assert_eq!(Notice::about(&raw, &redirect), []);
+        let listed = [
+            ("traffic.sidecar.istio.io/includeInboundPorts", "80"),
+            ("traffic.sidecar.istio.io/excludeInboundPorts", "15020,22"),
+        ];
+        let raw = PodFacts::sidecar(listed).settings(RawSettings::for_pod());
+        let redirect = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap();
+        let told = Notice::about(&raw, &redirect)[0].to_string();
+        assert!(
+            told.starts_with("annotation traffic.sidecar.istio.io/excludeInboundPorts has no effect"),
+            "{told}"
+        );
+    }
+}

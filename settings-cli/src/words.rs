@@ -1,0 +1,335 @@
+//! Sorting the words of a command line: those the parser understands, and the others, each with what to write instead.
+//!
+//! The parser stops at the first word it does not know. An operator wants to hear of all of them, together with whatever
+//! else is wrong, so they are taken out beforehand.
+
+use clap::{Arg, Command};
+use clap_lex::{ParsedArg, RawArgs};
+use redirect_core::{
+    settings::{Key, SETTINGS, meant},
+    values::Problem,
+};
+use std::ffi::OsString;
+
+/// How many stray words in a row a message shows.
+const SHOWN: usize = 3;
+
+/// A command line, sorted.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sorted {
+    /// What the parser understands.
+    pub(crate) understood: Vec<OsString>,
+    /// What it does not, with the reason.
+    pub(crate) refused: Vec<(String, Problem)>,
+    /// Whether a subcommand is among what it understands; then nothing is sorted out.
+    pub(crate) has_subcommand: bool,
+}
+
+/// What stands before a word.
+#[derive(Clone, Copy)]
+enum Before<'a> {
+    Nothing,
+    /// A flag that takes no word of its own.
+    Switch(&'a Arg),
+    /// A flag with its value.
+    Value(&'a Arg),
+    /// A flag nobody knows: the word may be its value.
+    Unknown,
+    /// A stray word that the last message covers.
+    Stray,
+}
+
+/// Sorts the words of a command line, without the program's name, for a parser that is built.
+pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>) -> Sorted {
+    let words: Vec<OsString> = words.into_iter().map(lossy).collect();
+    let raw = RawArgs::new(&words);
+    let mut cursor = raw.cursor();
+    let mut sorter =
+        Sorter { command, sorted: Sorted::default(), before: Before::Nothing, strays: Vec::new() };
+    while let Some(word) = raw.next(&mut cursor) {
+        let wants_value = if word.is_escape() {
+            sorter.refuse("--", "separates nothing here; leave it out");
+            continue;
+        } else if word.is_long() {
+            sorter.long(&word)
+        } else if word.is_short() {
+            sorter.short(&word)
+        } else {
+            let text = word.to_value_os().to_string_lossy().into_owned();
+            if command.find_subcommand(&text).is_some() && matches!(sorter.before, Before::Nothing) {
+                return Sorted { understood: words, refused: Vec::new(), has_subcommand: true };
+            }
+            sorter.word(&text);
+            continue;
+        };
+        if let Some((flag, written)) = wants_value {
+            match raw.next_os(&mut cursor) {
+                Some(value) => {
+                    sorter.understand(flag, true, written);
+                    sorter.sorted.understood.push(value.to_owned());
+                }
+                None => sorter.refuse(&written.to_string_lossy(), "lacks its value; see --help"),
+            }
+        }
+    }
+    sorter.finish()
+}
+
+/// A word that is not UTF-8 is no valid value of anything; it is refused with the value it is part of.
+fn lossy(word: OsString) -> OsString {
+    word.into_string().unwrap_or_else(|word| word.to_string_lossy().into_owned()).into()
+}
+
+struct Sorter<'a> {
+    command: &'a Command,
+    sorted: Sorted,
+    before: Before<'a>,
+    /// Stray words in a row.
+    strays: Vec<String>,
+}
+
+/// A flag that waits for its value, and how it is written.
+type Waiting<'a> = Option<(&'a Arg, OsString)>;
+
+impl<'a> Sorter<'a> {
+    /// `--flag` or `--flag=value`.
+    fn long(&mut self, word: &ParsedArg<'_>) -> Waiting<'a> {
+        let (name, value) = word.to_long().map_or(("", None), |(name, value)| (name.unwrap_or(""), value));
+        let Some(flag) = self.command.get_arguments().find(|arg| arg.get_long() == Some(name)) else {
+            let given = format!("--{name}");
+            let flags = self.command.get_arguments().filter_map(Arg::get_long);
+            self.unknown(&given, meant(name, flags));
+            return None;
+        };
+        let written = word.to_value_os().to_owned();
+        if value.is_some() || !takes_word(flag) {
+            self.understand(flag, value.is_some(), written);
+            return None;
+        }
+        Some((flag, written))
+    }
+
+    /// `-f`, `-f=value`, `-fvalue`, `-abc`.
+    fn short(&mut self, word: &ParsedArg<'_>) -> Waiting<'a> {
+        let mut letters = word.to_short()?;
+        while let Some(letter) = letters.next_flag() {
+            let letter = letter.unwrap_or(char::REPLACEMENT_CHARACTER);
+            let known = self.command.get_arguments().find(|arg| arg.get_short() == Some(letter));
+            let Some(flag) = known else {
+                // What follows may be its value, or more letters: it goes with it.
+                self.unknown(&format!("-{letter}"), None);
+                return None;
+            };
+            let written = OsString::from(format!("-{letter}"));
+            // A switch takes a value behind an equals sign only; other letters behind it are flags.
+            let rest = letters.clone().next_value_os().map(|rest| rest.to_string_lossy().into_owned());
+            match rest {
+                Some(rest) if takes_word(flag) || rest.starts_with('=') => {
+                    self.understand(flag, true, format!("-{letter}{rest}").into());
+                    return None;
+                }
+                None if takes_word(flag) => return Some((flag, written)),
+                Some(_) | None => self.understand(flag, false, written),
+            }
+        }
+        None
+    }
+
+    /// A word that is neither flag nor value.
+    fn word(&mut self, text: &str) {
+        let write = match self.before {
+            // It may be the value of the flag nobody knows, which is told already.
+            Before::Unknown => {
+                self.before = Before::Nothing;
+                return;
+            }
+            Before::Stray => {
+                self.strays.push(text.to_owned());
+                return;
+            }
+            Before::Switch(flag) => after_switch(flag, text),
+            Before::Value(_) if self.command.get_arguments().any(|arg| arg.get_long() == Some(text)) => None,
+            Before::Value(flag) => after_value(flag),
+            Before::Nothing => None,
+        };
+        let flags = || self.command.get_arguments().filter_map(Arg::get_long);
+        let is_flag = || {
+            let name = flags().find(|flag| *flag == text).or_else(|| meant(text, flags()))?;
+            Some(format!("is no flag without its dashes; is --{name} meant?"))
+        };
+        let subcommands: Vec<&str> = self.command.get_subcommands().map(Command::get_name).collect();
+        let unknown =
+            || format!("is neither flag nor value nor one of {}; see --help", subcommands.join(", "));
+        let why = write.or_else(is_flag).unwrap_or_else(unknown);
+        self.strays.push(text.to_owned());
+        self.sorted.refused.push((String::new(), Problem::Usage(why)));
+        self.before = Before::Stray;
+    }
+
+    fn understand(&mut self, flag: &'a Arg, with_value: bool, written: OsString) {
+        self.end_strays();
+        self.sorted.understood.push(written);
+        self.before = if with_value { Before::Value(flag) } else { Before::Switch(flag) };
+    }
+
+    fn unknown(&mut self, given: &str, meant: Option<&str>) {
+        let why = match meant {
+            Some(meant) => format!("is no flag; is --{meant} meant?"),
+            None => "is no flag; --help lists all".to_owned(),
+        };
+        self.refuse(given, &why);
+        self.before = Before::Unknown;
+    }
+
+    fn refuse(&mut self, given: &str, why: &str) {
+        self.end_strays();
+        self.sorted.refused.push((given.to_owned(), Problem::Usage(why.to_owned())));
+        self.before = Before::Nothing;
+    }
+
+    /// Stray words in a row are one mistake.
+    fn end_strays(&mut self) {
+        let strays = std::mem::take(&mut self.strays);
+        if let (Some((given, _)), false) = (self.sorted.refused.last_mut(), strays.is_empty()) {
+            *given = strays.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(" ");
+            if strays.len() > SHOWN {
+                given.push_str(" …");
+            }
+        }
+    }
+
+    fn finish(mut self) -> Sorted {
+        self.end_strays();
+        self.sorted
+    }
+}
+
+/// Whether a flag's value may be the next word.
+fn takes_word(flag: &Arg) -> bool {
+    flag.get_action().takes_values() && !flag.is_require_equals_set()
+}
+
+/// What to write instead of a word behind a switch.
+fn after_switch(flag: &Arg, text: &str) -> Option<String> {
+    let name = flag.get_long()?;
+    let value = match text.to_ascii_lowercase().as_str() {
+        "yes" | "y" | "on" | "true" | "t" | "1" => "true",
+        "no" | "n" | "off" | "false" | "f" | "0" => "false",
+        _ => return None,
+    };
+    Some(format!("stands alone: a switch takes its value behind an equals sign; write --{name}={value}"))
+}
+
+/// What to write instead of words behind a flag and its value.
+fn after_value(flag: &Arg) -> Option<String> {
+    let name = flag.get_long()?;
+    let setting = SETTINGS.iter().find(|setting| setting.flag == Some(name))?;
+    let dashes = setting.short.map_or_else(|| format!("--{name}"), |short| format!("-{short}"));
+    let is_list = ["PORTS", "RANGES", "IDS", "INTERFACES"].contains(&crate::value_name(setting.key));
+    let takes_star = [Key::InboundPorts, Key::OutboundRanges].contains(&setting.key);
+    let mut write = format!("follows the one value of --{name}: a list has commas and no blanks");
+    if takes_star {
+        let more = format!(", and an unquoted * has become the names of files; for all write {dashes} '*'");
+        write.push_str(&more);
+    }
+    is_list.then_some(write)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tests::PROGRAM;
+    use std::ffi::OsString;
+
+    /// What is understood, in one line; what is refused, a line each.
+    fn sort(line: &str) -> (String, Vec<String>) {
+        let words = line.split(' ').filter(|word| !word.is_empty()).map(OsString::from);
+        let mut command = PROGRAM.command();
+        command.build();
+        let sorted = super::sort(&command, words);
+        let understood: Vec<String> =
+            sorted.understood.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let refused = sorted.refused.iter().map(|(given, problem)| format!("{given} {problem}"));
+        (understood.join(" "), refused.collect())
+    }
+
+    #[test]
+    fn what_the_parser_understands_stays_as_it_is() {
+        for line in [
+            "",
+            "-b 80 -d -1 -n --dual-stack",
+            "-b80 -d=22 -n=false --dual-stack=0 --istio-service-cidr=10.0.0.0/8",
+            "--envoy-port 1 --envoy-port=2 -p 3",
+            "--log_target stdout --log_target stderr --log_as_json",
+            "-h --help -V --version",
+            "-b -n",
+        ] {
+            assert_eq!(sort(line), (line.to_owned(), Vec::new()));
+        }
+        assert_eq!(sort("-nb 80"), ("-n -b 80".to_owned(), Vec::new()));
+        assert_eq!(sort("-nb80"), ("-n -b80".to_owned(), Vec::new()));
+    }
+
+    #[test]
+    fn every_word_that_is_not_understood_is_told() {
+        let (understood, refused) = sort("--frob -b 80 --istio-inbound-port=90 stray -Q --dual-stack=0 -d");
+        assert_eq!(understood, "-b 80 --dual-stack=0");
+        assert_eq!(
+            refused,
+            [
+                "--frob is no flag; --help lists all",
+                "--istio-inbound-port is no flag; is --istio-inbound-ports meant?",
+                "-Q is no flag; --help lists all",
+                "-d lacks its value; see --help",
+            ],
+            "\"stray\" may be the value of the flag that nobody knows"
+        );
+    }
+
+    #[test]
+    fn a_word_behind_a_switch_is_told_how_to_be_written() {
+        let (understood, refused) = sort("--dual-stack yes -n no -b 80");
+        assert_eq!(understood, "--dual-stack -n -b 80");
+        assert!(
+            refused[0].starts_with("yes ") && refused[0].ends_with("write --dual-stack=true"),
+            "{refused:?}"
+        );
+        assert!(
+            refused[1].starts_with("no ") && refused[1].ends_with("write --dry-run=false"),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn names_of_files_in_the_place_of_a_star_are_one_mistake() {
+        let (understood, refused) = sort("-b bin boot dev etc home -i bin boot -m TPROXY");
+        assert_eq!(understood, "-b bin -i bin -m TPROXY");
+        assert_eq!(refused.len(), 2, "{refused:?}");
+        assert!(
+            refused[0].starts_with("boot dev etc … ") && refused[0].ends_with("write -b '*'"),
+            "{refused:?}"
+        );
+        assert!(refused[1].starts_with("boot ") && refused[1].ends_with("write -i '*'"), "{refused:?}");
+    }
+
+    #[test]
+    fn other_stray_words_are_told_what_they_may_be() {
+        let told = |line: &str| sort(line).1.join("\n");
+        assert!(told("dry-run").contains("is --dry-run meant?"));
+        assert!(told("-b 80 dry-run").contains("is --dry-run meant?"));
+        assert!(
+            told("-d 80 90")
+                .contains("follows the one value of --istio-local-exclude-ports: a list has commas")
+        );
+        assert!(told("-n extra").starts_with("extra is neither flag nor value nor one of "));
+        assert!(told("--").contains("leave it out"));
+        assert!(told("-").starts_with("- is neither"));
+    }
+
+    #[test]
+    fn subcommands_are_left_to_the_parser() {
+        let words = ["completion", "--frob"].map(OsString::from);
+        let sorted = super::sort(&PROGRAM.command(), words.clone());
+        assert!(sorted.has_subcommand && sorted.understood == words && sorted.refused.is_empty());
+        assert_eq!(sort("-b man").0, "-b man");
+    }
+}
