@@ -3,6 +3,7 @@
 mod common;
 mod plugin_support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +48,7 @@ fn strace(trace: &str) -> Vec<String> {
 fn assert_nothing_of_the_node(what: &str, trace: &str) {
     let lines = |part: &str| trace.lines().filter(|line| line.contains(part)).collect::<Vec<_>>();
     assert_eq!(lines("execve").len(), 1, "{what} executes {:#?}", lines("execve"));
-    assert!(trace.contains("ns/net"), "{what}: nothing is traced:\n{trace}");
+    assert!(trace.contains("ip_tables_names"), "{what}: nothing is traced:\n{trace}");
     for part in
         ["/of-the-test", "xtables.lock", "nsswitch", "nscd", "/etc/hosts", "libnss", "sin_port", "sin6_port"]
     {
@@ -151,32 +152,52 @@ fn kill_runs(kills: usize, plans: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What a killed run may leave: the rules of both families are one batch, so they are wholly the old ones or wholly the new ones. Routes,
-/// ip rules and the address of `lo` are messages beside it, sent before the rules that need them and taken away after them: all that
-/// the rules need is there, and nothing that neither plan needs. Returns whether the rules are the new ones, or what is wrong.
+/// What a killed run may leave: the rules of both families are one batch, so they are wholly the old ones or wholly the new ones;
+/// where capture moves to another table, both stand for a while, table by table. Routes, ip rules and the address of `lo` are
+/// messages beside it, sent before the rules that need them and taken away after them: all that the rules need is there, and
+/// nothing that neither plan needs. Returns whether the rules are the new ones, or what is wrong.
 fn left(old: &State, new: &State, found: &State) -> Result<bool, String> {
     let has_rules = |of: &State| (&found.v4, &found.v6) == (&of.v4, &of.v6);
-    let (is_new, in_force) = match (has_rules(new), has_rules(old)) {
-        (true, _) => (true, new),
-        (false, true) => (false, old),
-        (false, false) => {
+    let in_force: &[&State] = match (has_rules(new), has_rules(old), has_both(old, new, found)) {
+        (true, ..) => &[new],
+        (false, true, _) => &[old],
+        (false, false, true) => &[old, new],
+        (false, false, false) => {
             return Err(format!(
                 "neither the old rules nor the new ones: {}",
                 found.differences(new).join("\n")
             ));
         }
     };
-    for ((found, needed), (old, new)) in
-        routing(found).into_iter().zip(routing(in_force)).zip(routing(old).into_iter().zip(routing(new)))
-    {
-        let missing: Vec<_> = needed.iter().filter(|line| !found.contains(line)).collect();
-        let foreign: Vec<_> =
-            found.iter().filter(|line| !old.contains(line) && !new.contains(line)).collect();
+    let is_new = has_rules(new);
+    for (index, found) in routing(found).into_iter().enumerate() {
+        // A policy rule that is about to be removed is marked as that.
+        let found: Vec<&str> = found.iter().map(|line| line.trim_end_matches(" proto 105")).collect();
+        let needed = in_force.iter().flat_map(|state| routing(state)[index]);
+        let missing: Vec<_> = needed.filter(|line| !found.contains(&line.as_str())).collect();
+        let known = |line: &&&str| {
+            [old, new].iter().any(|state| routing(state)[index].iter().any(|one| one == *line))
+        };
+        let foreign: Vec<_> = found.iter().filter(|line| !known(line)).collect();
         if !missing.is_empty() || !foreign.is_empty() {
             return Err(format!("missing {missing:?}, nobody's {foreign:?}, new rules {is_new}"));
         }
     }
     Ok(is_new)
+}
+
+/// Whether every table is the old one or the new one, of both families alike, and both capture inbound connections.
+fn has_both(old: &State, new: &State, found: &State) -> bool {
+    let names: BTreeSet<&String> =
+        [old, new, found].into_iter().flat_map(|state| state.v4.keys().chain(state.v6.keys())).collect();
+    let table = |state: &State, name: &String| (state.v4.get(name).cloned(), state.v6.get(name).cloned());
+    let captures = |state: &State, name: &str| {
+        let rules = state.v4.get(name).and_then(|chains| chains.get("PREROUTING"));
+        rules.is_some_and(|rules| rules.iter().any(|rule| rule.contains("ISTIO_INBOUND")))
+    };
+    names.iter().all(|name| [old, new].iter().any(|state| table(state, name) == table(found, name)))
+        && captures(found, "nat")
+        && captures(found, "mangle")
 }
 
 /// What belongs to a plan beside its rules.
@@ -199,6 +220,15 @@ fn what_a_killed_run_may_not_leave_is_noticed() {
     let routed = State { v4: none.v4.clone(), ..tproxy.clone() };
     assert_eq!(left(&none, &tproxy, &routed), Ok(false), "routes come first");
     assert_eq!(left(&tproxy, &none, &routed), Ok(true), "and go last");
+    let capturing = |name: &str| -> State {
+        let chains = [("PREROUTING".to_owned(), vec!["-A PREROUTING -j ISTIO_INBOUND".to_owned()])].into();
+        State { v4: [(name.to_owned(), chains)].into(), ..State::default() }
+    };
+    let (in_nat, in_mangle) = (capturing("nat"), capturing("mangle"));
+    let both =
+        State { v4: in_nat.v4.clone().into_iter().chain(in_mangle.v4.clone()).collect(), ..State::default() };
+    assert_eq!(left(&in_nat, &in_mangle, &both), Ok(false), "both stand");
+    assert!(left(&in_nat, &in_mangle, &State::default()).is_err(), "none stands");
     let marked = State { route4: vec![], ..tproxy.clone() };
     assert!(left(&none, &tproxy, &marked).is_err(), "marks without a route");
     assert!(

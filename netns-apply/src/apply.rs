@@ -293,6 +293,7 @@ impl<'a> Run<'a> {
                 return Ok(self.handles.routes.add(*item, beside)?);
             }
             Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
+            Step::Condemn(found) => self.handles.routes.condemn(found)?,
             Step::Grace => grace(),
             Step::Restore(variant, family, change) => {
                 let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;

@@ -44,8 +44,8 @@ fn text(step: &Step) -> String {
             text
         }
         Step::RemoveRouting(found) => format!("# {}\n", command(found.item)),
-        // Cleaning up adds nothing and has nothing to wait for.
-        Step::AddRouting(_) | Step::Grace => String::new(),
+        // What is marked for removal is removed below; cleaning up adds nothing and has nothing to wait for.
+        Step::Condemn(_) | Step::AddRouting(_) | Step::Grace => String::new(),
     }
 }
 

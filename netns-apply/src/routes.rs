@@ -68,6 +68,8 @@ pub struct RouteSocket {
 /// The index of the loopback interface: the first of every network namespace, which the kernel insists on
 /// (drivers/net/loopback.c).
 const LOOPBACK: u32 = 1;
+/// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number that nobody has registered.
+const CONDEMNED: u8 = 0x69;
 /// The priority of the rule that looks into the table `main`: what comes behind it decides nothing (`ip rule`).
 const MAIN_PRIORITY: u32 = 32766;
 /// The table of the kernel's own addresses, which is always looked into first.
@@ -161,7 +163,7 @@ impl Dumped {
     }
 
     fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
-        FoundRouting { item, flaw, message: self.payload.clone() }
+        FoundRouting { item, flaw, condemned: false, message: self.payload.clone() }
     }
 }
 
@@ -217,6 +219,7 @@ struct PolicyRule<'a> {
     mask: u32,
     table: u32,
     looks_up: bool,
+    condemned: bool,
     /// What it asks for besides the mark.
     conditions: Vec<&'static str>,
 }
@@ -231,6 +234,7 @@ impl<'a> PolicyRule<'a> {
             mask: u32::MAX,
             table: u32::from(rule.header.table),
             looks_up: rule.header.action == RuleAction::ToTable,
+            condemned: false,
             conditions: Vec::new(),
         };
         let header = [
@@ -265,9 +269,9 @@ impl<'a> PolicyRule<'a> {
             RuleAttribute::SuppressIfGroup(group) if *group != u32::MAX => {
                 self.conditions.push("suppress_ifgroup");
             }
+            RuleAttribute::Protocol(protocol) => self.condemned = u8::from(*protocol) == CONDEMNED,
             // What is not known here limits the rule in a way not known here; what is known to say nothing else does not.
-            RuleAttribute::Protocol(_)
-            | RuleAttribute::L3MDev(_)
+            RuleAttribute::L3MDev(_)
             | RuleAttribute::SuppressPrefixLen(_)
             | RuleAttribute::SuppressIfGroup(_)
             | RuleAttribute::Source(_)
@@ -304,5 +308,5 @@ fn marked_lookup(family: Family, rules: &[PolicyRule<'_>], index: usize) -> Opti
     } else {
         earlier.map(|other| format!("the rule of priority {} takes its packets", other.priority))
     };
-    Some(rule.dumped.found(item, flaw))
+    Some(FoundRouting { condemned: rule.condemned, ..rule.dumped.found(item, flaw) })
 }

@@ -27,8 +27,24 @@ pub struct FoundRouting {
     pub item: RoutingItem,
     /// Why it does not do what a plan wants of it, if it does not.
     pub flaw: Option<String>,
+    /// A policy rule that a run has marked as its own to remove, before it removed the rules that told so.
+    pub condemned: bool,
     /// The kernel's message about it: everything that is needed to remove this very one, or to make it again.
     pub message: Vec<u8>,
+}
+
+impl FoundRouting {
+    /// Whether it does what a plan wants of it, and stays.
+    #[must_use]
+    pub const fn works(&self) -> bool {
+        self.flaw.is_none() && !self.condemned
+    }
+
+    /// The same, marked as to be removed.
+    #[must_use]
+    pub fn condemn(&self) -> Self {
+        Self { condemned: true, ..self.clone() }
+    }
 }
 
 impl RoutingItem {
@@ -60,15 +76,16 @@ pub fn wanted(plan: &RulePlan) -> Vec<RoutingItem> {
 /// What a plan needs and is not there, or does not work, in the order in which to add it.
 #[must_use]
 pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
-    let works = |item: &RoutingItem| found.iter().any(|one| one.item == *item && one.flaw.is_none());
+    let works = |item: &RoutingItem| found.iter().any(|one| one.item == *item && one.works());
     wanted(plan).into_iter().filter(|item| !works(item)).collect()
 }
 
-/// What is left of earlier plans, in the order in which to remove it: rules before the routes they lead to.
+/// What is left of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and tell
+/// whose they are.
 ///
 /// Others do transparent proxying, too, and their routing looks the same. So a policy rule counts as the mesh's when its
 /// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy` or the usual ones; a
-/// route when such a rule leads to it. Of several that are the same, one that works is kept where the plan wants it.
+/// route when such a rule leads to it; a rule that an earlier run has condemned always counts. Of several that are the same, one that works is kept where the plan wants it.
 #[must_use]
 pub fn stale<'a>(
     plan: &RulePlan,
@@ -84,7 +101,10 @@ pub fn stale<'a>(
         .chain(Tproxy::usual())
         .collect();
     let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
+    let condemned: BTreeSet<RoutingItem> =
+        found.iter().filter(|one| one.condemned).map(|one| one.item).collect();
     let ours = |item: &RoutingItem| match *item {
+        _ if condemned.contains(item) => true,
         RoutingItem::LoopbackAddress => true,
         RoutingItem::Rule(family, mark, table) => {
             let is_named = |one: &Tproxy| one.mark == mark && one.table == table;
@@ -104,12 +124,11 @@ pub fn stale<'a>(
     };
     let mut kept = BTreeSet::new();
     let wanted = wanted(plan);
-    let stays =
-        |one: &&FoundRouting| one.flaw.is_none() && wanted.contains(&one.item) && kept.insert(one.item);
+    let stays = |one: &&FoundRouting| one.works() && wanted.contains(&one.item) && kept.insert(one.item);
     let mut stays = stays;
     let mut stale: Vec<&FoundRouting> =
         found.iter().filter(|one| is_ours(&one.item)).filter(|one| !stays(one)).collect();
-    stale.sort_by_key(|one| core::cmp::Reverse(one.item));
+    stale.sort_by_key(|one| one.item);
     stale
 }
 

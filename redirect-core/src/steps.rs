@@ -163,6 +163,8 @@ pub struct Goal<'a> {
 pub enum Step {
     /// Adds what rules need.
     AddRouting(RoutingItem),
+    /// Marks a policy rule as the mesh's to remove: the rules that tell so go first, and a run may end in between.
+    Condemn(FoundRouting),
     /// Changes rules in one transaction of nf_tables.
     Transaction(Transaction),
     /// Changes rules through `iptables-restore` of a variant.
@@ -197,6 +199,8 @@ pub enum Inverse {
     RemoveRouting(RoutingItem),
     /// Makes again what was removed.
     PutBackRouting(FoundRouting),
+    /// Makes a policy rule again as it was before it was marked.
+    Pardon(FoundRouting),
     /// Brings these tables of iptables, and the native ones, to what they were.
     Rules {
         /// Tables of iptables by variant and family: what was done to them, and the rules they held before.
@@ -218,6 +222,7 @@ impl Step {
         match self {
             Self::AddRouting(item) => Inverse::RemoveRouting(*item),
             Self::RemoveRouting(found) => Inverse::PutBackRouting(found.clone()),
+            Self::Condemn(found) => Inverse::Pardon(found.clone()),
             Self::Grace => Inverse::Grace,
             Self::Restore(variant, family, change) => {
                 Inverse::Rules { iptables: [rules(*variant, *family, change)].into(), native: None }
@@ -238,6 +243,7 @@ impl fmt::Display for Step {
         match self {
             Self::AddRouting(item) => write!(f, "add {item}"),
             Self::RemoveRouting(found) => write!(f, "remove {found}"),
+            Self::Condemn(found) => write!(f, "mark for removal: {found}"),
             Self::Grace => f.write_str("wait for packets on their way"),
             Self::Restore(variant, family, change) => {
                 write!(f, "{family} {} (iptables-{})", tables(change), variant.name())
@@ -265,13 +271,20 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
         routing::missing(goal.plan, &observed.routing).into_iter().map(Step::AddRouting).collect();
     let Phases { take_over, let_go } = Phases::of(observed, goal);
     let both_stand = !let_go.is_empty() && !goal.plan.families().is_empty() && observed.is_redirected();
+    let rules_change = !take_over.is_empty() || !let_go.is_empty();
+    let stale = routing::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
+    let is_condemned = |found: &FoundRouting| {
+        rules_change && !found.condemned && matches!(found.item, RoutingItem::Rule(..))
+    };
+    let condemned = stale.iter().filter(|found| is_condemned(found));
+    steps.extend(condemned.map(|found| Step::Condemn((*found).clone())));
     steps.extend(take_over);
     if both_stand {
         steps.push(Step::Grace);
     }
     steps.extend(let_go);
-    let stale = routing::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
-    steps.extend(stale.into_iter().cloned().map(Step::RemoveRouting));
+    let removed = |found: &FoundRouting| if is_condemned(found) { found.condemn() } else { found.clone() };
+    steps.extend(stale.into_iter().map(|found| Step::RemoveRouting(removed(found))));
     steps
 }
 

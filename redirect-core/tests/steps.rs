@@ -38,13 +38,16 @@ fn goal(plan: &RulePlan, rules_in: RulesIn) -> Goal<'_> {
     Goal { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
 }
 
+fn found(item: routing::RoutingItem) -> routing::FoundRouting {
+    routing::FoundRouting { item, flaw: None, condemned: false, message: Vec::new() }
+}
+
 /// What a namespace holds when a plan is in force.
 fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
     let rules = |family| plan.rules(family).state().clone();
     let both = PerFamily { v4: rules(Family::V4), v6: rules(Family::V6) };
     let routing = routing::wanted(plan).into_iter();
-    let routing =
-        routing.map(|item| routing::FoundRouting { item, flaw: None, message: Vec::new() }).collect();
+    let routing = routing.map(found).collect();
     let nothing = Observation { routing, ..Observation::default() };
     match rules_in {
         RulesIn::Iptables(Variant::Nft) => Observation { nft: both, ..nothing },
@@ -102,8 +105,10 @@ fn take(observed: &mut Observation, step: &Step, wanted: &Observation) {
             observed.native = native.clone().unwrap_or_else(|| observed.native.clone());
         }
         Step::Restore(variant, family, change) => tables(*variant, *family, changed(change)),
-        Step::AddRouting(item) => {
-            observed.routing.push(routing::FoundRouting { item: *item, flaw: None, message: Vec::new() });
+        Step::AddRouting(item) => observed.routing.push(found(*item)),
+        Step::Condemn(found) => {
+            let same = observed.routing.iter_mut().filter(|one| one.item == found.item);
+            same.for_each(|one| one.condemned = true);
         }
         Step::RemoveRouting(found) => observed.routing.retain(|one| one.item != found.item),
         Step::Grace => {}
@@ -181,10 +186,11 @@ fn routing_comes_before_the_rules_and_goes_behind_them() {
     for (from_name, from, from_place) in configurations() {
         for (to_name, to, to_place) in configurations() {
             let steps = between(&in_force(&from, from_place), &goal(&to, to_place));
-            let is_routing = |step: &Step| matches!(step, Step::AddRouting(_) | Step::RemoveRouting(_));
+            let is_routing =
+                |step: &Step| matches!(step, Step::AddRouting(_) | Step::Condemn(_) | Step::RemoveRouting(_));
             let inner: Vec<&Step> = steps
                 .iter()
-                .skip_while(|step| matches!(step, Step::AddRouting(_)))
+                .skip_while(|step| matches!(step, Step::AddRouting(_) | Step::Condemn(_)))
                 .take_while(|step| !matches!(step, Step::RemoveRouting(_)))
                 .collect();
             assert!(!inner.into_iter().any(is_routing), "{from_name} to {to_name}: {steps:?}");
@@ -213,6 +219,7 @@ fn every_step_has_an_inverse_that_names_what_was_there() {
         match (&step, step.inverse(&before, &before.native)) {
             (Step::AddRouting(item), Inverse::RemoveRouting(removed)) => assert_eq!(*item, removed),
             (Step::RemoveRouting(found), Inverse::PutBackRouting(back)) => assert_eq!(*found, back),
+            (Step::Condemn(found), Inverse::Pardon(back)) => assert_eq!(*found, back),
             (Step::Grace, Inverse::Grace) => {}
             (Step::Transaction(transaction), Inverse::Rules { iptables, native }) => {
                 assert_eq!(native.is_some(), transaction.native.is_some());

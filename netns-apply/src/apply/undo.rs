@@ -41,6 +41,7 @@ impl Run<'_> {
         match inverse {
             Inverse::RemoveRouting(item) => Ok(self.handles.routes.take_back(*item)?),
             Inverse::PutBackRouting(found) => Ok(self.handles.routes.put_back(found)?),
+            Inverse::Pardon(found) => Ok(self.handles.routes.pardon(found)?),
             Inverse::Grace => {
                 grace();
                 Ok(())

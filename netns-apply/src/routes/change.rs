@@ -1,6 +1,6 @@
 //! Adding and removing what rules need.
 
-use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family};
+use super::{CONDEMNED, LOOPBACK, Question, RouteError, RouteSocket, address_family};
 use crate::socket::{Ended, code};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
@@ -74,6 +74,18 @@ impl RouteSocket {
         }
     }
 
+    /// Puts a policy rule that is marked for removal in the place of this one.
+    pub(crate) fn condemn(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        self.put_back(&found.condemn())?;
+        self.remove(found)
+    }
+
+    /// Puts a policy rule in the place of the one that was marked for removal.
+    pub(crate) fn pardon(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        self.put_back(found)?;
+        self.remove(&found.condemn())
+    }
+
     fn removed(&mut self, question: &Question, what: impl Fn() -> String) -> Result<(), RouteError> {
         match self.acknowledged(question) {
             Err(cause) if !GONE.contains(&cause) => Err(RouteError { what: what(), cause }),
@@ -85,14 +97,15 @@ impl RouteSocket {
     fn repeat(&mut self, found: &FoundRouting, kind: u16, flags: u16) -> Question {
         const HEADER: usize = 16;
         let sequence = self.socket.next_sequence();
-        let length = HEADER.saturating_add(found.message.len());
+        let message = if found.condemned { condemned(&found.message) } else { found.message.clone() };
+        let length = HEADER.saturating_add(message.len());
         let mut bytes = Vec::with_capacity(length);
         bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
         bytes.extend(kind.to_ne_bytes());
         bytes.extend(flags.to_ne_bytes());
         bytes.extend(sequence.to_ne_bytes());
         bytes.extend([0; 4]);
-        bytes.extend(&found.message);
+        bytes.extend(&message);
         Question { bytes, sequence }
     }
 
@@ -102,6 +115,27 @@ impl RouteSocket {
             Ended::Refused(answer) => Err(code(&answer)),
         }
     }
+}
+
+/// The message about a policy rule with another protocol: the kernel repeats this attribute in every one since 4.17.
+fn condemned(message: &[u8]) -> Vec<u8> {
+    /// Size of `fib_rule_hdr`.
+    const HEADER: usize = 12;
+    /// `FRA_PROTOCOL`.
+    const PROTOCOL: u16 = 21;
+    let mut bytes = message.to_vec();
+    let mut start = HEADER;
+    let number = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    while let (Some(length), Some(kind)) = (number(&bytes, start), number(&bytes, start.saturating_add(2))) {
+        if kind == PROTOCOL {
+            if let Some(value) = bytes.get_mut(start.saturating_add(4)) {
+                *value = CONDEMNED;
+            }
+            break;
+        }
+        start = start.saturating_add(usize::from(length.max(4)).next_multiple_of(4));
+    }
+    bytes
 }
 
 const fn kind_of(item: RoutingItem) -> u16 {
