@@ -3,12 +3,12 @@
 use crate::selection::Programming;
 use netns_apply::{
     ApplyOptions, Mismatch, Programs,
+    capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, hosts, owner, suitable},
 };
-use nix::sched::{CloneFlags, unshare};
 use redirect_core::RulePlan;
-use std::{error::Error, net::IpAddr, path::Path, thread, time::Duration};
+use std::{error::Error, net::IpAddr, path::Path, time::Duration};
 
 /// How many bytes of rules are read to be compared; a container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_RULES: usize = 16 << 20;
@@ -114,22 +114,15 @@ impl Kernel for Linux {
         })
     }
 
-    /// Looks from a new, empty namespace, which is what a pod's is like: the host's may hold ten thousand rules of others,
-    /// and says nothing about pods.
     fn preflight(&self, programming: Programming) -> Result<(), KernelError> {
-        let options = options(programming, false);
-        let look = || {
-            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| {
-                format!("cannot make a network namespace: {error}; CAP_SYS_ADMIN is needed")
-            })?;
-            netns_apply::preflight(&options).map(drop).map_err(|error| error.to_string())
-        };
-        // The namespace goes with the thread.
-        let looked = thread::scope(|scope| match thread::Builder::new().spawn_scoped(scope, look) {
-            Ok(looking) => looking.join().unwrap_or_else(|_| Err("looking at the kernel failed".to_owned())),
-            Err(error) => Err(format!("cannot start a thread: {error}")),
-        });
-        looked.map_err(KernelError::Failed)
+        // What ADD needs to enter a namespace.
+        if capabilities::has(SYS_ADMIN) == Some(false) {
+            return Err(KernelError::Failed(format!(
+                "{} is needed to enter network namespaces",
+                SYS_ADMIN.name
+            )));
+        }
+        netns_apply::preflight(&options(programming, false)).map(drop).map_err(|error| failed(&error))
     }
 }
 

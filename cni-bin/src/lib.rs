@@ -5,14 +5,11 @@
 //! of the plugins before it handed on. Standard output carries that result or an error object, and nothing else ever.
 
 pub mod commands;
-pub mod conf;
-pub mod fields;
 pub mod kernel;
 pub mod logs;
-pub mod pod_source;
-pub mod selection;
 mod usage;
-pub mod wire;
+
+pub use cni_core::{conf, fields, pod_source, selection, wire};
 
 use commands::Job;
 use conf::{Conf, Envelope, MOST_INPUT};

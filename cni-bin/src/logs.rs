@@ -5,35 +5,10 @@
 use logging::{AgentSocket, Config, Format, Handle, Level, Levels, RollingFile, Target};
 use std::path::Path;
 
-/// The scope of the plugin's lines.
-pub const SCOPE: &str = "cni-plugin";
+pub use cni_core::logs::{SCOPE, levels};
+
 /// The log file in the run directory.
 pub const FILE_NAME: &str = "istio-cni.log";
-
-/// Libraries that log; they say in many lines what an error says in one, and none of it is meant for an operator.
-const LIBRARIES: [&str; 9] = [
-    "kube_client",
-    "hyper",
-    "hyper_util",
-    "hyper_rustls",
-    "rustls",
-    "tokio",
-    "tower",
-    "tower_http",
-    "tracing",
-];
-
-/// This level for the plugin's own lines, nothing of libraries.
-#[must_use]
-pub fn levels(level: Level) -> Levels {
-    let mut levels = Levels::default();
-    levels.set(SCOPE, level);
-    levels.set(logging::DEFAULT_SCOPE, level);
-    for library in LIBRARIES {
-        levels.set(library, Level::None);
-    }
-    levels
-}
 
 /// Starts logging to standard error. None where the process logs already, as in tests.
 #[must_use]

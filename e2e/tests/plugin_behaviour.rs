@@ -205,14 +205,15 @@ fn status_says_what_is_missing() -> Result<()> {
         ensure!(code == 50 && text.contains(named), "want {named}, got {code}: {text}");
         Ok(())
     };
-    refused(&run_dir.conf(), "istio-cni-kubeconfig is missing")?;
+    let mut with_host_agent = run_dir.conf();
+    with_host_agent["agent_host_network"] = json!(true);
+    refused(&with_host_agent, "istio-cni-kubeconfig is missing")?;
     run_dir.write_kubeconfig(&json!({"clusters": []}))?;
-    refused(&run_dir.conf(), "istio-cni-kubeconfig")?;
+    refused(&with_host_agent, "istio-cni-kubeconfig")?;
     run_dir.write_kubeconfig(&plain_kubeconfig(1))?;
-    status(&run_dir.conf())?.silence()?;
+    status(&with_host_agent)?.silence()?;
 
-    let mut conf = run_dir.conf();
-    conf["kubernetes"] = json!({"kubeconfig": run_dir.path().join("istio-cni-kubeconfig")});
+    let mut conf = with_host_agent.clone();
     for wrong in ["/nonexistent", "/etc/hostname"] {
         conf["cni_agent_run_dir"] = json!(wrong);
         refused(&conf, &format!("cni_agent_run_dir: {wrong}"))?;
@@ -221,7 +222,7 @@ fn status_says_what_is_missing() -> Result<()> {
         format!("mount -t tmpfs -o ro none {}; exec {}", run_dir.path().display(), istio_cni().display());
     let mut command = process::command("unshare", ["--mount", "sh", "-ec", &read_only]);
     command.env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/opt/cni/bin");
-    let output = process::run_with_input(&mut command, &run_dir.conf().to_string(), process::SHORT)?;
+    let output = process::run_with_input(&mut command, &with_host_agent.to_string(), process::SHORT)?;
     let (code, text) = Answer(output).error()?;
     assert!(code == 50 && text.contains("is not writable: EROFS"), "{code} {text}");
 
@@ -231,6 +232,31 @@ fn status_says_what_is_missing() -> Result<()> {
     status(&conf)?.silence()?;
     conf["native_nftables"] = json!(true);
     status(&conf)?.silence()
+}
+
+/// A node whose network is reported as not ready starts no pod of the pods' network. If the agent is one of those, only it can bring
+/// the credentials, so their absence must not count.
+#[test]
+fn status_does_not_wait_for_an_agent_that_waits_for_it() -> Result<()> {
+    let run_dir = RunDir::new()?;
+    let mut conf = run_dir.conf();
+    Invocation::new("STATUS", &conf).run()?.silence()?;
+    conf["cni_agent_run_dir"] = json!("/nonexistent");
+    Invocation::new("STATUS", &conf).run()?.silence()?;
+    conf["agent_host_network"] = json!(false);
+    Invocation::new("STATUS", &conf).run()?.silence()
+}
+
+/// Runtimes ask every few seconds, and a network namespace costs the kernel milliseconds and memory.
+#[test]
+fn status_makes_no_network_namespace() -> Result<()> {
+    let (run_dir, _) = web()?;
+    let script = format!("echo 0 > /proc/sys/user/max_net_namespaces; exec {}", istio_cni().display());
+    let mut command =
+        process::command("unshare", ["--user", "--map-root-user", "--net", "sh", "-ec", &script]);
+    command.env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/opt/cni/bin");
+    let output = process::run_with_input(&mut command, &run_dir.manifest_conf().to_string(), process::SHORT)?;
+    Answer(output).silence()
 }
 
 /// In a network namespace that another user namespace owns, and as nobody there, the kernel refuses everything.

@@ -108,6 +108,11 @@ impl Levels {
         }
     }
 
+    /// Sets the limit of a scope that nobody has mentioned.
+    pub fn set_default(&mut self, scope: &str, level: Level) {
+        self.scopes.entry(scope.to_owned()).or_insert(level);
+    }
+
     /// The limit of a scope.
     #[must_use]
     pub fn of(&self, scope: &str) -> Level {

@@ -60,6 +60,10 @@ impl Sink for RollingFile {
 }
 
 fn append(path: &Path) -> io::Result<File> {
+    // Opening a pipe waits for somebody who reads it.
+    if fs::metadata(path).is_ok_and(|known| !known.is_file()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "is not a regular file"));
+    }
     File::options().create(true).append(true).mode(0o640).open(path)
 }
 
@@ -133,6 +137,14 @@ mod tests {
         old.set_modified(SystemTime::now() - KEPT - Duration::from_secs(1)).unwrap();
         rolling(&path, 100).write(&entry(Level::Info, "b"));
         assert!(!backup(&path).exists());
+    }
+
+    #[test]
+    fn a_pipe_in_the_files_place_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.log");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        rolling(&path, 100).write(&entry(Level::Error, "lost"));
     }
 
     #[test]

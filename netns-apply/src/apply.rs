@@ -90,13 +90,17 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
     apply(&RulePlan::empty(), options)
 }
 
-/// What would program rules here, and why; an error says what is missing for that. Looks, and changes nothing.
+/// What would program rules in an empty network namespace of this kernel, and why; an error says what is missing for that. Looks, and
+/// changes nothing; what the calling thread's namespace holds does not count, and is read only where the kernel has no nf_tables.
 ///
 /// # Errors
 /// What a plan could not be put in force without.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
     let mut handles = Handles::open(&options.programs, options.backend)?;
-    let seen = Seen::now(&mut handles, Instant::now() + options.patience)?;
+    let seen = match &handles.netlink {
+        Some(_) => Seen::default(),
+        None => Seen::now(&mut handles, Instant::now() + options.patience)?,
+    };
     backend::choose(options.backend, &seen.state, &mut handles, &RulePlan::empty())
 }
 

@@ -80,7 +80,7 @@ impl Netns {
     /// The path cannot be opened, or is no namespace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref().to_owned();
-        // A FIFO would wait for a writer.
+        // Not waiting: where a FIFO lies in the place of a namespace, nobody may ever write to it.
         let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path);
         let file = match opened {
             Ok(file) => file,
@@ -196,6 +196,11 @@ mod tests {
             let opened = Netns::open(path);
             assert!(matches!(opened, Err(NetnsError::NotANamespace { .. })), "{path}: {opened:?}");
         }
+        let pipe = std::env::temp_dir().join(format!("netns-apply-{}-pipe", std::process::id()));
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let opened = Netns::open(&pipe);
+        std::fs::remove_file(&pipe).unwrap();
+        assert!(matches!(opened, Err(NetnsError::NotANamespace { .. })), "{opened:?}");
         let own = Netns::current().unwrap();
         assert!(own.is_own().unwrap());
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::bail;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch::Receiver;
 
 use crate::cluster::{Connection, LastSeen};
 use crate::disk::Real;
@@ -19,9 +20,11 @@ use crate::leave::{self, Departure, Lookup};
 use crate::log_socket::LogServer;
 use crate::metrics::{KindLabel, Metrics, ResultLabel, WatchLabel};
 use crate::plan::{Directory, Edit, Obstacle};
+use crate::plugin::Program;
+use crate::plugin_token::{Keeper, PluginToken};
 use crate::ready::{Phase, State};
 use crate::serve::{self, Served};
-use crate::settings::{Settings, Trust};
+use crate::settings::{Settings, TemplateSource, Trust};
 use crate::watch::{Change, Watch, Watched};
 
 /// The scope of the agent's lines.
@@ -30,6 +33,14 @@ const SCOPE: &str = "cni-agent";
 const COLLISION_WAIT: Duration = Duration::from_millis(50);
 /// The least time between two events of a reason.
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
+/// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
+const FIRST_TOKEN: Duration = Duration::from_secs(5);
+/// How long the last renewal of that token may take.
+const LAST_RENEWAL: Duration = Duration::from_secs(5);
+/// How often the node's files are looked at where they cannot be watched.
+const POLL: Duration = Duration::from_secs(5);
+/// How often to see whether the node's directories are still those that are mounted. No event tells.
+const TICK: Duration = Duration::from_secs(10);
 /// The longest wait after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -39,7 +50,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// When it cannot serve health or the log socket. What fails on the node is shown by readiness and tried again.
 pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::Result<()> {
     let mut ends = Ends::new()?;
-    let installer = Arc::new(Installer::new(Arc::new(Real), settings.clone()));
+    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
+    let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
+    let installer = Arc::new(installer.with_token(token.clone()));
     let (state, metrics) = (Arc::new(State::default()), Arc::new(Metrics::new()));
     let served = Arc::new(Served {
         installer: installer.clone(),
@@ -47,70 +60,35 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         metrics: metrics.clone(),
         logs,
     });
-    let logs = listen(&settings, &served).await?;
-    let cluster = Arc::new(Connection::new(settings.clone()));
+    let logs = serve::start(&settings, &served).await?;
+    let cluster = Arc::new(Connection::new(&settings, state.clone()));
     let seen = Arc::new(LastSeen::default());
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
     let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let drift = tokio::spawn(drift);
-    let mut agent = Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs);
-    agent.work(&mut ends).await;
+    let keeper = Keeper::new(settings.plugin.clone(), token.clone(), cluster.clone(), metrics.clone());
+    let keeper = Arc::new(keeper);
+    let keeping = tokio::spawn({
+        let keeper = keeper.clone();
+        async move { keeper.keep().await }
+    });
+    let mut agent =
+        Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs, token.clone());
+    let end = agent.work(&mut ends).await;
     drift.abort();
+    keeping.abort();
+    if let End::Lost(directory) = end {
+        bail!(
+            "the node's directory behind {} was removed and made anew, and this container still sees the old one; ending, so that the kubelet starts a container that sees the new one",
+            directory.display()
+        );
+    }
     state.set(Phase::Leaving);
     tokio::select! {
-        () = depart(installer, &cluster, &seen) => {}
+        () = depart(installer, &cluster, &seen, &token, &keeper) => {}
         () = ends.told() => log::warn!(target: SCOPE, "told to end a second time; leaving things as they are"),
     }
     Ok(())
-}
-
-/// Starts the servers.
-async fn listen(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<LogServer> {
-    if let Some(port) = settings.serve.monitoring_port {
-        match serve::listen(None, port).await {
-            Ok(listener) => {
-                let served = served.clone();
-                spawn(listener, move |request| {
-                    let served = served.clone();
-                    async move { served.metrics(request).await }
-                });
-            }
-            Err(error) => log::error!(target: SCOPE, port = port; "no metrics: cannot listen: {error}"),
-        }
-    }
-    if let Some((address, port)) = settings.serve.control {
-        match serve::listen(Some(address), port).await {
-            Ok(listener) => {
-                let served = served.clone();
-                spawn(listener, move |request| {
-                    let served = served.clone();
-                    async move { served.control(request).await }
-                });
-            }
-            Err(error) => {
-                log::warn!(target: SCOPE, port = port; "no run-time control: cannot listen: {error}");
-            }
-        }
-    }
-    let logs = LogServer::start(&settings.paths.run, served.metrics.clone(), served.logs.clone())?;
-    let port = settings.serve.health_port;
-    let listener =
-        serve::listen(None, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
-    let served = served.clone();
-    spawn(listener, move |request| {
-        let served = served.clone();
-        async move { served.health(request).await }
-    });
-    Ok(logs)
-}
-
-fn spawn<L, A, F>(listener: L, answer: A)
-where
-    L: serve::Listener + Send + Sync + 'static,
-    A: Fn(hyper::Request<hyper::body::Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = serve::Answer> + Send + 'static,
-{
-    tokio::spawn(serve::connections(listener, answer));
 }
 
 /// The signals that end the agent.
@@ -133,26 +111,35 @@ impl Ends {
 }
 
 async fn follow_daemon_set(connection: Arc<Connection>, seen: Arc<LastSeen>, metrics: Arc<Metrics>) {
-    let restarted = |_: &str| {
+    let restarted = || {
         metrics.watch_restarts.get_or_create(&WatchLabel { watch: "daemonset" }).inc();
     };
-    loop {
-        match connection.get().await {
-            Ok(cluster) => cluster.watch_daemon_set(&seen, restarted).await,
-            Err(error) => log::warn!(target: SCOPE, "cannot talk to the API server: {error:#}"),
-        }
-        tokio::time::sleep(Duration::from_secs(10)).await;
-    }
+    connection.watch_daemon_set(&seen, restarted).await;
 }
 
 /// Leaves the plugin or removes it.
-async fn depart(installer: Arc<Installer>, connection: &Connection, seen: &LastSeen) {
-    let lookup = match connection.get().await {
-        Ok(cluster) => cluster.daemon_set().await,
-        Err(error) => Lookup::Unreachable(format!("{error:#}")),
+async fn depart(
+    installer: Arc<Installer>,
+    connection: &Connection,
+    seen: &LastSeen,
+    token: &PluginToken,
+    keeper: &Keeper,
+) {
+    let lookup = match connection.last_look(seen).await {
+        Lookup::Denied { .. } => Lookup::Denied { plugin_works: token.works(connection).await },
+        other @ (Lookup::Present { .. } | Lookup::Absent | Lookup::Unreachable(_)) => other,
     };
     match leave::decide(&lookup, seen.get()) {
-        Departure::Stay(because) => log::info!(target: SCOPE, "ending; the plugin stays: {because}"),
+        Departure::Stay(because) => {
+            // It has to last until the next agent runs, however long that takes.
+            if tokio::time::timeout(LAST_RENEWAL, keeper.renew_if_own()).await == Ok(true) {
+                let written = tokio::task::spawn_blocking(move || installer.kubeconfig()).await;
+                if let Ok(Err(error)) = written {
+                    log::warn!(target: SCOPE, "cannot write the plugin's new token: {error}");
+                }
+            }
+            log::info!(target: SCOPE, "ending; the plugin stays: {because}");
+        }
         Departure::Remove(because) => {
             log::info!(target: SCOPE, "ending; the plugin is removed: {because}");
             let removed = tokio::task::spawn_blocking(move || leave::remove(&installer)).await;
@@ -167,6 +154,15 @@ async fn depart(installer: Arc<Installer>, connection: &Connection, seen: &LastS
             }
         }
     }
+}
+
+/// Why the agent stops working.
+#[derive(Debug)]
+enum End {
+    /// It was told to.
+    Told,
+    /// A directory of the node is not the one it sees any more.
+    Lost(PathBuf),
 }
 
 /// A file that is left to another writer for a while.
@@ -187,12 +183,15 @@ struct Agent {
     fight: Fight,
     hold: Option<Hold>,
     failures: u32,
+    /// Why the node's files cannot be watched.
+    blind: Option<String>,
     /// The file that had our entry when all was well.
     settled: Option<String>,
     obstacle: Option<Obstacle>,
     invalid: Vec<(String, String)>,
     /// When an event of each reason was sent last.
     events: BTreeMap<&'static str, Instant>,
+    token: Arc<PluginToken>,
 }
 
 impl Agent {
@@ -203,6 +202,7 @@ impl Agent {
         metrics: Arc<Metrics>,
         connection: Arc<Connection>,
         logs: LogServer,
+        token: Arc<PluginToken>,
     ) -> Self {
         Self {
             settings,
@@ -214,56 +214,99 @@ impl Agent {
             fight: Fight::default(),
             hold: None,
             failures: 0,
+            blind: None,
             settled: None,
             obstacle: None,
             invalid: Vec::new(),
             events: BTreeMap::new(),
+            token,
         }
     }
 
-    /// Works until told to end.
-    async fn work(&mut self, ends: &mut Ends) {
-        match self.installer.sweep() {
-            Ok(0) => {}
-            Ok(count) => {
+    /// Works until there is a reason to end.
+    async fn work(&mut self, ends: &mut Ends) -> End {
+        let installer = self.installer.clone();
+        match tokio::task::spawn_blocking(move || installer.sweep()).await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(count)) => {
                 log::info!(target: SCOPE, files = count; "removed what an agent before left half-written");
             }
-            Err(error) => log::warn!(target: SCOPE, "{error}"),
+            Ok(Err(error)) => log::warn!(target: SCOPE, "{error}"),
+            Err(error) => log::warn!(target: SCOPE, "sweeping panicked: {error}"),
+        }
+        let mut tokens = self.token.changes();
+        tokio::select! {
+            () = ends.told() => return End::Told,
+            _ = tokio::time::timeout(FIRST_TOKEN, self.token.first_answer()) => {}
         }
         let mut watch = None;
         loop {
             // The watch comes before the look, so that nothing falls between them.
-            let blind = match &watch {
-                Some(_) => None,
-                None => match Watch::new(self.watched()) {
-                    Ok(made) => {
-                        watch = Some(made);
-                        None
-                    }
-                    Err(error) => Some(error),
-                },
-            };
-            let wait = self.look(blind).await;
-            let waited = async {
-                match wait {
-                    Some(wait) => tokio::time::sleep(wait).await,
-                    None => std::future::pending().await,
-                }
-            };
+            if watch.is_none() {
+                watch = self.watch();
+            }
+            let again = self.look().await;
+            let again = if watch.is_none() { Some(again.map_or(POLL, |wait| wait.min(POLL))) } else { again };
+            if let Some(end) = self.wait(&mut watch, &mut tokens, again, ends).await {
+                return end;
+            }
+        }
+    }
+
+    /// Starts watching, if that is possible.
+    fn watch(&mut self) -> Option<Watch> {
+        let made = Watch::new(self.watched());
+        self.metrics.polling.set(i64::from(made.is_err()));
+        let blind = made.as_ref().err().map(ToString::to_string);
+        match &blind {
+            Some(error) if self.blind.as_ref() != Some(error) => {
+                log::warn!(target: SCOPE, "cannot watch the node's directories, and looks every {} s instead: {error}", POLL.as_secs());
+            }
+            None if self.blind.is_some() => {
+                log::info!(target: SCOPE, "watching the node's directories again");
+            }
+            Some(_) | None => {}
+        }
+        self.blind = blind;
+        made.ok()
+    }
+
+    /// Waits for a change, another token of the plugin's, or for as long as it takes until the next look; a reason to end cuts it short.
+    async fn wait(
+        &mut self,
+        watch: &mut Option<Watch>,
+        tokens: &mut Receiver<u64>,
+        again: Option<Duration>,
+        ends: &mut Ends,
+    ) -> Option<End> {
+        let next = again.map(|wait| tokio::time::Instant::now() + wait);
+        loop {
+            if let Some(lost) = self.installer.lost_directory() {
+                return Some(End::Lost(lost.to_owned()));
+            }
+            let tick = tokio::time::Instant::now() + TICK;
             let changed = async {
-                match &mut watch {
+                match watch {
                     Some(watch) => watch.changed().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
-                () = ends.told() => return,
-                change = changed => if !matches!(change, Ok(Change::Files)) {
-                    watch = None;
-                    self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                () = ends.told() => return Some(End::Told),
+                change = changed => {
+                    if !matches!(change, Ok(Change::Files)) {
+                        *watch = None;
+                        self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                    }
+                    return None;
                 },
-                () = waited => {}
+                _ = tokens.changed() => return None,
+                () = tokio::time::sleep_until(next.map_or(tick, |next| next.min(tick))) => {
+                    if next.is_some_and(|next| next <= tokio::time::Instant::now()) {
+                        return None;
+                    }
+                }
             }
         }
     }
@@ -287,6 +330,14 @@ impl Agent {
             },
             all(&paths.service_account),
         ];
+        if let Some(TemplateSource::File(file)) = &self.settings.entry.template
+            && let (Some(directory), Some(name)) = (file.parent(), file.file_name())
+        {
+            let name = name.to_owned();
+            // A mounted ConfigMap changes by its link `..data`.
+            let matters = move |changed: &str| changed == "..data" || *changed == *name;
+            watched.push(Watched { directory: directory.to_owned(), matters: Box::new(matters) });
+        }
         match &self.settings.kubeconfig.trust {
             Trust::Authority(file) => {
                 let directory = file.parent().filter(|directory| **directory != *paths.service_account);
@@ -298,7 +349,7 @@ impl Agent {
     }
 
     /// One pass, and how long to wait for the next if nothing changes.
-    async fn look(&mut self, blind: Option<io::Error>) -> Option<Duration> {
+    async fn look(&mut self) -> Option<Duration> {
         self.logs.keep();
         let now = Instant::now();
         self.hold = self.hold.take().filter(|hold| hold.until > now);
@@ -309,27 +360,15 @@ impl Agent {
         let installer = self.installer.clone();
         let done = tokio::task::spawn_blocking(move || installer.pass(&conflist)).await;
         self.metrics.passes.inc();
-        let wait = match done {
+        match done {
             Ok(Ok(pass)) => {
-                if blind.is_none() {
-                    self.failures = 0;
-                }
+                self.failures = 0;
                 self.settle(&pass)
             }
             Ok(Err(error)) if error.is_collision() => Some(COLLISION_WAIT),
             Ok(Err(error)) => Some(self.failed(error.label(), error.to_string())),
             Err(error) => {
                 Some(self.failed("CREATE_CNI_CONFIG_FAILURE", format!("the pass panicked: {error}")))
-            }
-        };
-        match blind {
-            None => wait,
-            Some(error) => {
-                let again = self.failed(
-                    "CREATE_CNI_CONFIG_FAILURE",
-                    format!("cannot watch the node's directories: {error}"),
-                );
-                Some(wait.map_or(again, |wait| wait.min(again)))
             }
         }
     }
@@ -433,9 +472,9 @@ impl Agent {
         self.events.insert(reason, now);
         let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
         tokio::spawn(async move {
-            let sent = match connection.get().await {
+            let sent = match connection.get() {
                 Ok(cluster) => cluster.warn(reason, &text).await,
-                Err(error) => Err(format!("{error:#}")),
+                Err(error) => Err(error.to_string()),
             };
             let result = if sent.is_ok() { "sent" } else { "failed" };
             metrics.events.get_or_create(&ResultLabel { result }).inc();
@@ -471,5 +510,5 @@ fn report(pass: &Pass) {
 /// # Errors
 /// Everything that could not be removed.
 pub fn cleanup(settings: Settings) -> Result<(), Vec<leave::RemovalError>> {
-    leave::remove(&Installer::new(Arc::new(Real), settings))
+    leave::remove(&Installer::new(Arc::new(Real), Arc::new(Program), settings))
 }

@@ -1,66 +1,147 @@
 //! The API server, as far as the agent needs it: its own DaemonSet, its node's labels and pods, events.
 
 mod pods;
+mod token;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use cluster_client::params::{GetParams, PostParams, WatchParams};
+use cluster_client::{
+    AccessError, Account, Client, Failure, Limits, Outage, PartialObjectMeta, Pauses, Request, WatchEvent,
+};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Event, EventSource, Node, NodeSelectorRequirement, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{PostParams, WatchEvent, WatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::leave::{Lookup, Seen};
-use crate::settings::{Identity, Settings, Trust};
+use crate::ready::State;
+use crate::settings::{Identity, Settings};
 
 pub use pods::PodsError;
+pub use token::{Granted, TokenError};
 
+/// The scope of the agent's lines.
+const SCOPE: &str = "cni-agent";
 /// How long one request may take. A request that hangs must not hold up the agent's end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait, at least, before a broken watch is made anew.
-const RETRY: Duration = Duration::from_secs(10);
-/// The most that is added to it, so that the agents of many nodes do not come back all at once.
-const MOST_JITTER_MS: u32 = 10_000;
+/// How long a watch may last. The server is asked to end it before, so one that takes longer says nothing any more.
+const WATCH_PATIENCE: Duration = Duration::from_secs(300);
+/// The pauses before a broken watch is made anew.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// How long, and how often, the agent asks again at its end where it is refused.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(10);
+const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
 const NO_NAMESPACE: &str = "POD_NAMESPACE is not set, so the agent cannot find its DaemonSet";
 
-/// A connection to the API server.
-#[derive(Clone)]
+/// The API server, asked by the agent.
+#[derive(Debug, Clone)]
 pub struct Cluster {
     client: Client,
     identity: Identity,
 }
 
-impl std::fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster").field("identity", &self.identity).finish_non_exhaustive()
-    }
-}
-
-/// The connection to the API server, made when it is first needed and possible.
+/// How the agent comes to a client of the API server.
 #[derive(Debug)]
 pub struct Connection {
-    settings: Settings,
-    made: tokio::sync::OnceCell<Cluster>,
+    account: Account,
+    identity: Identity,
+    state: Arc<State>,
 }
 
 impl Connection {
-    /// Nothing is sent or read yet.
+    /// Nothing is sent or read yet. The state learns whether there can be a client.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        Self { settings, made: tokio::sync::OnceCell::new() }
+    pub fn new(settings: &Settings, state: Arc<State>) -> Self {
+        let token = settings.paths.service_account.join("token");
+        let kubeconfig = &settings.kubeconfig;
+        let account = Account::new(kubeconfig.server.clone(), kubeconfig.trust.clone(), token);
+        Self { account, identity: settings.identity.clone(), state }
     }
 
-    /// The connection.
+    /// The API server, with the service account's files as they are now.
     ///
     /// # Errors
-    /// See [`Cluster::prepare`].
-    pub async fn get(&self) -> anyhow::Result<&Cluster> {
-        self.made.get_or_try_init(|| Cluster::prepare(&self.settings)).await
+    /// They cannot be read, or no client can be made of them.
+    pub fn get(&self) -> Result<Cluster, AccessError> {
+        let client = self.account.client();
+        self.state.set_client(client.as_ref().err().map(ToString::to_string));
+        Ok(Cluster { client: client?, identity: self.identity.clone() })
+    }
+
+    /// Asks for the agent's DaemonSet at the agent's end. One refusal is not believed where the DaemonSet was there a moment ago: while an
+    /// API server starts, or roles are applied anew, it refuses what it allows a second later.
+    pub async fn last_look(&self, seen: &LastSeen) -> Lookup {
+        let start = Instant::now();
+        loop {
+            let lookup = match self.get() {
+                Ok(cluster) => cluster.daemon_set().await,
+                Err(error) => Lookup::Unreachable(error.to_string()),
+            };
+            let is_refused = matches!(lookup, Lookup::Denied { .. });
+            if !is_refused || seen.get() != Seen::Present || start.elapsed() >= REFUSAL_PATIENCE {
+                return lookup;
+            }
+            tokio::time::sleep(REFUSAL_PAUSE).await;
+        }
+    }
+
+    /// Watches the agent's DaemonSet for as long as the agent lives. `restarted` is told of each time the watch broke.
+    pub async fn watch_daemon_set(&self, seen: &LastSeen, restarted: impl Fn()) {
+        let mut outage = Outage::default();
+        let mut pauses = Pauses::new(FIRST_RETRY, LONGEST_RETRY);
+        loop {
+            let done = match self.get() {
+                Ok(cluster) => cluster.watch_once(seen).await,
+                Err(error) => Err(format!("the agent has no working API client: {error}").into()),
+            };
+            let retry_after = match done {
+                Ok(()) => {
+                    pauses.reset();
+                    if let Some(lasted) = outage.ends(Instant::now()) {
+                        log::info!(target: SCOPE, seconds = lasted.as_secs(); "the agent's DaemonSet is watched again");
+                    }
+                    // Also a server that ends each watch at once is not asked all the time.
+                    None
+                }
+                Err(error) => {
+                    restarted();
+                    let text = error.text;
+                    // An API server that is down for an hour is one line, however it says so.
+                    if outage.begins(Instant::now()) {
+                        log::warn!(target: SCOPE, "cannot watch the agent's DaemonSet: {text}");
+                    } else {
+                        log::debug!(target: SCOPE, "still cannot watch the agent's DaemonSet: {text}");
+                    }
+                    error.retry_after
+                }
+            };
+            tokio::time::sleep(pauses.pause(retry_after)).await;
+        }
+    }
+}
+
+/// Why a watch broke.
+struct WatchError {
+    text: String,
+    retry_after: Option<Duration>,
+}
+
+impl From<String> for WatchError {
+    fn from(text: String) -> Self {
+        Self { text, retry_after: None }
+    }
+}
+
+impl From<Failure> for WatchError {
+    fn from(failure: Failure) -> Self {
+        Self { retry_after: failure.retry_after(), text: failure.to_string() }
     }
 }
 
@@ -79,6 +160,11 @@ impl LastSeen {
         }
     }
 
+    fn note(&self, object: &PartialObjectMeta<DaemonSet>) {
+        let deleting = object.metadata.deletion_timestamp.is_some();
+        self.set(if deleting { Seen::Gone } else { Seen::Present });
+    }
+
     fn set(&self, seen: Seen) {
         let value = match seen {
             Seen::Never => 0,
@@ -90,38 +176,17 @@ impl LastSeen {
 }
 
 impl Cluster {
-    /// Prepares a connection with the service account's files; nothing is sent yet. The token file is read again as it is rotated.
-    ///
-    /// # Errors
-    /// When the authority cannot be read or is none.
-    pub async fn prepare(settings: &Settings) -> anyhow::Result<Self> {
-        let trust = match &settings.kubeconfig.trust {
-            Trust::Authority(file) => json!({"certificate-authority": file}),
-            Trust::Anybody => json!({"insecure-skip-tls-verify": true}),
-        };
-        let mut cluster = trust;
-        cluster["server"] = json!(settings.kubeconfig.server);
-        let kubeconfig: Kubeconfig = serde_json::from_value(json!({
-            "clusters": [{"name": "local", "cluster": cluster}],
-            "users": [{"name": "agent", "user": {"tokenFile": settings.paths.service_account.join("token")}}],
-            "contexts": [{"name": "local", "context": {"cluster": "local", "user": "agent"}}],
-            "current-context": "local",
-        }))?;
-        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        config.connect_timeout = Some(PATIENCE);
-        Ok(Self { client: Client::try_from(config)?, identity: settings.identity.clone() })
-    }
-
     /// Asks for the agent's DaemonSet.
     pub async fn daemon_set(&self) -> Lookup {
         if self.identity.namespace.is_empty() {
             return Lookup::Unreachable(NO_NAMESPACE.to_owned());
         }
-        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), &self.identity.namespace);
-        let found = match self.within(api.get_opt(&self.identity.daemon_set)).await {
-            Ok(Some(found)) => found,
-            Ok(None) => return Lookup::Absent,
-            Err(lookup) => return lookup,
+        let request = self.daemon_sets().get(&self.identity.daemon_set, &GetParams::default());
+        let found: DaemonSet = match self.client.json(request, Limits::object(PATIENCE)).await {
+            Ok(found) => found,
+            Err(Failure::NotFound(words)) if words.by_api => return Lookup::Absent,
+            Err(failure) if failure.is_refusal() => return Lookup::Denied { plugin_works: false },
+            Err(failure) => return Lookup::Unreachable(failure.to_string()),
         };
         let deleting = found.metadata.deletion_timestamp.is_some();
         let wants_node = match self.node_labels().await {
@@ -132,91 +197,66 @@ impl Cluster {
         Lookup::Present { deleting, wants_node }
     }
 
+    fn daemon_sets(&self) -> Request {
+        Request::new(format!("/apis/apps/v1/namespaces/{}/daemonsets", self.identity.namespace))
+    }
+
     async fn node_labels(&self) -> Option<BTreeMap<String, String>> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = self.within(nodes.get_metadata_opt(&self.identity.node)).await.ok().flatten()?;
-        Some(node.metadata.labels.unwrap_or_default())
+        let request = Request::new("/api/v1/nodes").get_metadata(&self.identity.node, &GetParams::default());
+        let node = self.client.json::<PartialObjectMeta<Node>>(request, Limits::object(PATIENCE)).await;
+        Some(node.ok()?.metadata.labels.unwrap_or_default())
     }
 
-    /// The result of a request, or why there is none.
-    async fn within<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, Lookup> {
-        match tokio::time::timeout(PATIENCE, request).await {
-            Ok(Ok(found)) => Ok(found),
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => Err(Lookup::Denied),
-            Ok(Err(kube::Error::Api(status))) => Err(Lookup::Unreachable(status.message)),
-            Ok(Err(error)) => Err(Lookup::Unreachable(error.to_string())),
-            Err(_) => Err(Lookup::Unreachable("no answer within 5 s".to_owned())),
-        }
-    }
-
-    /// Watches the agent's DaemonSet, one object without its content, for as long as the agent lives. `restarted` is told of each
-    /// time the watch broke.
-    pub async fn watch_daemon_set(&self, seen: &LastSeen, restarted: impl Fn(&str)) {
-        let mut last = String::new();
-        loop {
-            match self.watch_once(seen).await {
-                Ok(()) => last.clear(),
-                Err(error) => {
-                    restarted(&error);
-                    // An API server that is down for an hour is one line.
-                    if error != last {
-                        log::warn!(target: "cni-agent", "cannot watch the agent's DaemonSet: {error}");
-                    }
-                    last = error;
-                    let jitter = Timestamp::now().subsec_nanosecond().unsigned_abs() / 1000 % MOST_JITTER_MS;
-                    tokio::time::sleep(RETRY + Duration::from_millis(jitter.into())).await;
-                }
-            }
-        }
-    }
-
-    async fn watch_once(&self, seen: &LastSeen) -> Result<(), String> {
-        use futures_util::TryStreamExt as _;
+    /// Watches the agent's DaemonSet, one object without its content, until the server ends the watch.
+    ///
+    /// A watcher of the library's would list first, which needs one more verb than a get of this one object.
+    async fn watch_once(&self, seen: &LastSeen) -> Result<(), WatchError> {
         if self.identity.namespace.is_empty() {
-            return Err(NO_NAMESPACE.to_owned());
+            return Err(NO_NAMESPACE.to_owned().into());
         }
-        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), &self.identity.namespace);
         let name = &self.identity.daemon_set;
-        let text = |lookup: Lookup| match lookup {
-            Lookup::Unreachable(error) => error,
-            Lookup::Denied | Lookup::Absent | Lookup::Present { .. } => {
-                format!(
-                    "the agent may not get DaemonSet {name}; at its end it will not tell an upgrade from removal"
-                )
-            }
-        };
-        let found = self.within(api.get_metadata_opt(name)).await.map_err(text)?;
-        let version = match found {
-            Some(found) => {
-                let deleting = found.metadata.deletion_timestamp.is_some();
-                seen.set(if deleting { Seen::Gone } else { Seen::Present });
-                found.metadata.resource_version.unwrap_or_default()
-            }
-            None if seen.get() == Seen::Never => {
-                return Err(format!(
-                    "there is no DaemonSet {name}; if the agent's has another name, set DAEMONSET_NAME"
-                ));
-            }
-            None => {
-                seen.set(Seen::Gone);
-                "0".to_owned()
-            }
-        };
+        let version = self.look(name, seen).await?;
         let only = WatchParams::default().fields(&format!("metadata.name={name}"));
-        let stream = api.watch_metadata(&only, &version).await.map_err(|error| error.to_string())?;
-        let mut stream = std::pin::pin!(stream);
-        while let Some(event) = stream.try_next().await.map_err(|error| error.to_string())? {
-            match event {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    let deleting = object.metadata.deletion_timestamp.is_some();
-                    seen.set(if deleting { Seen::Gone } else { Seen::Present });
+        let request = self.daemon_sets().watch_metadata(&only, &version);
+        let start = Instant::now();
+        let mut answer = self.client.open(request, PATIENCE).await?;
+        loop {
+            let left = WATCH_PATIENCE.saturating_sub(start.elapsed());
+            match answer.line::<WatchEvent<PartialObjectMeta<DaemonSet>>>(left).await? {
+                Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                    seen.note(&object);
                 }
-                WatchEvent::Deleted(_) => seen.set(Seen::Gone),
-                WatchEvent::Bookmark(_) => {}
-                WatchEvent::Error(status) => return Err(status.message),
+                Some(WatchEvent::Deleted(_)) => seen.set(Seen::Gone),
+                Some(WatchEvent::Bookmark(_)) => {}
+                Some(WatchEvent::Error(status)) => return Err(status.message.into()),
+                None => return Ok(()),
             }
         }
-        Ok(())
+    }
+
+    /// Looks at the DaemonSet before it is watched; the version to watch from.
+    async fn look(&self, name: &str, seen: &LastSeen) -> Result<String, WatchError> {
+        let request = self.daemon_sets().get_metadata(name, &GetParams::default());
+        let found = self.client.json::<PartialObjectMeta<DaemonSet>>(request, Limits::object(PATIENCE)).await;
+        match found {
+            Ok(found) => {
+                seen.note(&found);
+                Ok(found.metadata.resource_version.unwrap_or_default())
+            }
+            Err(Failure::NotFound(words)) if words.by_api && seen.get() == Seen::Never => Err(format!(
+                "there is no DaemonSet {name}; if the agent's has another name, set DAEMONSET_NAME"
+            )
+            .into()),
+            Err(Failure::NotFound(words)) if words.by_api => {
+                seen.set(Seen::Gone);
+                Ok("0".to_owned())
+            }
+            Err(failure) if failure.is_refusal() => Err(format!(
+                "the agent may not get DaemonSet {name}; at its end it will not tell an upgrade from removal ({failure})"
+            )
+            .into()),
+            Err(failure) => Err(failure.into()),
+        }
     }
 
     /// Sends a warning event about the agent's pod.
@@ -269,10 +309,16 @@ impl Cluster {
             count: Some(1),
             ..Event::default()
         };
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-        let sent = tokio::time::timeout(PATIENCE, api.create(&PostParams::default(), &event)).await;
-        sent.map_err(|_| "no answer within 5 s".to_owned())?.map(drop).map_err(|error| error.to_string())
+        let request = post(&format!("/api/v1/namespaces/{namespace}/events"), &event);
+        let sent = self.client.json::<Value>(request, Limits::object(PATIENCE)).await;
+        sent.map(drop).map_err(|error| error.to_string())
     }
+}
+
+/// A request that creates an object.
+fn post(path: &str, object: &impl Serialize) -> cluster_client::Built {
+    let data = serde_json::to_vec(object).map_err(cluster_client::RequestError::SerializeBody)?;
+    Request::new(path).create(&PostParams::default(), data)
 }
 
 /// Whether a DaemonSet puts pods on a node with these labels, as far as its selector and its required affinity say.
@@ -314,6 +360,7 @@ fn matches(wanted: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn daemon_set(pod: &serde_json::Value) -> DaemonSet {
         let spec = json!({"selector": {}, "template": {"spec": pod}});

@@ -175,6 +175,20 @@ impl<'a> NetConf<'a> {
         }
     }
 
+    /// What the runtime hands to our plugin, if it is in the file: the entry with the network's name and version.
+    #[must_use]
+    pub fn handed(&self) -> Option<String> {
+        let ours = match self.shape {
+            Shape::List => self.objects().into_iter().rfind(|plugin| kind(plugin) == Some(PLUGIN_TYPE))?,
+            Shape::Single => Some(&self.root).filter(|_| self.has_ours())?,
+        };
+        let text = &self.text[ours.range.start..ours.range.end];
+        let mut keys: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
+        let network = [("name", self.name()), ("cniVersion", self.version())];
+        keys.extend(network.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into()))));
+        Some(serde_json::Value::from(keys).to_string())
+    }
+
     /// Its text with our entry as the last plugin, once. A single plugin becomes a list of its own name and version.
     #[must_use]
     pub fn with(&self, entry: &Entry) -> String {
@@ -258,6 +272,12 @@ impl Shape {
     pub fn of(file: &str) -> Self {
         if file.ends_with(".conflist") { Self::List } else { Self::Single }
     }
+}
+
+/// Whether a text is a list of plugins, whatever its file is called.
+#[must_use]
+pub fn is_list(text: &str) -> bool {
+    NetConf::parse("x.conflist", text).is_ok()
 }
 
 /// Appends our entry to a list that has plugins and none of ours, in the manner of its last plugin.

@@ -3,17 +3,24 @@
 //! [`replace`] is the only way a file of the node changes: a complete temporary file, synced, renamed over the old one, the directory
 //! synced. Whoever reads sees the old file or the new one.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// The end of a temporary file's name. No runtime loads such a file or executes it.
 pub const TEMPORARY: &str = ".istio-cni-tmp";
 /// How much is copied at a time.
 const CHUNK: usize = 64 * 1024;
+/// How long another agent is waited for. It holds a lock for some milliseconds, and longer only where the disk is slow.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is asked for.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// The largest file that is read whole. Configurations have a few KiB; a larger one is a mistake.
 pub const LARGEST: u64 = 4 * 1024 * 1024;
 
@@ -49,11 +56,57 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// When it cannot, also when there is none.
     fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Keeps other agents from working on directories until the lock is dropped. Those that are not there are passed over.
+    ///
+    /// # Errors
+    /// When somebody else keeps working on one; the error is [`io::ErrorKind::WouldBlock`].
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock>;
     /// Makes the names in a directory outlast a power failure.
     ///
     /// # Errors
     /// When it cannot.
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
+}
+
+/// A lock on directories, by flock(2) on themselves: a container sees the node's own inodes, and there is no file to be left behind.
+#[derive(Debug, Default)]
+pub struct Lock {
+    _held: Vec<File>,
+}
+
+impl Lock {
+    /// Always in the same order, whatever the names, so that two agents never wait for each other; each once, because a directory that is given
+    /// twice would wait for itself.
+    fn take(directories: &[&Path]) -> io::Result<Self> {
+        let mut opened = BTreeMap::new();
+        for directory in directories {
+            match File::open(directory) {
+                Ok(file) => {
+                    let known = file.metadata()?;
+                    opened.insert((known.dev(), known.ino()), file);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut left = LOCK_PATIENCE;
+        for file in opened.values() {
+            while let Err(refused) = file.try_lock() {
+                match refused {
+                    TryLockError::WouldBlock if !left.is_zero() => {
+                        // Not by the clock: while the machine stands still, nobody gives a lock back.
+                        thread::sleep(LOCK_PAUSE);
+                        left = left.saturating_sub(LOCK_PAUSE);
+                    }
+                    TryLockError::WouldBlock => return Err(io::ErrorKind::WouldBlock.into()),
+                    // Some file systems have no locks.
+                    TryLockError::Error(error) if error.kind() == io::ErrorKind::Unsupported => break,
+                    TryLockError::Error(error) => return Err(error),
+                }
+            }
+        }
+        Ok(Self { _held: opened.into_values().collect() })
+    }
 }
 
 /// A file that is being written.
@@ -81,6 +134,8 @@ pub struct Stat {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// How many names it has. A directory without one was removed, and lives on under a mount only.
+    pub links: u64,
     /// Length in bytes.
     pub length: u64,
     /// Device and inode.
@@ -121,6 +176,10 @@ impl Disk for Real {
         fs::remove_file(path)
     }
 
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock> {
+        Lock::take(directories)
+    }
+
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         File::open(directory)?.sync_all()
     }
@@ -150,6 +209,7 @@ impl From<&fs::Metadata> for Stat {
             mode: known.mode() & 0o7777,
             uid: known.uid(),
             gid: known.gid(),
+            links: known.nlink(),
             length: known.len(),
             inode: (known.dev(), known.ino()),
             changed: (known.ctime(), known.ctime_nsec()),
@@ -178,6 +238,10 @@ fn hint(error: &io::Error) -> &'static str {
             " (the node keeps this directory read-only; mount the directories its runtime uses instead)",
         ),
         (io::ErrorKind::StorageFull, " (free some space on the node)"),
+        (
+            io::ErrorKind::WouldBlock,
+            " (another agent is at work on the node's directories; this one waits for it)",
+        ),
         (
             io::ErrorKind::PermissionDenied,
             " (check the container's user, its DAC_OVERRIDE capability and the node's SELinux labels)",
@@ -241,25 +305,24 @@ impl Dress {
 /// # Errors
 /// When a step fails.
 pub fn replace(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> Result<(), DiskError> {
-    replace_if(disk, path, content, dress, &|| true)
+    replace_if(disk, path, content, dress, &|_| Ok(()))
 }
 
-/// Like [`replace`], but only if `still` says yes once the content is on disk; otherwise the path stays and the error is
-/// [`io::ErrorKind::Interrupted`].
+/// Like [`replace`], but only if `approve` does not object once the content is on disk, in the temporary file it is given; otherwise the path
+/// stays as it is.
 ///
 /// # Errors
-/// When a step fails, or the path is not to be replaced any more.
+/// When a step fails, or the objection.
 pub fn replace_if(
     disk: &dyn Disk,
     path: &Path,
     content: &mut dyn Read,
     dress: Dress,
-    still: &dyn Fn() -> bool,
+    approve: &dyn Fn(&Path) -> io::Result<()>,
 ) -> Result<(), DiskError> {
     let temporary = temporary(path);
-    let moved = || io::Error::new(io::ErrorKind::Interrupted, "somebody else changed it at the same time");
     let written = write(disk, &temporary, content, dress)
-        .and_then(|()| context(if still() { Ok(()) } else { Err(moved()) }, "replace", path))
+        .and_then(|()| context(approve(&temporary), "replace", path))
         .and_then(|()| context(disk.rename(&temporary, path), "replace", path));
     match written {
         Ok(()) => context(disk.sync_directory(directory_of(path)), "sync the directory of", path),
@@ -285,6 +348,11 @@ fn write(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> 
     context(file.sync(), "sync", path)
 }
 
+/// The error where somebody else changed a file that was to be changed.
+pub(crate) fn moved() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "somebody else changed it at the same time")
+}
+
 /// Removes a file so that it stays away after a power failure. That there is none is fine.
 ///
 /// # Errors
@@ -297,19 +365,44 @@ pub fn remove(disk: &dyn Disk, path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// Removes what an agent that was killed left half-written in a directory.
+/// Removes the files of a directory whose names are those of leftovers.
 ///
 /// # Errors
 /// When it cannot.
-pub fn sweep(disk: &dyn Disk, directory: &Path) -> Result<usize, DiskError> {
+pub fn sweep(
+    disk: &dyn Disk,
+    directory: &Path,
+    is_leftover: &dyn Fn(&str) -> bool,
+) -> Result<usize, DiskError> {
     let names = context(disk.list(directory), "list", directory)?;
-    let half_written = names.iter().filter(|name| name.to_string_lossy().ends_with(TEMPORARY));
     let mut count = 0;
-    for name in half_written {
+    for name in names.iter().filter(|name| is_leftover(&name.to_string_lossy())) {
         remove(disk, &directory.join(name))?;
         count += 1;
     }
     Ok(count)
+}
+
+/// Whether bytes occur in a file, however long it is and whatever else is in it.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn mentions(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<bool> {
+    let mut file = disk.open(path)?;
+    let mut window = Vec::new();
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let count = fill(&mut *file, &mut chunk)?;
+        window.extend_from_slice(&chunk[..count]);
+        if window.windows(wanted.len()).any(|part| part == wanted) {
+            return Ok(true);
+        }
+        if count < chunk.len() {
+            return Ok(false);
+        }
+        // It may begin in this piece and end in the next one.
+        window.drain(..window.len() - (wanted.len() - 1));
+    }
 }
 
 /// Whether a file has this content.

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use istio_cni::conf::{Conf, Envelope};
-use istio_cni::wire::Command;
+use cni_core::conf::{Conf, Envelope};
+use cni_core::wire::Command;
 use k8s_openapi::api::core::v1::ObjectReference;
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
 use serde_json::Value;
@@ -132,8 +132,7 @@ impl Watch {
             return Err(Blind::Capability(missing));
         }
         let connection = self.connection.clone();
-        let unprepared = |error: anyhow::Error| PodsError::Unreachable(format!("{error:#}"));
-        let cluster = connection.get().await.map_err(unprepared)?;
+        let cluster = &connection.get().map_err(|error| PodsError::Unreachable(error.to_string()))?;
         let conf = Arc::new(self.conf()?);
         let rules = Arc::new(Rules {
             programming: conf.programming,

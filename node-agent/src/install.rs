@@ -6,20 +6,43 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::conflist::{EntryError, PLUGIN_TYPE};
-use crate::disk::{self, Disk, DiskError, Dress, Stat, context};
+use cni_core::conf::Envelope;
+use cni_core::wire::Command;
+
+use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
+use crate::disk::{self, Disk, DiskError, Dress, Lock, Stat, context};
 use crate::kubeconfig::{self, Credentials};
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
+use crate::plugin::{Ask, Question};
+use crate::plugin_token::PluginToken;
 use crate::ready::Reason;
-use crate::settings::{Settings, TemplateSource};
+use crate::settings::{OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
+
+/// How long a yes of the plugin holds where nothing that the agent knows of has changed.
+const ANSWER_HOLDS: Duration = Duration::from_secs(30);
+/// The kubeconfig of Istio's agents up to 1.22, in the configuration directory.
+const OLDER_KUBECONFIG: &str = "ZZZ-istio-cni-kubeconfig";
 
 /// Puts the plugin on the node.
 pub struct Installer {
     disk: Arc<dyn Disk>,
+    plugin: Arc<dyn Ask>,
     settings: Settings,
+    token: Arc<PluginToken>,
     /// Binaries whose content was compared, by target: what source and target were then.
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
+    /// What the installed plugin was asked last and answered with yes.
+    asked: Mutex<Option<Asked>>,
+}
+
+/// A question that the plugin answered with yes.
+struct Asked {
+    at: Instant,
+    conf: String,
+    /// The plugin and the files it looks at.
+    files: Vec<Option<Stat>>,
 }
 
 /// What a pass did and found.
@@ -53,6 +76,9 @@ pub enum Conflist {
 /// What a pass failed at.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
+    /// Having the node's directories for itself.
+    #[error("cannot begin: {0}")]
+    Busy(#[source] DiskError),
     /// Copying binaries.
     #[error("cannot install the plugin: {0}")]
     Binaries(#[source] DiskError),
@@ -65,6 +91,14 @@ pub enum InstallError {
     /// Reading the template.
     #[error("the template of the istio-cni entry is wrong: {0}")]
     Template(#[source] EntryError),
+    /// The plugin would refuse what it is to be told.
+    #[error("the plugin would refuse its entry in {file}, so that is not written: {why}")]
+    Refused {
+        /// Where the entry was to go.
+        file: String,
+        /// What the plugin would say.
+        why: String,
+    },
 }
 
 impl InstallError {
@@ -72,9 +106,9 @@ impl InstallError {
     #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
-            Self::Binaries(_) => "COPY_BINARIES_FAILURE",
+            Self::Busy(_) | Self::Binaries(_) => "COPY_BINARIES_FAILURE",
             Self::Kubeconfig(_) => "CREATE_KUBECONFIG_FAILURE",
-            Self::Conflist(_) | Self::Template(_) => "CREATE_CNI_CONFIG_FAILURE",
+            Self::Conflist(_) | Self::Template(_) | Self::Refused { .. } => "CREATE_CNI_CONFIG_FAILURE",
         }
     }
 
@@ -83,7 +117,11 @@ impl InstallError {
     pub fn is_collision(&self) -> bool {
         match self {
             Self::Conflist(error) => error.error.kind() == io::ErrorKind::Interrupted,
-            Self::Binaries(_) | Self::Kubeconfig(_) | Self::Template(_) => false,
+            Self::Busy(_)
+            | Self::Binaries(_)
+            | Self::Kubeconfig(_)
+            | Self::Template(_)
+            | Self::Refused { .. } => false,
         }
     }
 }
@@ -91,8 +129,15 @@ impl InstallError {
 impl Installer {
     /// An installer for a node.
     #[must_use]
-    pub fn new(disk: Arc<dyn Disk>, settings: Settings) -> Self {
-        Self { disk, settings, compared: Mutex::default() }
+    pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
+        let token = Arc::default();
+        Self { disk, plugin, settings, token, compared: Mutex::default(), asked: Mutex::default() }
+    }
+
+    /// The same with tokens of the plugin's own.
+    #[must_use]
+    pub fn with_token(self, token: Arc<PluginToken>) -> Self {
+        Self { token, ..self }
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {
@@ -103,19 +148,65 @@ impl Installer {
         &self.settings
     }
 
-    /// Removes what an agent that was killed left half-written.
+    /// Keeps other agents from the node's directories until it is dropped.
+    ///
+    /// # Errors
+    /// When another agent keeps working on them.
+    pub(crate) fn lock(&self) -> Result<Lock, DiskError> {
+        let paths = &self.settings.paths;
+        context(self.disk.lock(&[&paths.net, &paths.bin, &paths.run]), "lock", &paths.net)
+    }
+
+    /// The directory of the node that was removed while this container had it mounted: what is done there now, nobody sees.
+    #[must_use]
+    pub fn lost_directory(&self) -> Option<&Path> {
+        let Paths { net, bin, run, .. } = &self.settings.paths;
+        let is_lost = |path: &Path| self.disk.stat(path).is_ok_and(|stat| stat.links == 0);
+        [net, bin, run].into_iter().map(PathBuf::as_path).find(|path| is_lost(path))
+    }
+
+    /// Removes what an agent that was killed left half-written: one of ours, or Istio's.
     ///
     /// # Errors
     /// When it cannot.
     pub fn sweep(&self) -> Result<usize, DiskError> {
+        let _lock = self.lock()?;
+        self.sweep_locked()
+    }
+
+    /// As [`sweep`](Self::sweep), by who has the lock.
+    pub(crate) fn sweep_locked(&self) -> Result<usize, DiskError> {
         let paths = &self.settings.paths;
+        let mut binaries = self.source_names().unwrap_or_default();
+        binaries.push(PLUGIN_TYPE.to_owned());
+        let is_binary = |name: &str| binaries.iter().any(|binary| binary == name);
+        let is_kubeconfig = |name: &str| [kubeconfig::FILE, OLDER_KUBECONFIG].contains(&name);
+        let is_configuration = |name: &str, half: &str| {
+            is_kubeconfig(name)
+                || [OWNED_FILE, STANDALONE_FILE].contains(&name)
+                || self.is_with_entry(name, &paths.net.join(half))
+        };
         let mut count = 0;
-        for directory in [&paths.bin, &paths.run, &paths.net] {
+        for (directory, is_ours) in [
+            (&paths.bin, &(|name: &str, _: &str| is_binary(name)) as &dyn Fn(&str, &str) -> bool),
+            (&paths.run, &|name, _| is_kubeconfig(name)),
+            (&paths.net, &is_configuration),
+        ] {
             if self.disk.stat(directory).is_ok() {
-                count += disk::sweep(self.disk(), directory)?;
+                let is_leftover = |half: &str| {
+                    half.ends_with(disk::TEMPORARY)
+                        || of_istios_agent(half).is_some_and(|name| is_ours(name, half))
+                };
+                count += disk::sweep(self.disk(), directory, &is_leftover)?;
             }
         }
         Ok(count)
+    }
+
+    /// Whether a file would be a network configuration with our entry, if it had this name.
+    fn is_with_entry(&self, name: &str, path: &Path) -> bool {
+        let text = disk::read_text(self.disk(), path);
+        text.is_ok_and(|text| NetConf::parse(name, &text).is_ok_and(|conf| conf.has_ours()))
     }
 
     /// Makes everything as it should be.
@@ -123,11 +214,12 @@ impl Installer {
     /// # Errors
     /// At the first step that fails; later steps depend on it.
     pub fn pass(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
+        let _lock = self.lock().map_err(InstallError::Busy)?;
         let mut pass = Pass::default();
         self.binaries(&mut pass).map_err(InstallError::Binaries)?;
-        self.kubeconfig(&mut pass).map_err(InstallError::Kubeconfig)?;
+        pass.kubeconfig = self.kubeconfig_locked().map_err(InstallError::Kubeconfig)?;
         let want = self.want()?;
-        self.conflist(&want, conflist, &mut pass).map_err(InstallError::Conflist)?;
+        self.conflist(&want, conflist, &mut pass)?;
         Ok(pass)
     }
 
@@ -180,7 +272,11 @@ impl Installer {
                 return Ok(true);
             }
             let mut content = context(self.disk.open(&source), "open", &source)?;
-            disk::replace(self.disk(), &target, &mut *content, Dress::Mode(mode))?;
+            let works = |temporary: &Path| match name {
+                PLUGIN_TYPE => self.plugin.ask(temporary, Question::Version).map_err(io::Error::other),
+                _ => Ok(()),
+            };
+            disk::replace_if(self.disk(), &target, &mut *content, Dress::Mode(mode), &works)?;
             replaced = true;
         }
     }
@@ -190,16 +286,27 @@ impl Installer {
         self.compared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn kubeconfig(&self, pass: &mut Pass) -> Result<(), DiskError> {
+    /// Writes the kubeconfig if it differs, and says whether it did.
+    ///
+    /// # Errors
+    /// The service account's files cannot be read, the kubeconfig not be written, or another agent keeps working.
+    pub fn kubeconfig(&self) -> Result<bool, DiskError> {
+        let _lock = self.lock()?;
+        self.kubeconfig_locked()
+    }
+
+    /// As [`kubeconfig`](Self::kubeconfig), by who has the lock.
+    fn kubeconfig_locked(&self) -> Result<bool, DiskError> {
         let (paths, settings) = (&self.settings.paths, &self.settings.kubeconfig);
-        let credentials = Credentials::read(self.disk(), paths, settings)?;
+        let credentials = Credentials::read(self.disk(), paths, settings, &self.token)?;
+        let mut has_written = false;
         // The kubeconfig names the token's file, so that comes first.
         if let Some(token) = &credentials.token {
-            pass.kubeconfig |= self.text(&paths.run.join(kubeconfig::TOKEN_FILE), token, settings.mode)?;
+            has_written |= self.text(&paths.run.join(kubeconfig::TOKEN_FILE), token, settings.mode)?;
         }
-        pass.kubeconfig |=
+        has_written |=
             self.text(&paths.run.join(kubeconfig::FILE), &credentials.kubeconfig, settings.mode)?;
-        Ok(())
+        Ok(has_written)
     }
 
     /// Writes a file of ours if its text or mode differs, and says whether it did.
@@ -228,9 +335,13 @@ impl Installer {
         Ok(Want { placement: placement.clone(), entry: entry.map_err(InstallError::Template)? })
     }
 
-    fn conflist(&self, want: &Want, conflist: &Conflist, pass: &mut Pass) -> Result<(), DiskError> {
-        let (directory, stats) = self.directory()?;
-        let Plan { target, obstacle, edits } = plan::plan(&directory, want);
+    fn conflist(&self, want: &Want, conflist: &Conflist, pass: &mut Pass) -> Result<(), InstallError> {
+        let (directory, stats) = self.directory().map_err(InstallError::Conflist)?;
+        let plan = plan::plan(&directory, want);
+        if let Some((file, conf)) = plan.handed(&directory) {
+            self.accept(&conf).map_err(|why| InstallError::Refused { file: file.to_owned(), why })?;
+        }
+        let Plan { target, obstacle, edits } = plan;
         pass.neighbours = neighbours(&directory, target.as_deref());
         pass.invalid = directory.invalid();
         pass.invalid.retain(|(name, _)| target.as_ref().is_none_or(|target| name < target));
@@ -240,7 +351,7 @@ impl Installer {
             Conflist::Leave(file) => pass.target.as_ref() == Some(file),
         };
         for edit in edits.into_iter().filter(|_| !is_left) {
-            if self.edit(&edit, &directory, &stats)? {
+            if self.edit(&edit, &directory, &stats).map_err(InstallError::Conflist)? {
                 pass.edits.push(edit);
             }
         }
@@ -283,7 +394,10 @@ impl Installer {
                     return Ok(false);
                 }
                 let path = net.join(name);
-                let still = || self.disk.stat(&path).ok() == stats.get(name).copied();
+                let still = |_: &Path| {
+                    let is_same = self.disk.stat(&path).ok() == stats.get(name).copied();
+                    if is_same { Ok(()) } else { Err(disk::moved()) }
+                };
                 let own = Dress::Mode(if self.settings.conf_group_read { 0o640 } else { 0o600 });
                 let dress =
                     stats.get(name).or_else(|| stats.get(like)).map_or(own, |stat| Dress::Like(*stat));
@@ -292,9 +406,12 @@ impl Installer {
             }
             Edit::Delete { name } => {
                 let path = net.join(name);
-                let is_there = self.disk.stat(&path).is_ok();
+                let there = self.disk.stat(&path).ok();
+                if there.is_some() && there != stats.get(name).copied() {
+                    return context(Err(disk::moved()), "remove", &path);
+                }
                 disk::remove(self.disk(), &path)?;
-                Ok(is_there)
+                Ok(there.is_some())
             }
         }
     }
@@ -321,16 +438,58 @@ impl Installer {
         }
         let want = self.want().map_err(|error| Reason::Failed(error.to_string()))?;
         let (directory, _) = self.directory().map_err(|error| Reason::Failed(error.to_string()))?;
-        match plan::plan(&directory, &want).obstacle {
-            Some(obstacle) if obstacle.concerns_pods() => Err(Reason::Directory(obstacle)),
-            Some(_) | None => Ok(()),
+        let plan = plan::plan(&directory, &want);
+        match &plan.obstacle {
+            Some(obstacle) if obstacle.concerns_pods() => return Err(Reason::Directory(obstacle.clone())),
+            Some(_) | None => {}
         }
+        // Without edits, and with those that concern no pod, this is what the runtime hands to the plugin.
+        let Some((_, conf)) = plan.handed(&directory) else { return Ok(()) };
+        self.accept(&conf).map_err(Reason::Failed)?;
+        self.ask(conf)
     }
+
+    /// Whether the plugin's own parser takes a configuration, and whether it leads to what the agent writes.
+    fn accept(&self, conf: &str) -> Result<(), String> {
+        let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
+        let conf = envelope.conf().map_err(|error| error.to_string())?;
+        let written = self.settings.paths.run.join(kubeconfig::FILE);
+        if conf.manifest_dir.is_none() && conf.kubeconfig != written {
+            let (looks, written) = (conf.kubeconfig.display(), written.display());
+            return Err(format!("it leads to the kubeconfig {looks}, and the agent writes {written}"));
+        }
+        Ok(())
+    }
+
+    /// Asks the installed plugin whether it could serve pods, unless it has said yes to the same a moment ago.
+    fn ask(&self, conf: String) -> Result<(), Reason> {
+        let paths = &self.settings.paths;
+        let binary = paths.bin.join(PLUGIN_TYPE);
+        let looked_at = [&binary, &paths.run.join(kubeconfig::FILE), &paths.run.join(kubeconfig::TOKEN_FILE)];
+        let files: Vec<Option<Stat>> = looked_at.map(|path| self.disk.stat(path).ok()).into();
+        // One at a time: whoever comes meanwhile gets the same answer.
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known =
+            |asked: &Asked| asked.conf == conf && asked.files == files && asked.at.elapsed() < ANSWER_HOLDS;
+        if asked.as_ref().is_some_and(is_known) {
+            return Ok(());
+        }
+        *asked = None;
+        self.plugin.ask(&binary, Question::Status(&conf)).map_err(Reason::Plugin)?;
+        *asked = Some(Asked { at: Instant::now(), conf, files });
+        Ok(())
+    }
+}
+
+/// The name of the file that Istio's agent was writing under this name, such as `istio-cni` for `istio-cni.tmp.2481`.
+fn of_istios_agent(half: &str) -> Option<&str> {
+    let (name, number) = half.rsplit_once(".tmp.")?;
+    (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
 fn neighbours(directory: &Directory, target: Option<&str>) -> Vec<String> {
     let text = target.and_then(|target| Some((target, directory.text(target)?)));
-    let conf = text.and_then(|(name, text)| crate::conflist::NetConf::parse(name, text).ok());
+    let conf = text.and_then(|(name, text)| NetConf::parse(name, text).ok());
     let types = conf.iter().flat_map(|conf| conf.types()).filter(|kind| *kind != PLUGIN_TYPE);
     types.map(str::to_owned).collect()
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use crate::disk::{self, Disk, DiskError, context};
+use crate::plugin_token::PluginToken;
 use crate::settings::{KubeconfigSettings, Paths, Trust};
 
 /// Its name in the run directory.
@@ -29,12 +30,20 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Reads the service account's files.
+    /// With the plugin's own token if it has one, else with the agent's; reads the service account's files.
     ///
     /// # Errors
     /// When one of them is missing or empty.
-    pub fn read(disk: &dyn Disk, paths: &Paths, settings: &KubeconfigSettings) -> Result<Self, DiskError> {
-        let token = text(disk, &paths.service_account.join("token"))?;
+    pub fn read(
+        disk: &dyn Disk,
+        paths: &Paths,
+        settings: &KubeconfigSettings,
+        own: &PluginToken,
+    ) -> Result<Self, DiskError> {
+        let token = match own.choose(written(disk, paths)) {
+            Some(token) => token,
+            None => text(disk, &paths.service_account.join("token"))?,
+        };
         let authority = match &settings.trust {
             Trust::Authority(file) => Some(text(disk, file)?),
             Trust::Anybody => None,
@@ -48,6 +57,19 @@ impl Credentials {
         );
         Ok(Self { kubeconfig, token: settings.token_file.then_some(token) })
     }
+}
+
+/// The token that was written last: in the kubeconfig, or in the file it names.
+fn written(disk: &dyn Disk, paths: &Paths) -> Option<String> {
+    let kubeconfig = disk::read_text(disk, &paths.run.join(FILE)).ok()?;
+    let value = |key: &str| {
+        let line = kubeconfig.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": "));
+        serde_json::from_str::<String>(line?).ok()
+    };
+    value("token").or_else(|| {
+        value("tokenFile")?;
+        Some(disk::read_text(disk, &paths.run.join(TOKEN_FILE)).ok()?.trim().to_owned())
+    })
 }
 
 /// The text of a file that must not be empty: a volume that is being filled has empty files for a moment.

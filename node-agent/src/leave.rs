@@ -20,8 +20,11 @@ pub enum Lookup {
     },
     /// There is none.
     Absent,
-    /// We may not ask: the roles or the service account are gone, or never were.
-    Denied,
+    /// We may not ask: the agent's roles or credentials are gone, or never were.
+    Denied {
+        /// Whether the plugin's own credentials still work.
+        plugin_works: bool,
+    },
     /// Nobody answers.
     Unreachable(String),
 }
@@ -49,8 +52,9 @@ pub enum Departure {
 
 /// Tells an upgrade from removal.
 ///
-/// Uninstalling deletes the DaemonSet, the roles and the service account at nearly the same time, so a refusal means removal as well: a plugin
-/// that stays without credentials would fail every pod of the node.
+/// Uninstalling deletes the DaemonSet, the roles and the service accounts at nearly the same time, so a refusal means removal as well: a plugin
+/// that stays without credentials would fail every pod of the node. Where the plugin has credentials of its own and these work, only the agent's
+/// pod is gone, as after a forced deletion.
 #[must_use]
 pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
     match (lookup, seen) {
@@ -62,7 +66,13 @@ pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
             Departure::Stay("the DaemonSet is there, so an agent follows this one")
         }
         (Lookup::Absent, _) => Departure::Remove("there is no DaemonSet"),
-        (Lookup::Denied, _) => Departure::Remove("the agent's credentials or roles are gone"),
+        (Lookup::Denied { .. }, Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
+        (Lookup::Denied { plugin_works: true }, Seen::Present | Seen::Never) => {
+            Departure::Stay("the agent may not ask any more, and the plugin's own credentials work")
+        }
+        (Lookup::Denied { plugin_works: false }, Seen::Present | Seen::Never) => {
+            Departure::Remove("the agent's credentials or roles are gone, and the plugin's with them")
+        }
         (Lookup::Unreachable(_), Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
         (Lookup::Unreachable(_), Seen::Present | Seen::Never) => {
             Departure::Stay("the API server does not answer, and the DaemonSet was not seen to go")
@@ -90,6 +100,7 @@ pub enum RemovalError {
 /// # Errors
 /// Everything that could not be removed.
 pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
+    let _lock = installer.lock().map_err(|error| vec![RemovalError::from(error)])?;
     let (mut errors, may_call) = remove_entries(installer);
     if may_call {
         errors.push(RemovalError::Kept);
@@ -103,7 +114,7 @@ pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
             files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),
         );
     }
-    errors.extend(installer.sweep().err().map(RemovalError::from));
+    errors.extend(installer.sweep_locked().err().map(RemovalError::from));
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
@@ -115,7 +126,8 @@ fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
         Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return (Vec::new(), false),
         Err(error) => return (vec![error.into()], true),
     };
-    let removal = plan::removal(&directory, &installer.settings().placement);
+    let mut removal = plan::removal(&directory, &installer.settings().placement);
+    removal.leftovers.retain(|leftover| !is_without_entry(installer, leftover));
     let mut may_call = removal.leftovers.iter().any(Leftover::may_call);
     let mut errors: Vec<RemovalError> = removal.leftovers.into_iter().map(Into::into).collect();
     let edit = |edit: &Edit| installer.edit(edit, &directory, &stats).err();
@@ -128,6 +140,18 @@ fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
         errors.extend(removal.originals.iter().filter_map(edit).map(RemovalError::from));
     }
     (errors, may_call)
+}
+
+/// Whether a file that cannot be read as text certainly has no entry. Runtimes read more than we do: bytes that are no text, any size.
+fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
+    match leftover {
+        Leftover::Corrupt { .. } => false,
+        Leftover::Unreadable { file, .. } => {
+            let path = installer.settings().paths.net.join(file);
+            let entry = format!("\"{PLUGIN_TYPE}\"");
+            disk::mentions(installer.disk(), &path, entry.as_bytes()).is_ok_and(|mentions| !mentions)
+        }
+    }
 }
 
 /// The binaries that are ours: the plugin, and others of the image that are the same on the node.
@@ -162,7 +186,8 @@ mod tests {
             assert!(!stays(present(true, true), seen));
             assert!(!stays(present(false, false), seen));
             assert!(!stays(Lookup::Absent, seen));
-            assert!(!stays(Lookup::Denied, seen));
+            assert!(!stays(Lookup::Denied { plugin_works: false }, seen));
+            assert_eq!(stays(Lookup::Denied { plugin_works: true }, seen), seen != Seen::Gone);
         }
         assert!(stays(unreachable(), Seen::Never));
         assert!(stays(unreachable(), Seen::Present));

@@ -6,7 +6,8 @@
 //! image, service account ───────────┘     └──► obstacle ──► ready
 //! ```
 //!
-//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`agent`] is the loop.
+//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
+//! the loop.
 //! [`drift`] compares the node's pods with what the plugin made of them; [`pod_netns`] finds their namespaces.
 
 pub mod agent;
@@ -21,6 +22,8 @@ pub mod leave;
 pub mod log_socket;
 pub mod metrics;
 pub mod plan;
+pub mod plugin;
+pub mod plugin_token;
 pub mod pod_netns;
 pub mod ready;
 pub mod serve;

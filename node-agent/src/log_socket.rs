@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use http_body_util::{BodyExt, Limited};
@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use logging::Entry;
 use serde_json::Value;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
 use crate::metrics::{Metrics, ResultLabel};
@@ -27,6 +27,8 @@ const LARGEST: usize = 1024 * 1024;
 const RATE: f64 = 1000.0;
 /// Entries at once after a quiet time.
 const BURST: f64 = 5000.0;
+/// The least time between two lines about refused connections.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 /// The scope under which plugins' lines are logged.
 const SCOPE: &str = "cni-plugin";
 
@@ -117,9 +119,11 @@ impl Receiver {
         if request.method() != Method::POST {
             return serve::text(StatusCode::METHOD_NOT_ALLOWED, "only POST\n");
         }
-        match Limited::new(request.into_body(), LARGEST).collect().await {
-            Ok(body) => self.take(&body.to_bytes(), Instant::now()),
-            Err(_) => self.count("over_size"),
+        let body = Limited::new(request.into_body(), LARGEST).collect();
+        match tokio::time::timeout(serve::BODY_PATIENCE, body).await {
+            Ok(Ok(body)) => self.take(&body.to_bytes(), Instant::now()),
+            Ok(Err(_)) => self.count("over_size"),
+            Err(_) => self.count("malformed"),
         }
         serve::text(StatusCode::OK, "")
     }
@@ -172,20 +176,61 @@ impl LogServer {
     }
 }
 
-/// Makes the socket; a file of that name from an earlier agent goes. Everybody may write to it, because plugins run as whoever the
-/// runtime is.
+/// Makes the socket; a file of that name from an earlier agent goes. Nobody but its owner and root may connect.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
+/// Accepts those who may say what the plugin does: root, which runtimes are, and the agent's own user. Everybody else is hung up on, also where
+/// somebody has changed the socket's mode.
+struct Peers {
+    listener: UnixListener,
+    metrics: Arc<Metrics>,
+    own: u32,
+    /// When somebody was refused last, of those refusals that were said.
+    said: Mutex<Option<Instant>>,
+}
+
+impl Peers {
+    fn may_write(&self, stream: &UnixStream) -> bool {
+        let user = stream.peer_cred().map(|peer| peer.uid());
+        if user.as_ref().is_ok_and(|user| *user == 0 || *user == self.own) {
+            return true;
+        }
+        self.metrics.log_refused.inc();
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.is_none_or(|said| said.elapsed() > SAY_AGAIN) {
+            let user = user.map_or_else(|error| error.to_string(), |user| user.to_string());
+            log::warn!(target: "cni-agent", user = user; "refused a connection to the log socket: only root may say what the plugin does");
+            *said = Some(Instant::now());
+        }
+        false
+    }
+}
+
+impl serve::Listener for Peers {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<UnixStream> {
+        loop {
+            let (stream, _) = self.listener.accept().await?;
+            if self.may_write(&stream) {
+                return Ok(stream);
+            }
+        }
+    }
+}
+
 async fn run_server(listener: UnixListener, receiver: Arc<Receiver>) {
-    serve::connections(listener, move |request| {
+    let (metrics, own) = (receiver.metrics.clone(), nix::unistd::geteuid().as_raw());
+    let peers = Peers { listener, metrics, own, said: Mutex::default() };
+    serve::connections(peers, move |request| {
         let receiver = receiver.clone();
         async move { receiver.answer(request).await }
     })
@@ -195,7 +240,6 @@ async fn run_server(listener: UnixListener, receiver: Arc<Receiver>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn receiver() -> (Receiver, Arc<Metrics>, Arc<Mutex<Vec<String>>>) {
         let (metrics, lines) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(Vec::new())));

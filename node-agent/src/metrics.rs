@@ -40,14 +40,18 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_install_ready", "gauge", "", "1 while the runtime calls the plugin and the plugin can work, else 0; looked up when scraped"),
     described("istio_cni_installs_total", "counter", "result", "Passes that changed something or failed: SUCCESS, COPY_BINARIES_FAILURE, CREATE_KUBECONFIG_FAILURE, CREATE_CNI_CONFIG_FAILURE"),
     described("istio_cni_passes_total", "counter", "", "Times the node's files were compared with what they should be"),
-    described("istio_cni_conflist_obstacles_total", "counter", "kind", "Times the network configuration was found other than it should be: no_network, no_pinned, preempted, missing, edited, repeated, followed, stale"),
+    described("istio_cni_conflist_obstacles_total", "counter", "kind", "Times the network configuration was found other than it should be: no_network, no_pinned, no_original, foreign, preempted, missing, edited, repeated, followed, stale"),
     described("istio_cni_preempted", "gauge", "", "1 while the runtime uses another file than the one with the entry"),
     described("istio_cni_fights_total", "counter", "", "Times the agent stopped answering another writer of the network configuration for a while"),
     described("istio_cni_token_refreshes_total", "counter", "", "Times the plugin's kubeconfig was written anew"),
+    described("istio_cni_plugin_token_requests_total", "counter", "result", "Times a token of the plugin's own was asked for: granted, refused (a service account or role is missing), failed (no answer)"),
+    described("istio_cni_plugin_token_expiry_timestamp_seconds", "gauge", "", "When the plugin's own token ends, in seconds since 1970; 0 while this agent has got none, and the plugin may use the agent's, which ends with the agent's pod"),
     described("istio_cni_watch_restarts_total", "counter", "watch", "Times a watch had to be made anew: files, daemonset"),
+    described("istio_cni_polling", "gauge", "", "1 while the node's files are looked at every few seconds, because they cannot be watched"),
     described("istio_cni_plugin_add_total", "counter", "outcome,reason", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure"),
     described("istio_cni_plugin_add_duration_seconds", "histogram", "outcome", "How long the plugin took for ADD"),
     described("istio_cni_log_entries_total", "counter", "result", "Log entries received from plugins: accepted, malformed, over_rate, over_size"),
+    described("istio_cni_log_connections_refused_total", "counter", "", "Connections to the log socket that were refused because neither root nor the agent's own user made them"),
     described("istio_cni_events_total", "counter", "result", "Events sent to the API server: sent, failed"),
     described("istio_cni_drifted_pods", "gauge", "", "Pods of the node that were not redirected as planned when last looked at; 0 where the drift watch is off"),
     described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), failed"),
@@ -55,7 +59,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
 ];
 
-/// The most combinations of outcome and reason that are kept apart. Anybody on the node may write to the log socket.
+/// The most combinations of outcome and reason that are kept apart. Lines of a plugin gone wrong must not make labels without end.
 const MOST_REASONS: usize = 64;
 /// Upper bounds of the ADD histogram, in seconds.
 const ADD_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
@@ -116,11 +120,19 @@ pub struct Metrics {
     /// See [`METRICS`].
     pub token_refreshes: Counter,
     /// See [`METRICS`].
+    pub plugin_token_requests: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub plugin_token_ends: Gauge,
+    /// See [`METRICS`].
     pub watch_restarts: Family<WatchLabel, Counter>,
+    /// See [`METRICS`].
+    pub polling: Gauge,
     adds: Family<AddLabels, Counter>,
     add_durations: Family<OutcomeLabel, Histogram, fn() -> Histogram>,
     /// See [`METRICS`].
     pub log_entries: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub log_refused: Counter,
     /// See [`METRICS`].
     pub events: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
@@ -153,10 +165,14 @@ impl Metrics {
             preempted: Gauge::default(),
             fights: Counter::default(),
             token_refreshes: Counter::default(),
+            plugin_token_requests: Family::default(),
+            plugin_token_ends: Gauge::default(),
             watch_restarts: Family::default(),
+            polling: Gauge::default(),
             adds: Family::default(),
             add_durations: Family::new_with_constructor(|| Histogram::new(ADD_BUCKETS)),
             log_entries: Family::default(),
+            log_refused: Counter::default(),
             events: Family::default(),
             drifted: Gauge::default(),
             drift_checks: Family::default(),
@@ -175,10 +191,22 @@ impl Metrics {
         {
             drop(self.installs.get_or_create(&ResultLabel { result }));
         }
-        for kind in
-            ["no_network", "no_pinned", "preempted", "missing", "edited", "repeated", "followed", "stale"]
-        {
+        for kind in [
+            "no_network",
+            "no_pinned",
+            "no_original",
+            "foreign",
+            "preempted",
+            "missing",
+            "edited",
+            "repeated",
+            "followed",
+            "stale",
+        ] {
             drop(self.obstacles.get_or_create(&KindLabel { kind }));
+        }
+        for result in ["granted", "refused", "failed"] {
+            drop(self.plugin_token_requests.get_or_create(&ResultLabel { result }));
         }
         for watch in ["files", "daemonset"] {
             drop(self.watch_restarts.get_or_create(&WatchLabel { watch }));
@@ -216,10 +244,14 @@ impl Metrics {
             self.preempted.clone(),
             self.fights.clone(),
             self.token_refreshes.clone(),
+            self.plugin_token_requests.clone(),
+            self.plugin_token_ends.clone(),
             self.watch_restarts.clone(),
+            self.polling.clone(),
             self.adds.clone(),
             self.add_durations.clone(),
             self.log_entries.clone(),
+            self.log_refused.clone(),
             self.events.clone(),
             self.drifted.clone(),
             self.drift_checks.clone(),

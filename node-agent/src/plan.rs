@@ -5,10 +5,12 @@
 //! The runtime loads the first file, in byte order of the names, that it can load. Originals of files we edit are kept beside them under
 //! a name that no runtime loads.
 
-use crate::conflist::{Entry, Invalid, NetConf, Shape, Standing, Without};
-use crate::settings::{OWNED_FILE, Placement, STANDALONE_FILE};
+use crate::conflist::{self, Entry, Invalid, NetConf, Shape, Standing, Without};
+use crate::settings::{Placement, STANDALONE_FILE};
 
+mod ownership;
 mod removal;
+pub use ownership::MARK;
 pub use removal::{Leftover, Removal, removal};
 
 /// What is appended to a file's name for its original.
@@ -42,7 +44,7 @@ impl Directory {
     /// Whether a name is one of those that matter.
     #[must_use]
     pub fn matters(name: &str) -> bool {
-        is_loaded(name) || name.ends_with(ORIGINAL)
+        is_loaded(name) || name.ends_with(ORIGINAL) || name.ends_with(MARK)
     }
 
     /// The text of a file.
@@ -124,8 +126,30 @@ pub enum Obstacle {
     )]
     NoNetwork,
     /// The file that the user named is missing or cannot be loaded.
-    #[error("{0}, named by CNI_CONF_NAME, is missing or cannot be loaded; waiting for it")]
-    NoPinned(String),
+    #[error("{file}, named by CNI_CONF_NAME, {because}; waiting for it")]
+    NoPinned {
+        /// Which.
+        file: String,
+        /// What is the matter with it.
+        because: String,
+    },
+    /// The file that our copy is a copy of is gone.
+    #[error(
+        "the network configuration of which {0} is a copy is gone; the copy stays, waiting for the network plugin to write it again"
+    )]
+    NoOriginal(String),
+    /// The file that is to be ours is somebody else's.
+    #[error(
+        "{file} belongs to somebody else ({whose}) and stays as it is; let {setting} name a file that nobody else uses"
+    )]
+    Foreign {
+        /// Which.
+        file: String,
+        /// How it shows.
+        whose: String,
+        /// The setting that names it.
+        setting: &'static str,
+    },
     /// The runtime uses another file than the one with our entry.
     #[error("the runtime uses {active}, which comes before {ours}")]
     Preempted {
@@ -167,7 +191,9 @@ impl Obstacle {
     pub const fn concerns_pods(&self) -> bool {
         match self {
             Self::NoNetwork
-            | Self::NoPinned(_)
+            | Self::NoPinned { .. }
+            | Self::NoOriginal(_)
+            | Self::Foreign { .. }
             | Self::Preempted { .. }
             | Self::Missing(_)
             | Self::Edited { .. }
@@ -182,7 +208,9 @@ impl Obstacle {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::NoNetwork => "no_network",
-            Self::NoPinned(_) => "no_pinned",
+            Self::NoPinned { .. } => "no_pinned",
+            Self::NoOriginal(_) => "no_original",
+            Self::Foreign { .. } => "foreign",
             Self::Preempted { .. } => "preempted",
             Self::Missing(_) => "missing",
             Self::Edited { .. } => "edited",
@@ -208,6 +236,22 @@ impl Plan {
     fn wait(obstacle: Obstacle) -> Self {
         Self { target: None, obstacle: Some(obstacle), edits: Vec::new() }
     }
+
+    /// The file with our entry, and what the runtime hands to the plugin from it, once the edits are made.
+    #[must_use]
+    pub fn handed(&self, directory: &Directory) -> Option<(&str, String)> {
+        let target = self.target.as_deref()?;
+        let written = self.edits.iter().rev().find_map(|edit| match edit {
+            Edit::Write { name, text, .. } if name == target => Some(text.as_str()),
+            Edit::Write { .. } | Edit::Delete { .. } => None,
+        });
+        let text = written.or_else(|| directory.text(target))?;
+        Some((target, NetConf::parse(target, text).ok()?.handed()?))
+    }
+
+    fn foreign(file: &str, whose: String, setting: &'static str) -> Self {
+        Self::wait(Obstacle::Foreign { file: file.to_owned(), whose, setting })
+    }
 }
 
 /// The plan that makes a directory hold what it should.
@@ -223,15 +267,18 @@ pub fn plan(directory: &Directory, want: &Want) -> Plan {
 /// The entry in the list of another plugin.
 fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
     // Files of ours from before the user changed the placement.
-    let retired = |name: &str| name == STANDALONE_FILE || name == OWNED_FILE;
-    let found = network(directory, pinned, retired);
+    let is_retired = |name: &str, conf: &NetConf<'_>| {
+        (name == STANDALONE_FILE && conf.is_only_ours()) || ownership::is_our_copy(directory, name, conf)
+    };
+    let found = network(directory, pinned, None);
     let (name, conf) = match found {
         Ok(found) => found,
         Err(obstacle) => return Plan::wait(obstacle),
     };
     let target = list_name(name);
     let standing = conf.standing(entry);
-    let mut edits = Vec::new();
+    // Before the entry goes into a file that once was a copy.
+    let mut edits = ownership::stale_marks(directory, None);
     if standing != Standing::Right {
         edits.extend(keep_original(directory, name, &conf));
         edits.extend(keep_replaced(directory, name, &target));
@@ -242,9 +289,9 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
         }
     }
     edits.extend(finish(directory, name, &conf));
-    let retired =
-        directory.valid().filter(|(name, _)| retired(name) && Some(*name) != pinned && **name != *target);
-    edits.extend(retired.map(|(name, _)| Edit::Delete { name: name.to_owned() }));
+    let retired = directory.valid().filter(|(name, conf)| is_retired(name, conf));
+    let retired = retired.filter(|(name, _)| Some(*name) != pinned && **name != *target);
+    edits.extend(retired.flat_map(|(name, _)| removal::retire(directory, name)));
     let obstacle = obstacle(standing, name).or_else(|| match directory.active() {
         // Multus calls the lists of others itself.
         Some((active, conf)) if active != name && !is_multus(&conf) => {
@@ -257,18 +304,19 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
 
 /// The entry in a copy of the runtime's list, in front of it.
 fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry) -> Plan {
-    let ours = |name: &str| name == file || name == STANDALONE_FILE;
-    let found = network(directory, pinned, ours);
+    if let Some(whose) = ownership::others_copy(directory, file) {
+        return Plan::foreign(file, whose, "ISTIO_OWNED_CNI_CONFIG_FILENAME");
+    }
+    let found = network(directory, pinned, Some(file));
     let (name, conf) = match found {
         Ok(found) => found,
-        Err(obstacle) => {
-            // A copy without its original would make the runtime call a network plugin that may be gone.
-            let orphan = directory.has(file).then(|| Edit::Delete { name: file.to_owned() });
-            return Plan { target: None, obstacle: Some(obstacle), edits: orphan.into_iter().collect() };
-        }
+        // Without the copy, pods that start before the network plugin has written its file again would start outside the mesh.
+        Err(_) if directory.has(file) => return Plan::wait(Obstacle::NoOriginal(file.to_owned())),
+        Err(obstacle) => return Plan::wait(obstacle),
     };
     let text = conf.with(entry);
-    let mut edits = Vec::new();
+    let mut edits = ownership::stale_marks(directory, Some(file));
+    edits.extend(ownership::mark_copy(directory, file));
     let mut obstacle = None;
     if directory.text(file) != Some(text.as_str()) {
         let missing = !directory.has(file);
@@ -287,9 +335,12 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
 
 /// The entry in a file of its own.
 fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
+    if let Some(whose) = ownership::others_single(directory, file) {
+        return Plan::foreign(file, whose, "CNI_CONF_NAME");
+    }
     let there = directory.text(file).and_then(|text| NetConf::parse(file, text).ok());
     let standing = there.map_or(Standing::Absent, |conf| conf.standing(entry));
-    let mut edits = Vec::new();
+    let mut edits = ownership::stale_marks(directory, None);
     if standing != Standing::Right {
         edits.push(Edit::Write { name: file.to_owned(), text: entry.standalone(), like: file.to_owned() });
     }
@@ -297,19 +348,38 @@ fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
     Plan { target: Some(file.to_owned()), obstacle: obstacle(standing, file), edits }
 }
 
-/// The file to chain into: the one the user named, or the one the runtime uses without those that are `ours` alone.
+/// The network that the entry joins: the file the user named, or the one the runtime uses apart from our own. `copy` is the copy in front,
+/// which is no network of its own.
 fn network<'d>(
     directory: &'d Directory,
     pinned: Option<&str>,
-    ours: impl Fn(&str) -> bool,
+    copy: Option<&str>,
 ) -> Result<(&'d str, NetConf<'d>), Obstacle> {
+    let mut others = directory.valid().filter(|(name, _)| Some(*name) != copy);
     let Some(pinned) = pinned else {
-        let mut foreign = directory.valid().filter(|(name, conf)| !ours(name) && !conf.is_only_ours());
-        return foreign.next().ok_or(Obstacle::NoNetwork);
+        let is_network = |name: &str, conf: &NetConf<'_>| {
+            !conf.is_only_ours() && !ownership::is_our_copy(directory, name, conf)
+        };
+        return others.find(|(name, conf)| is_network(name, conf)).ok_or(Obstacle::NoNetwork);
     };
     let names = siblings(pinned);
-    let mut named = directory.valid().filter(|(name, _)| names.iter().any(|sibling| sibling == name));
-    named.next().ok_or_else(|| Obstacle::NoPinned(pinned.to_owned()))
+    let named = others.find(|(name, _)| names.iter().any(|sibling| sibling == name));
+    named.ok_or_else(|| no_pinned(directory, pinned))
+}
+
+/// Why the file that the user named cannot be used.
+fn no_pinned(directory: &Directory, pinned: &str) -> Obstacle {
+    let names = siblings(pinned);
+    let mut there = directory.invalid().into_iter().filter(|(name, _)| names.contains(name));
+    let because = match there.next() {
+        None => "is missing".to_owned(),
+        Some((name, _)) if directory.text(&name).is_some_and(conflist::is_list) => format!(
+            "holds a list of plugins, which a runtime reads only from a name that ends in .conflist: {} would do",
+            list_name(&name)
+        ),
+        Some((_, reason)) => format!("cannot be loaded: {reason}"),
+    };
+    Obstacle::NoPinned { file: pinned.to_owned(), because }
 }
 
 /// A name with each extension that a runtime loads, in the runtime's order.
@@ -376,7 +446,7 @@ fn single_names(list: &str) -> impl Iterator<Item = String> {
 /// The edits that take our entry out of every file but one.
 fn strays(directory: &Directory, but: &str) -> Vec<Edit> {
     let others = directory.valid().filter(|(name, conf)| *name != but && conf.has_ours());
-    others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, OWNED_FILE)).collect()
+    others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, None)).collect()
 }
 
 fn obstacle(standing: Standing, file: &str) -> Option<Obstacle> {

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::plan::Obstacle;
+use crate::plugin::Refusal;
 
 /// Why the agent is not ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +25,9 @@ pub enum Reason {
     /// A binary is not the one that was installed.
     #[error("{} is not the one that was installed", .0.display())]
     Changed(PathBuf),
+    /// The installed plugin would not serve pods.
+    #[error("{0}")]
+    Plugin(Refusal),
     /// The runtime would not call the plugin, or with other orders.
     #[error("{0}")]
     Directory(Obstacle),
@@ -49,26 +53,34 @@ pub enum Phase {
     Leaving,
 }
 
-/// The phase, shared by the loop and the servers.
+/// The phase, and why there is no API client if so; shared by the loop and the servers.
 #[derive(Debug)]
-pub struct State(Mutex<Phase>);
+pub struct State {
+    phase: Mutex<Phase>,
+    no_client: Mutex<Option<String>>,
+}
 
 impl Default for State {
     fn default() -> Self {
-        Self(Mutex::new(Phase::Starting))
+        Self { phase: Mutex::new(Phase::Starting), no_client: Mutex::default() }
     }
 }
 
 impl State {
     /// Changes it.
     pub fn set(&self, phase: Phase) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    /// Notes whether a client of the API server can be made, and why not.
+    pub fn set_client(&self, problem: Option<String>) {
+        *self.no_client.lock().unwrap_or_else(PoisonError::into_inner) = problem;
     }
 
     /// What it is.
     #[must_use]
     pub fn phase(&self) -> Phase {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The verdict from it and from what the node's files say at this moment.
@@ -76,6 +88,16 @@ impl State {
     /// # Errors
     /// The reasons why not, for people.
     pub fn verdict(&self, files: Result<(), Reason>) -> Result<(), String> {
+        let no_client = self.no_client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let no_client = no_client.map(|problem| format!("the agent has no working API client: {problem}"));
+        match (self.verdict_without_client(files), no_client) {
+            (verdict, None) => verdict,
+            (Ok(()), Some(problem)) => Err(problem),
+            (Err(reason), Some(problem)) => Err(format!("{reason}; {problem}")),
+        }
+    }
+
+    fn verdict_without_client(&self, files: Result<(), Reason>) -> Result<(), String> {
         match (self.phase(), files) {
             (Phase::Starting, _) => Err(Reason::Starting.to_string()),
             (Phase::Leaving, _) => Err(Reason::Leaving.to_string()),

@@ -1,5 +1,8 @@
 //! The agent's HTTP servers: health, metrics, run-time control.
 
+mod slots;
+mod start;
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -7,6 +10,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::install::Installer;
+use crate::metrics::Metrics;
+use crate::ready::{Reason, State};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
@@ -14,17 +20,17 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use slots::Slots;
 
-use crate::install::Installer;
-use crate::metrics::Metrics;
-use crate::ready::{Reason, State};
+pub use start::start;
+use tokio::net::{TcpListener, TcpStream};
 
-/// Connections of one server at a time. Others wait in the kernel.
+/// Connections of one server at a time. The one that has been idle for longest makes room for another.
 const MOST_CONNECTIONS: usize = 32;
-/// How long a request's head may take.
+/// How long a request's head may take, also the next one on the same connection.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request's body may take.
+pub const BODY_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a connection may last.
 const CONNECTION_PATIENCE: Duration = Duration::from_secs(30);
 /// The largest body of run-time control.
@@ -89,12 +95,15 @@ impl Served {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/logging") => text(StatusCode::OK, format!("{}\n", levels(logs))),
             (&Method::PUT, "/logging") => {
-                let body = Limited::new(request.into_body(), LARGEST_CONTROL).collect().await;
+                let body = Limited::new(request.into_body(), LARGEST_CONTROL).collect();
+                let Ok(body) = tokio::time::timeout(BODY_PATIENCE, body).await else {
+                    return text(StatusCode::REQUEST_TIMEOUT, "too slow\n");
+                };
                 let Ok(body) = body else { return text(StatusCode::PAYLOAD_TOO_LARGE, "too long\n") };
                 let wanted = String::from_utf8_lossy(&body.to_bytes()).trim().parse();
                 match wanted {
                     Ok(wanted) => {
-                        logs.set_levels(wanted);
+                        logs.set_levels(cni_core::logs::quiet(wanted));
                         log::info!(target: "cni-agent", levels = levels(logs); "log levels changed");
                         text(StatusCode::OK, format!("{}\n", levels(logs)))
                     }
@@ -131,7 +140,7 @@ fn only(methods: &'static str) -> Answer {
 /// How long a port may be taken: an agent that is being replaced holds it for a moment longer.
 const HANDOVER: Duration = Duration::from_secs(3);
 
-/// Listens on a port of every address, of both families where the node has both.
+/// Listens on a port of an address, or of every address, of both families where the node has both.
 ///
 /// # Errors
 /// When the port is taken, and stays so.
@@ -173,23 +182,15 @@ impl Listener for TcpListener {
     }
 }
 
-impl Listener for UnixListener {
-    type Stream = UnixStream;
-    async fn next(&self) -> io::Result<UnixStream> {
-        self.accept().await.map(|(stream, _)| stream)
-    }
-}
-
-/// Answers requests until the run-time ends. Neither many nor slow clients can hold it up for long.
+/// Answers requests until the run-time ends. However many clients say nothing, whoever asks is answered.
 pub async fn connections<L, A, F>(listener: L, answer: A)
 where
     L: Listener,
     A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
     F: Future<Output = Answer> + Send + 'static,
 {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let slots = Slots::new(MOST_CONNECTIONS);
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         let stream = match listener.next().await {
             Ok(stream) => stream,
             Err(error) => {
@@ -199,11 +200,17 @@ where
                 continue;
             }
         };
-        let answer = answer.clone();
-        tokio::spawn(async move {
+        let slot = slots.take().await;
+        let (answer, number, own) = (answer.clone(), slot.number(), slots.clone());
+        let task = tokio::spawn(async move {
             let service = service_fn(move |request| {
-                let answer = answer(request);
-                async move { Ok::<_, Infallible>(answer.await) }
+                let (answer, slots) = (answer(request), own.clone());
+                async move {
+                    slots.begin(number);
+                    let answer = answer.await;
+                    slots.end(number);
+                    Ok::<_, Infallible>(answer)
+                }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -212,7 +219,8 @@ where
                 .serve_connection(TokioIo::new(stream), service);
             // What a client does wrong is its own affair.
             let _ = tokio::time::timeout(CONNECTION_PATIENCE, connection).await;
-            drop(place);
+            drop(slot);
         });
+        slots.served_by(number, task.abort_handle());
     }
 }

@@ -11,13 +11,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use istio_cni::selection::PROCESS_WIDE;
+use cni_core::selection::PROCESS_WIDE;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
 
+pub use cluster_client::Trust;
 pub use notice::Notice;
-use raw::Raw;
 pub use raw::{Action, Problem, command, completions, manual};
+use raw::{LOCALHOST, Raw};
 
 /// Everything the agent is told.
 #[derive(Debug, Clone)]
@@ -30,6 +31,8 @@ pub struct Settings {
     pub entry: EntrySettings,
     /// How the plugin reaches the API server.
     pub kubeconfig: KubeconfigSettings,
+    /// Who the plugin is there.
+    pub plugin: PluginAccount,
     /// Whether files of ours in the configuration directory may be read by their group.
     pub conf_group_read: bool,
     /// Where the agent serves.
@@ -120,22 +123,22 @@ pub struct KubeconfigSettings {
     pub mode: u32,
 }
 
-/// How a server is trusted.
+/// The plugin's service account.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trust {
-    /// By the authority in this file.
-    Authority(PathBuf),
-    /// Blindly.
-    Anybody,
+pub struct PluginAccount {
+    /// Its name, in the agent's namespace; empty where the plugin uses the agent's.
+    pub name: String,
+    /// How long its tokens last.
+    pub lifetime: Duration,
 }
 
 /// Where the agent serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSettings {
-    /// Health.
-    pub health_port: u16,
-    /// Metrics, if at all.
-    pub monitoring_port: Option<u16>,
+    /// Health: its address, none for all of them, and its port.
+    pub health: (Option<IpAddr>, u16),
+    /// Metrics, if at all, likewise.
+    pub monitoring: Option<(Option<IpAddr>, u16)>,
     /// Run-time control, if at all.
     pub control: Option<(IpAddr, u16)>,
 }
@@ -211,6 +214,7 @@ impl Settings {
             placement: placement(&mut raw),
             entry: entry(&mut raw, &logging),
             kubeconfig: kubeconfig(&mut raw),
+            plugin: plugin_account(&mut raw),
             conf_group_read: raw.switch("CNI_CONF_GROUP_READ"),
             serve: serve(&mut raw),
             identity: Identity {
@@ -334,6 +338,7 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
             run_dir: raw.text("CNI_AGENT_RUN_DIR"),
             exclude_namespaces: raw.list("EXCLUDE_NAMESPACES"),
             pod_namespace: raw.text("POD_NAMESPACE"),
+            agent_host_network: host_network(raw),
             native_nftables: raw.switch("NATIVE_NFTABLES"),
             nft_sets: raw.switch("NFT_SETS"),
             strict_capture: raw.switch("STRICT_CAPTURE"),
@@ -343,10 +348,26 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
     }
 }
 
+/// Whether the agent's pod has the node's address, and so the node's network. Who cannot tell says no: a runtime that waited for an agent on
+/// the pods' network would wait for ever.
+fn host_network(raw: &Raw<'_>) -> bool {
+    let (pod, host) = (raw.text("POD_IP"), raw.text("HOST_IP"));
+    !pod.is_empty() && pod == host
+}
+
 fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
     let host = raw.required("KUBERNETES_SERVICE_HOST");
     let port = raw.required("KUBERNETES_SERVICE_PORT");
     let protocol = raw.text("KUBERNETES_SERVICE_PROTOCOL");
+    if !matches!(protocol.as_str(), "http" | "https") {
+        raw.reject("KUBERNETES_SERVICE_PROTOCOL", "neither http nor https");
+    }
+    if !port.is_empty() && port.parse::<u16>().ok().is_none_or(|port| port == 0) {
+        raw.reject("KUBERNETES_SERVICE_PORT", "not a port: a number from 1 to 65535");
+    }
+    if host.contains(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '-' | ':' | '_')) {
+        raw.reject("KUBERNETES_SERVICE_HOST", "no host name and no address");
+    }
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host.clone() };
     let authority = match raw.text("KUBE_CA_FILE") {
         file if file.is_empty() => PathBuf::from(raw.text("SERVICE_ACCOUNT_DIR")).join("ca.crt"),
@@ -363,17 +384,24 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
     }
 }
 
-fn serve(raw: &mut Raw<'_>) -> ServeSettings {
-    let address = match raw.text("ctrlz_address").as_str() {
-        "localhost" | "" => Some(IpAddr::from([127, 0, 0, 1])),
-        other => other.parse().ok(),
-    };
-    if address.is_none() {
-        raw.reject("ctrlz_address", "neither an IP address nor localhost");
+fn plugin_account(raw: &mut Raw<'_>) -> PluginAccount {
+    let lifetime = raw.duration("PLUGIN_TOKEN_LIFETIME");
+    if lifetime < LEAST_LIFETIME {
+        raw.reject("PLUGIN_TOKEN_LIFETIME", "too short: 1h at least, because it has to outlast an upgrade");
     }
-    let control = raw.port("ctrlz_port").zip(address).map(|(port, address)| (address, port));
-    let health_port = raw.port("HEALTH_PORT").unwrap_or(0);
-    ServeSettings { health_port, monitoring_port: raw.port("MONITORING_PORT"), control }
+    PluginAccount { name: raw.text("PLUGIN_SERVICE_ACCOUNT"), lifetime }
+}
+
+/// The shortest time a token of the plugin's may last.
+const LEAST_LIFETIME: Duration = Duration::from_secs(3600);
+
+fn serve(raw: &mut Raw<'_>) -> ServeSettings {
+    let control = raw.address("ctrlz_address").unwrap_or(LOCALHOST);
+    let control = raw.port("ctrlz_port").map(|port| (control, port));
+    let health = (raw.address("HEALTH_ADDRESS"), raw.port("HEALTH_PORT").unwrap_or(0));
+    let monitoring = raw.address("MONITORING_ADDRESS");
+    let monitoring = raw.port("MONITORING_PORT").map(|port| (monitoring, port));
+    ServeSettings { health, monitoring, control }
 }
 
 fn drift(raw: &mut Raw<'_>) -> DriftSettings {

@@ -70,7 +70,7 @@ fn files_have_the_modes_they_should() {
     let mode = |part: &str| fs::metadata(node.path(part)).expect("is there").mode() & 0o777;
     assert_eq!(mode("bin/istio-cni"), 0o755);
     assert_eq!(mode("run/istio-cni-kubeconfig"), 0o640);
-    assert_eq!(mode("run/log.sock"), 0o666);
+    assert_eq!(mode("run/log.sock"), 0o600);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn deleted_binaries_and_kubeconfigs_come_back() {
     agent.wait("the kubeconfig", || node.kubeconfig().is_some());
     fs::write(node.path("bin/istio-cni"), "something else").expect("writes");
     agent.wait("the binary", || node.has_plugin());
-    passes_at_rest(&agent);
+    agent.passes_at_rest();
     fs::set_permissions(node.path("bin/istio-cni"), fs::Permissions::from_mode(0o644)).expect("sets");
     agent.wait("the mode", || {
         fs::metadata(node.path("bin/istio-cni")).is_ok_and(|known| known.mode() & 0o777 == 0o755)
@@ -317,7 +317,7 @@ fn a_burst_of_events_is_one_pass() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     let agent = node.start_ready();
     // Passes for what the agent wrote itself.
-    let before = passes_at_rest(&agent);
+    let before = agent.passes_at_rest();
     let start = Instant::now();
     for _ in 0..100 {
         node.write_conf("99-other.conflist", r#"{"name":"a","plugins":[{"type":"b"}]}"#);
@@ -325,31 +325,20 @@ fn a_burst_of_events_is_one_pass() {
     // A burst that takes longer, because the machine does something else, is several.
     let bursts = start.elapsed().as_secs_f64() / 0.1;
     agent.wait("a pass", || agent.metric("istio_cni_passes_total") > before);
-    let passes = passes_at_rest(&agent) - before;
+    let passes = agent.passes_at_rest() - before;
     assert!(passes <= 3.0 + bursts, "{passes} passes in {bursts:.1} bursts");
     // Files that do not matter wake nobody. What a machine that stands still makes late is over the next time.
     let ignored = || {
-        let before = passes_at_rest(&agent);
+        let before = agent.passes_at_rest();
         for count in 0..100 {
             fs::write(node.path(&format!("net.d/{count}.tmp")), "x")?;
             fs::write(node.path(&format!("bin/{count}")), "x")?;
         }
-        let passes = passes_at_rest(&agent) - before;
+        let passes = agent.passes_at_rest() - before;
         ensure!(passes == 0.0, "{passes} passes");
         Ok(())
     };
     once_in(5, ignored).expect("files that do not matter wake nobody");
-}
-
-/// How many passes there were when there are no more.
-fn passes_at_rest(agent: &Agent<'_>) -> f64 {
-    loop {
-        let passes = agent.metric("istio_cni_passes_total");
-        thread::sleep(Duration::from_millis(300));
-        if agent.metric("istio_cni_passes_total") == passes {
-            return passes;
-        }
-    }
 }
 
 #[test]
@@ -454,6 +443,44 @@ fn cleanup_goes_on_past_a_corrupt_file() {
     assert_eq!(node.conf("10-calico.conflist.istio-cni-original").as_deref(), Some(CALICO));
 }
 
+/// As the runtime's own JSON parser loads them: it takes any bytes in a text, and any size.
+#[test]
+fn cleanup_is_not_held_up_by_files_of_others_that_cannot_be_read() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.start_ready().kill();
+    let foreign = [
+        ("20-latin.conflist", b"{\"name\":\"caf\xe9\",\"plugins\":[{\"type\":\"bridge\"}]}".to_vec()),
+        ("30-large.conflist", [b"{\"name\":\"n\"}".to_vec(), vec![b' '; 5 << 20]].concat()),
+    ];
+    for (name, content) in &foreign {
+        fs::write(node.path("net.d").join(name), content).expect("writes");
+    }
+    let done = node.command(&["cleanup"]).output().expect("runs");
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(!node.path("bin/istio-cni").exists() && node.kubeconfig().is_none());
+    assert!(!node.path("net.d/10-calico.conflist.istio-cni-original").exists());
+    for (name, content) in &foreign {
+        assert!(fs::read(node.path("net.d").join(name)).expect("is there") == *content, "{name}");
+    }
+}
+
+/// Nobody but Istio's agent can have put it there, and a runtime loads it.
+#[test]
+fn cleanup_keeps_what_an_unreadable_file_with_the_entry_needs() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.start_ready().kill();
+    // The name spans two of the pieces in which a file is read.
+    let mut content = b"{\"name\":\"caf\xe9\",\"x\":\"".to_vec();
+    content.resize((64 << 10) - 30, b'x');
+    content.extend(b"\",\"plugins\":[{\"type\":\"istio-cni\"}]}");
+    fs::write(node.path("net.d/20-latin.conflist"), content).expect("writes");
+    let done = node.command(&["cleanup"]).output().expect("runs");
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{error}");
+    assert!(error.contains("20-latin.conflist cannot be read (not UTF-8)"), "{error}");
+    assert!(node.has_plugin() && node.kubeconfig().is_some());
+}
+
 #[test]
 fn a_copy_in_front_and_a_file_alone_come_and_go() {
     let gone = FakeApi::start(404, &failure(404));
@@ -481,13 +508,19 @@ fn a_template_of_an_older_chart_is_what_is_inserted() {
     let template = node.path("template");
     fs::write(&template, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni","log_level":"__LOG_LEVEL__","kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__","cni_bin_dir":"/opt/cni/bin"}}"#).expect("writes");
     node.set("CNI_NETWORK_CONFIG_FILE", template.to_str().expect("text"));
-    let _agent = node.start_ready();
+    let agent = node.start_ready();
     let list: serde_json::Value =
         serde_json::from_str(&node.conf("10-calico.conflist").expect("is there")).expect("JSON");
     let kubeconfig = node.path("run/istio-cni-kubeconfig").display().to_string();
     let expected = serde_json::json!({"name": "istio-cni", "type": "istio-cni", "log_level": "warn",
         "kubernetes": {"kubeconfig": kubeconfig, "cni_bin_dir": "/opt/cni/bin"}});
     assert_eq!(list["plugins"][3], expected);
+
+    let newer = fs::read_to_string(&template).expect("reads").replace("__LOG_LEVEL__", "error");
+    fs::write(&template, newer).expect("writes");
+    agent.wait("the new template", || {
+        node.conf("10-calico.conflist").is_some_and(|list| list.contains("\"log_level\":\"error\""))
+    });
 }
 
 #[test]
@@ -503,6 +536,38 @@ fn what_a_killed_agent_left_half_written_is_swept() {
     }
     let _agent = node.start_ready();
     assert!(halves.iter().all(|half| !node.path(half).exists()));
+}
+
+/// Istio's agent writes `NAME.tmp.NUMBER` first; killed, it leaves that, some of them with a token.
+#[test]
+fn what_istios_agent_left_half_written_is_swept_and_nothing_else() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let with_entry = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"istio-cni"}]}"#;
+    let theirs = [
+        ("bin/istio-cni.tmp.2481", "half"),
+        ("run/istio-cni-kubeconfig.tmp.77", "half"),
+        ("net.d/ZZZ-istio-cni-kubeconfig.tmp.1", "half"),
+        ("net.d/02-istio-cni.conflist.tmp.9", "half"),
+        ("net.d/YYY-istio-cni.conf.tmp.12", ""),
+        ("net.d/10-calico.conflist.tmp.3", with_entry),
+    ];
+    let others = [
+        ("bin/calico.tmp.5", "x"),
+        ("bin/istio-cni.tmp.5x", "x"),
+        ("bin/istio-cni.tmp.", "x"),
+        ("run/other.tmp.5", "x"),
+        ("net.d/10-calico.conflist.tmp.4", CALICO),
+        ("net.d/05-x.conflist.tmp.6", "half"),
+    ];
+    for (name, text) in theirs.iter().chain(&others) {
+        fs::write(node.path(name), text).expect("writes");
+    }
+    let _agent = node.start_ready();
+    let left = theirs.iter().filter(|(name, _)| node.path(name).exists()).collect::<Vec<_>>();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(
+        others.iter().all(|(name, text)| fs::read_to_string(node.path(name)).is_ok_and(|now| now == *text))
+    );
 }
 
 #[test]
@@ -537,6 +602,32 @@ fn plugins_lines_are_logged_and_counted() {
     let connect = || UnixStream::connect(node.path("run/log.sock")).expect("connects");
     let other = (0..5).find_map(|_| exchange(connect(), "GET", "/x", b""));
     assert_eq!(other.expect("answers").0, 404);
+}
+
+/// Whoever may write there can forge what the log says about pods, and take the places of those who should.
+#[test]
+fn the_log_socket_hears_root_and_nobody_else() {
+    use std::os::unix::process::CommandExt;
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let agent = node.start_ready();
+    for part in ["", "run"] {
+        process::set_mode(&node.path(part), 0o755);
+    }
+    let socket = node.path("run/log.sock");
+    let forged = r#"["{\"level\":\"info\",\"time\":\"2026-11-21T07:26:50.000001Z\",\"msg\":\"forged\"}"]"#;
+    let send = |user: u32| {
+        let mut curl = std::process::Command::new("curl");
+        curl.args(["--silent", "--show-error", "--max-time", "60", "--unix-socket"]).arg(&socket);
+        curl.args(["-d", forged, "http://x/log"]).uid(user).gid(user).output().expect("curl").status.success()
+    };
+    assert!(!send(65534), "the mode keeps it out");
+    // Also where the mode does not, as somebody may have changed it.
+    process::set_mode(&socket, 0o666);
+    assert!(!send(65534), "its user keeps it out");
+    assert!(!node.log().contains("forged"), "{}", node.log());
+    agent.wait_metric("istio_cni_log_connections_refused_total", 1.0);
+    assert!(send(0));
+    agent.wait("root's line", || node.log().contains("\tforged"));
 }
 
 #[test]
@@ -594,18 +685,36 @@ fn clients_that_hang_do_not_hold_up_others() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     let agent = node.start_ready();
     let answered_while_others_hang = || {
-        let idle = (0..20).map(|_| TcpStream::connect(("127.0.0.1", node.health)));
+        let idle = (0..300).map(|_| TcpStream::connect(("127.0.0.1", node.health)));
         let idle = idle.collect::<Result<Vec<_>, _>>()?;
-        assert_eq!(agent.readyz().expect("answers").0, 200);
-        // The agent hangs up on them after five seconds: also where the machine stands still for so long, but not each time.
-        for stream in idle {
+        for _ in 0..8 {
+            assert_eq!(agent.readyz().expect("answers").0, 200);
+            assert_eq!(get(node.health, "/healthz").expect("answers").0, 200);
+        }
+        // Only the oldest made room. The agent hangs up on all after five seconds: also where the machine stands still for so long,
+        // but not each time.
+        for stream in &idle[285..] {
             stream.set_nonblocking(true)?;
             let still = stream.peek(&mut [0]).map_err(|error| error.kind());
             ensure!(still == Err(ErrorKind::WouldBlock), "{still:?}");
         }
+        agent.wait("room made by the oldest", || matches!(idle[0].peek(&mut [0]), Ok(0) | Err(_)));
         Ok(())
     };
     once_in(5, answered_while_others_hang).expect("answers before it hangs up on the others");
+}
+
+/// On the node's network, every pod of the cluster can reach what listens on the node's address.
+#[test]
+fn health_can_be_kept_from_the_network() {
+    let elsewhere = ("127.0.0.2", "127.0.0.3");
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.set("HEALTH_ADDRESS", "localhost");
+    node.set("MONITORING_ADDRESS", elsewhere.0);
+    let _agent = node.start_ready();
+    let connects = |address: &str, port: u16| TcpStream::connect((address, port)).is_ok();
+    assert!(!connects(elsewhere.0, node.health) && !connects(elsewhere.1, node.health));
+    assert!(connects(elsewhere.0, node.monitoring) && !connects(elsewhere.1, node.monitoring));
 }
 
 #[test]
@@ -652,13 +761,13 @@ fn warnings_about_settings_come_at_the_start() {
     let _agent = node.start_ready();
     let log = node.log();
     assert!(log.contains("is EXCLUDE_NAMESPACES meant?"), "{log}");
-    assert!(log.contains("AMBIENT_ENABLED has no effect"), "{log}");
+    assert!(log.contains("AMBIENT_ENABLED: Accepted and not implemented"), "{log}");
 }
 
 #[test]
 fn the_version_is_on_standard_output() {
     let done = Node::new(&[]).command(&["version"]).output().expect("runs");
-    assert_eq!(String::from_utf8_lossy(&done.stdout), format!("{}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(String::from_utf8_lossy(&done.stdout), format!("install-cni {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
@@ -674,7 +783,8 @@ fn a_port_that_is_taken_ends_the_start_and_removes_nothing() {
 fn killed_at_two_hundred_moments_the_node_is_always_sound() {
     let mut node = Node::new(&[("10-ovn-kubernetes.conf", REAL[5].1)]);
     let original = node.confs();
-    fs::write(node.path("image/istio-cni"), vec![7; 2 << 20]).expect("writes");
+    let large = [process::PLUGIN.as_bytes(), &vec![b'#'; 2 << 20]].concat();
+    fs::write(node.path("image/istio-cni"), large).expect("writes");
     process::set_mode(&node.path("image/istio-cni"), 0o755);
     let starts = [(); 3].map(|()| {
         let start = Instant::now();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use install_cni::metrics::METRICS;
-use install_cni::settings::table::{SETTINGS, Status};
+use install_cni::settings::table::SETTINGS;
 
 fn metrics() -> String {
     let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n".to_owned();
@@ -27,17 +27,12 @@ fn settings() -> String {
     for setting in SETTINGS {
         let flag = if setting.flag.is_empty() { String::new() } else { format!("`--{}`", setting.flag) };
         let env: Vec<String> = setting.env.iter().map(|name| code(name)).collect();
-        let status = match setting.status {
-            Status::Used => "",
-            Status::Repair => " Checked; for the repair of pods.",
-            Status::Ambient | Status::Unused => " No effect.",
-        };
         let (takes, default) = (setting.kind.name(), code(setting.default));
         let _ = writeln!(
             table,
-            "| {flag} | {} | {takes} | {default} | {}{status} |",
+            "| {flag} | {} | {takes} | {default} | {} |",
             env.join(", "),
-            setting.meaning
+            setting.description()
         );
     }
     table

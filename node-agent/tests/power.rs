@@ -8,10 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
-use install_cni::disk::{Disk, Output, Stat};
+use install_cni::disk::{Disk, Lock, Output, Stat};
 use install_cni::install::{Conflist, Installer};
 use install_cni::leave;
-use install_cni::plan::Directory;
+use install_cni::plan::{Directory, ORIGINAL};
+use install_cni::plugin::{Ask, Question, Refusal};
 use install_cni::settings::{Settings, command};
 use model::{Fault, Model};
 
@@ -43,8 +44,20 @@ fn settings(env: &[(&str, &str)]) -> Settings {
     Settings::read(&given, &env).expect("settings").0
 }
 
+/// A plugin is a file of the model that says it is one.
+struct InModel(Arc<Model>);
+
+impl Ask for InModel {
+    fn ask(&self, path: &Path, _: Question<'_>) -> Result<(), Refusal> {
+        let content = self.0.content(&path.to_string_lossy()).map(|(content, _)| content);
+        let is_plugin = content.is_some_and(|content| content.windows(6).any(|word| word == b"plugin"));
+        let refusal = || Refusal::NoPlugin { path: path.to_owned(), why: "no plugin".into() };
+        is_plugin.then_some(()).ok_or_else(refusal)
+    }
+}
+
 fn installer(model: &Arc<Model>, env: &[(&str, &str)]) -> Installer {
-    Installer::new(model.clone(), settings(env))
+    Installer::new(model.clone(), Arc::new(InModel(model.clone())), settings(env))
 }
 
 /// A start of the agent, without faults: until nothing changes any more.
@@ -94,8 +107,10 @@ fn assert_sound(model: &Model, when: &str) {
                 assert!(plugin.is_some(), "{when}: an entry without its binary");
                 assert!(kubeconfig.is_some(), "{when}: an entry without its kubeconfig");
             }
-        } else if Directory::matters(&name) {
+        } else if name.ends_with(ORIGINAL) {
             assert!(text == CALICO || text == SINGLE, "{when}: half an original: {text:?}");
+        } else if Directory::matters(&name) {
+            assert!(text.ends_with(".\n"), "{when}: half a mark: {text:?}");
         }
     }
     assert!(networks > 0, "{when}: no network is left");
@@ -113,11 +128,15 @@ fn chances(seed: usize) -> impl FnMut(usize) -> usize {
 /// A network configuration, and the agent's environment.
 type Case = ((&'static str, &'static str), &'static [(&'static str, &'static str)]);
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     (("10-calico.conflist", CALICO), &[]),
     (("10-single.conf", SINGLE), &[]),
     (("10-single.json", SINGLE), &[("KUBECONFIG_TOKEN_FILE", "true")]),
     (("10-calico.conflist", CALICO), &[("ISTIO_OWNED_CNI_CONFIG", "true")]),
+    (
+        ("10-calico.conflist", CALICO),
+        &[("ISTIO_OWNED_CNI_CONFIG", "true"), ("ISTIO_OWNED_CNI_CONFIG_FILENAME", "00-mesh.conflist")],
+    ),
     (("10-calico.conflist", CALICO), &[("CHAINED_CNI_PLUGIN", "false")]),
 ];
 
@@ -322,6 +341,10 @@ impl Disk for Meddled {
         self.0.remove(path)
     }
 
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock> {
+        self.0.lock(directories)
+    }
+
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         self.0.sync_directory(directory)
     }
@@ -331,7 +354,8 @@ impl Disk for Meddled {
 fn a_binary_changed_behind_the_comparison_is_not_taken_for_ours() {
     let model = Arc::new(node(("10-calico.conflist", CALICO)));
     model.put(&format!("{BIN}/istio-cni"), &b"new plugin ".repeat(20_000), 0o755);
-    let meddled = Installer::new(Arc::new(Meddled(model.clone())), settings(&[]));
+    let meddled =
+        Installer::new(Arc::new(Meddled(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
     for _ in 0..2 {
         meddled.pass(&Conflist::Repair).expect("installs");
         assert!(meddled.check().is_err(), "ready with a binary of somebody else");
@@ -339,4 +363,59 @@ fn a_binary_changed_behind_the_comparison_is_not_taken_for_ours() {
     let left_alone = installer(&model, &[]);
     assert_eq!(left_alone.pass(&Conflist::Repair).expect("installs").binaries, ["istio-cni"]);
     left_alone.check().expect("ready");
+}
+
+/// A disk on which the network plugin writes its file anew while the agent is making a list of the old one.
+struct Rewritten(Arc<Model>);
+
+const NEWER: &str = "{\"cniVersion\":\"0.4.0\",\"name\":\"single\",\"type\":\"macvlan\"}\n";
+
+impl Disk for Rewritten {
+    fn list(&self, directory: &Path) -> io::Result<Vec<OsString>> {
+        self.0.list(directory)
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.0.stat(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>> {
+        self.0.open(path)
+    }
+
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
+        self.0.create(path, mode)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.rename(from, to)?;
+        if to.ends_with("10-single.conflist") {
+            self.0.put(&format!("{NET}/10-single.conf"), NEWER.as_bytes(), 0o644);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.0.remove(path)
+    }
+
+    fn lock(&self, directories: &[&Path]) -> io::Result<Lock> {
+        self.0.lock(directories)
+    }
+
+    fn sync_directory(&self, directory: &Path) -> io::Result<()> {
+        self.0.sync_directory(directory)
+    }
+}
+
+#[test]
+fn what_its_owner_wrote_a_moment_ago_is_not_deleted() {
+    let model = Arc::new(node(("10-single.conf", SINGLE)));
+    let meddled =
+        Installer::new(Arc::new(Rewritten(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
+    let error = meddled.pass(&Conflist::Repair).expect_err("somebody else wrote at the same moment");
+    assert!(error.is_collision(), "{error}");
+    assert_eq!(text(&model, "10-single.conf"), NEWER);
+    let after = start(model.copy(), &[]);
+    assert!(text(&after, "10-single.conflist").contains("macvlan"));
 }

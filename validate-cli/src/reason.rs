@@ -209,7 +209,7 @@ impl Reason {
             ),
             Self::NoRules => (
                 NODE_AGENT,
-                "it must be ready before pods start; see REPAIR_ENABLED and the taint of nodes that are not ready",
+                "it must be ready before pods start; delete the pod, and its successor is redirected",
             ),
             Self::OneFamilyOnly => (
                 NODE_AGENT,
@@ -217,16 +217,16 @@ impl Reason {
             ),
             Self::RulesNotInEffect => (
                 NODE_AGENT,
-                "have it program the pod again (repair) and see whether another program changes rules in this namespace",
+                "see whether another program changes rules in this namespace, and delete the pod; its successor is programmed anew",
             ),
             Self::DnsNotCaptured => {
                 (NODE_AGENT, "ISTIO_META_DNS_CAPTURE has to be set on the proxy when the pod is created")
             }
             Self::LoopbackCaptured => (
                 NODE_AGENT,
-                "have it program the pod again (repair); see ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR and --istio-service-cidr",
+                "see ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR and --istio-service-cidr, and delete the pod; its successor is programmed anew",
             ),
-            Self::NoPassthroughAddress => (NODE_AGENT, "have it program the pod again (repair)"),
+            Self::NoPassthroughAddress => (NODE_AGENT, "delete the pod; its successor is programmed anew"),
             Self::DestinationLost => (
                 NODE_AGENT,
                 "another program translates addresses in this namespace; see the pod's other network plugins",

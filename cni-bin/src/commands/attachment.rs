@@ -127,7 +127,7 @@ impl Job<'_> {
             Err(reason) => return Ok(Err(reason)),
         };
         phases.end("read");
-        let facts = pod_source::read(self.conf, &pod, self.deadline());
+        let facts = pod_source::read(self.conf, &pod, &self.invocation.pod.uid, self.deadline());
         phases.end("pod");
         let facts = facts?;
         if let Some(reason) = facts.skip_reason() {

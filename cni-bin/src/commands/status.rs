@@ -2,31 +2,42 @@
 
 use super::attachment::Job;
 use crate::{
+    conf::Conf,
     pod_source,
     wire::{CniError, Code},
 };
 use nix::unistd::{AccessFlags, access};
 use std::path::Path;
 
-/// Looks at the kubeconfig or the manifest folder, the run directory and the kernel; nobody is contacted, nothing changed.
+/// Looks at the kubeconfig or the manifest folder, the run directory and, where nothing is the matter with these, the kernel; nobody is
+/// contacted, nothing changed.
+///
+/// What the node agent brings counts only where the agent can bring it: a runtime that hears "not available" starts no pod on the pods'
+/// network, and an agent that is such a pod would wait for itself for ever.
 ///
 /// # Errors
 /// Code 50 with everything that is missing; code 51 where it is the kernel, because pods that run may lack it too.
 pub fn status(job: &Job<'_>) -> Result<(), CniError> {
+    let agent_can_come = job.conf.agent_host_network;
+    if agent_can_come || job.conf.manifest_dir.is_some() {
+        check_files(job.conf)?;
+    }
+    let kernel = job.kernel.preflight(job.conf.programming);
+    kernel.map_err(|error| CniError::new(Code::LimitedConnectivity, error.to_string()))
+}
+
+fn check_files(conf: &Conf) -> Result<(), CniError> {
     let mut problems = Vec::new();
     let mut remedy = "";
-    if let Err(error) = pod_source::check(job.conf) {
+    if let Err(error) = pod_source::check(conf) {
         problems.push(error.to_string());
         remedy = error.advice().1;
     }
-    problems.extend(check_run_dir(&job.conf.run_dir).err());
-    let kernel = job.kernel.preflight(job.conf.programming).err();
-    let code = if kernel.is_some() { Code::LimitedConnectivity } else { Code::NotAvailable };
-    problems.extend(kernel.map(|error| error.to_string()));
+    problems.extend(check_run_dir(&conf.run_dir).err());
     if problems.is_empty() {
         return Ok(());
     }
-    Err(CniError::of_problems(code, &problems).with_details(remedy))
+    Err(CniError::of_problems(Code::NotAvailable, &problems).with_details(remedy))
 }
 
 fn check_run_dir(path: &Path) -> Result<(), String> {

@@ -4,10 +4,10 @@ use std::fmt;
 use std::io::{self, BufReader, Read};
 use std::time::Duration;
 
-use futures_util::AsyncReadExt as _;
-use hyper::Request;
-use kube::api::ListParams;
-use kube::core::request::Request as Build;
+use cluster_client::params::{GetParams, ListParams};
+use cluster_client::{Built, Failure, Limits, Request, RequestError};
+use hyper::body::Bytes;
+use hyper::http::uri::InvalidUri;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -19,8 +19,7 @@ use super::{Cluster, PATIENCE};
 const LIST_PATIENCE: Duration = Duration::from_secs(60);
 /// How many pods the server is asked for at once. Where it answers from memory it sends all of them.
 const PAGE: u32 = 50;
-/// How many bytes are handed to the parser at once, and how many such pieces may wait for it.
-const PIECE: usize = 16 << 10;
+/// How many pieces of an answer may wait for the parser.
 const PIECES: usize = 2;
 
 /// Why pods cannot be read.
@@ -44,13 +43,18 @@ pub enum PodsError {
     Unreachable(String),
 }
 
-impl From<kube::Error> for PodsError {
-    fn from(error: kube::Error) -> Self {
-        let kube::Error::Api(status) = error else { return Self::Unreachable(error.to_string()) };
-        let message = status.message.chars().take(300).collect();
-        match status.code {
-            code @ (401 | 403) => Self::Denied { code, message },
-            _ => Self::Unreachable(message),
+impl From<Failure> for PodsError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
+            Failure::Forbidden(words) => Self::Denied { code: 403, message: words.text },
+            Failure::Impossible(_)
+            | Failure::NotFound(_)
+            | Failure::Busy { .. }
+            | Failure::Garbled { .. }
+            | Failure::Untrusted { .. }
+            | Failure::Unreachable { .. }
+            | Failure::Silent { .. } => Self::Unreachable(failure.to_string()),
         }
     }
 }
@@ -87,14 +91,12 @@ impl Cluster {
     /// # Errors
     /// Why it cannot be read.
     pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Value>, PodsError> {
-        let build = Build::new(format!("/api/v1/namespaces/{namespace}/pods"));
-        let request = build.get(name, &kube::core::params::GetParams::default());
-        let request = request.map_err(|error| PodsError::Unreachable(error.to_string()))?;
-        match tokio::time::timeout(PATIENCE, self.client.request::<Value>(request)).await {
-            Ok(Ok(pod)) => Ok(Some(pod)),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(PodsError::Unreachable(format!("no answer within {PATIENCE:?}"))),
+        let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+        let request = pods.get(name, &GetParams::default());
+        match self.client.json(request, Limits::object(PATIENCE)).await {
+            Ok(pod) => Ok(Some(pod)),
+            Err(Failure::NotFound(words)) if words.by_api => Ok(None),
+            Err(failure) => Err(failure.into()),
         }
     }
 
@@ -103,8 +105,7 @@ impl Cluster {
         rest: Option<String>,
         keep: impl Fn(&Value) -> Option<T> + Send + 'static,
     ) -> Result<Page<T>, PodsError> {
-        let request = self.page_request(rest)?;
-        let mut answer = std::pin::pin!(self.client.request_stream(request).await?);
+        let mut answer = self.client.open(self.page_request(rest), PATIENCE).await?;
         let (send, pieces) = mpsc::channel(PIECES);
         let parser = tokio::task::spawn_blocking(move || {
             let mut page = Page { kept: Vec::new(), rest: None };
@@ -113,12 +114,10 @@ impl Cluster {
             reader.deserialize(&mut serde_json::Deserializer::from_reader(text)).map(|()| page)
         });
         loop {
-            let mut piece = vec![0; PIECE];
-            let count =
-                answer.read(&mut piece).await.map_err(|error| PodsError::Unreachable(error.to_string()))?;
-            piece.truncate(count);
+            // The whole list has its own limit.
+            let Some(piece) = answer.piece(LIST_PATIENCE).await? else { break };
             // The parser ends early where it finds that this is no list.
-            if count == 0 || send.send(piece).await.is_err() {
+            if send.send(piece).await.is_err() {
                 break;
             }
         }
@@ -127,16 +126,16 @@ impl Cluster {
         parsed.map_err(|error| PodsError::Unreachable(format!("the answer is no list of pods: {error}")))
     }
 
-    fn page_request(&self, rest: Option<String>) -> Result<Request<Vec<u8>>, PodsError> {
+    fn page_request(&self, rest: Option<String>) -> Built {
         let of_node = format!("spec.nodeName={}", self.identity.node);
         let params =
             ListParams { continue_token: rest, ..ListParams::default().fields(&of_node).limit(PAGE) };
-        let wrong = |error: &dyn fmt::Display| PodsError::Unreachable(error.to_string());
-        let mut request = Build::new("/api/v1/pods").list(&params).map_err(|error| wrong(&error))?;
+        let mut request = Request::new("/api/v1/pods").list(&params)?;
         if params.continue_token.is_none() {
             // From the server's memory, where pods are sorted by node: its store would be searched for them from end to end.
             let uri = format!("{}&resourceVersion=0", request.uri());
-            *request.uri_mut() = uri.parse().map_err(|error| wrong(&error))?;
+            *request.uri_mut() =
+                uri.parse().map_err(|error: InvalidUri| RequestError::BuildRequest(error.into()))?;
         }
         Ok(request)
     }
@@ -144,8 +143,8 @@ impl Cluster {
 
 /// Bytes that come from elsewhere, for a parser on a thread that may wait.
 struct Pieces {
-    pieces: mpsc::Receiver<Vec<u8>>,
-    piece: io::Cursor<Vec<u8>>,
+    pieces: mpsc::Receiver<Bytes>,
+    piece: io::Cursor<Bytes>,
 }
 
 impl Read for Pieces {
@@ -256,7 +255,7 @@ mod tests {
         let keep = |pod: &Value| pod["metadata"]["name"].as_str().map(str::to_owned);
         let (send, pieces) = mpsc::channel(text.len().max(1));
         for piece in text.as_bytes().chunks(7) {
-            send.blocking_send(piece.to_owned()).expect("room for it");
+            send.blocking_send(Bytes::copy_from_slice(piece)).expect("room for it");
         }
         drop(send);
         let text = BufReader::new(Pieces { pieces, piece: io::Cursor::default() });

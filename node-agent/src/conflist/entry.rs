@@ -16,6 +16,8 @@ pub struct Facts {
     pub exclude_namespaces: Vec<String>,
     /// The agent's namespace.
     pub pod_namespace: String,
+    /// Whether the agent is on the host's network, and so starts before the pods' network is ready.
+    pub agent_host_network: bool,
     /// Whether rules are written as native nftables.
     pub native_nftables: bool,
     /// Whether those gather long lists in sets.
@@ -37,8 +39,11 @@ struct Keys<'a> {
     enablement_selectors: [(); 0],
     exclude_namespaces: &'a [String],
     pod_namespace: &'a str,
-    native_nftables: bool,
     /// The reference has no such key: it is there only where it says something.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    agent_host_network: bool,
+    native_nftables: bool,
+    /// Likewise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     nft_sets: bool,
     /// Likewise.
@@ -94,6 +99,7 @@ impl Entry {
             enablement_selectors: [],
             exclude_namespaces: &facts.exclude_namespaces,
             pod_namespace: &facts.pod_namespace,
+            agent_host_network: facts.agent_host_network,
             native_nftables: facts.native_nftables,
             nft_sets: facts.nft_sets,
             strict_capture: facts.strict_capture,

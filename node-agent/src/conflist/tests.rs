@@ -29,6 +29,7 @@ fn facts() -> Facts {
         run_dir: "/var/run/istio-cni".into(),
         exclude_namespaces: vec!["kube-system".into(), "istio-system".into()],
         pod_namespace: "istio-system".into(),
+        agent_host_network: false,
         native_nftables: false,
         nft_sets: false,
         strict_capture: false,

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use istio_cni::conf::Conf;
-use istio_cni::pod_source::{PodName, pod_facts};
+use cni_core::conf::Conf;
+use cni_core::pod_source::{PodName, pod_facts};
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 
@@ -50,8 +50,8 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use istio_cni::conf::Envelope;
-    use istio_cni::wire::Command;
+    use cni_core::conf::Envelope;
+    use cni_core::wire::Command;
     use serde_json::json;
 
     fn candidate(pod: &Value) -> Option<Candidate> {

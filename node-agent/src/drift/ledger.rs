@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use istio_cni::pod_source::PodName;
+use cni_core::pod_source::PodName;
 
 use super::look::{Look, Trouble};
 

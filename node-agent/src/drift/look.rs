@@ -1,6 +1,6 @@
 //! One look at one pod. Nothing is changed.
 
-use istio_cni::selection::{Programming, base_settings};
+use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{owner, suitable};
 use netns_apply::{ApplyOptions, Mismatch, unreadable_tables, verify};

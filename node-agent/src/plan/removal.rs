@@ -1,15 +1,16 @@
 //! What has to change so that nothing of ours is left.
 
+use super::ownership::{self, MARK};
 use super::{Directory, Edit, ORIGINAL, single_names};
 use crate::conflist::{NetConf, PLUGIN_TYPE, Shape, Without};
-use crate::settings::{OWNED_FILE, Placement};
+use crate::settings::Placement;
 
 /// The changes that take us out of a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Removal {
     /// The changes of each file, in order: when one fails, those after it in its group depend on it.
     pub edits: Vec<Vec<Edit>>,
-    /// Originals, to be deleted when all changes are made.
+    /// Originals and marks, to be deleted when all changes are made.
     pub originals: Vec<Edit>,
     /// What stays and why.
     pub leftovers: Vec<Leftover>,
@@ -53,8 +54,8 @@ impl Leftover {
 #[must_use]
 pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
     let owned = match placement {
-        Placement::Owned { file, .. } => file,
-        Placement::Chained { .. } | Placement::Standalone { .. } => OWNED_FILE,
+        Placement::Owned { file, .. } => Some(file.as_str()),
+        Placement::Chained { .. } | Placement::Standalone { .. } => None,
     };
     let mut removal = Removal::default();
     for (name, conf) in directory.read() {
@@ -70,19 +71,33 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
             Leftover::Unreadable { .. } => false,
         })
     };
-    let originals = directory.files.iter().map(|file| &file.name).filter(|name| name.ends_with(ORIGINAL));
+    let names = directory.files.iter().map(|file| &file.name);
+    let originals = names.filter(|name| name.ends_with(ORIGINAL) || name.ends_with(MARK));
     removal.originals =
         originals.filter(|name| !corrupt(name)).map(|name| Edit::Delete { name: name.clone() }).collect();
     removal
 }
 
-/// The edits that take our entry out of a file that has it; `owned` is the copy in front.
-pub(super) fn take_out(directory: &Directory, name: &str, conf: &NetConf<'_>, owned: &str) -> Vec<Edit> {
+/// The edits that remove a file that is ours alone, and the mark that says so.
+pub(super) fn retire(directory: &Directory, name: &str) -> Vec<Edit> {
+    let mark = Some(ownership::mark(name)).filter(|mark| directory.has(mark));
+    [name.to_owned()].into_iter().chain(mark).map(|name| Edit::Delete { name }).collect()
+}
+
+/// The edits that take our entry out of a file that has it; `owned` is where the settings want a copy in front.
+pub(super) fn take_out(
+    directory: &Directory,
+    name: &str,
+    conf: &NetConf<'_>,
+    owned: Option<&str>,
+) -> Vec<Edit> {
+    let is_copy = ownership::is_our_copy(directory, name, conf)
+        || (Some(name) == owned && ownership::is_copy_of_another(directory, name, conf));
     let delete = || Edit::Delete { name: name.to_owned() };
     let write = |text: String| Edit::Write { name: name.to_owned(), text, like: name.to_owned() };
     let rest = match conf.without() {
-        Without::Nothing => return vec![delete()],
-        Without::Rest(_) if name == owned => return vec![delete()],
+        Without::Nothing => return retire(directory, name),
+        Without::Rest(_) if is_copy => return retire(directory, name),
         Without::Rest(rest) => rest,
     };
     let Some((single, text)) = made_of(directory, name, &rest) else { return vec![write(rest)] };

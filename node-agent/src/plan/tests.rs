@@ -1,5 +1,6 @@
 use super::*;
 use crate::conflist::Facts;
+use crate::settings::OWNED_FILE;
 
 const CALICO: &str = "{\n  \"name\": \"net\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
 const OTHER: &str = r#"{"name":"other","plugins":[{"type":"bridge"}]}"#;
@@ -11,6 +12,7 @@ fn entry() -> Entry {
         run_dir: "/var/run/istio-cni".into(),
         exclude_namespaces: Vec::new(),
         pod_namespace: "istio-system".into(),
+        agent_host_network: false,
         native_nftables: false,
         nft_sets: false,
         strict_capture: false,
@@ -160,7 +162,8 @@ fn a_file_that_comes_to_be_first_is_followed() {
 fn a_pinned_file_is_waited_for_and_taken_with_either_extension() {
     let at = directory(&[("10-calico.conflist", CALICO)]);
     let wait = plan(&at, &pinned("20-mine.conf"));
-    assert_eq!(wait.obstacle, Some(Obstacle::NoPinned("20-mine.conf".into())));
+    let missing = Obstacle::NoPinned { file: "20-mine.conf".into(), because: "is missing".into() };
+    assert_eq!(wait.obstacle, Some(missing));
     assert_eq!(wait.edits, []);
     let found = plan(&at, &pinned("10-calico.conf"));
     assert_eq!(found.target.as_deref(), Some("10-calico.conflist"));
@@ -274,7 +277,7 @@ fn a_copy_in_front_leaves_the_original_untouched() {
 }
 
 #[test]
-fn a_copy_in_front_follows_its_original_and_goes_with_it() {
+fn a_copy_in_front_follows_its_original() {
     let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &owned());
     let newer = CALICO.replace("calico", "calico2");
     let at =
@@ -282,11 +285,144 @@ fn a_copy_in_front_follows_its_original_and_goes_with_it() {
     assert_eq!(plan(&at, &owned()).obstacle, Some(Obstacle::Stale(OWNED_FILE.into())));
     let (at, _) = settled(at, &owned());
     assert!(at.text(OWNED_FILE).expect("is there").contains("calico2"));
-    let mut files = at.files;
-    files.retain(|file| file.name == OWNED_FILE);
-    let orphan = plan(&Directory::new(files), &owned());
-    assert_eq!(orphan.obstacle, Some(Obstacle::NoNetwork));
-    assert_eq!(orphan.edits, [Edit::Delete { name: OWNED_FILE.into() }]);
+}
+
+/// A network plugin may remove its file when it ends and write it when it starts: meanwhile pods must not start outside the mesh.
+#[test]
+fn a_copy_stays_while_its_original_is_gone() {
+    for pinned in [None, Some("10-calico.conflist".to_owned())] {
+        let want = Want { placement: Placement::Owned { file: OWNED_FILE.into(), pinned }, entry: entry() };
+        let (mut at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
+        at.files.retain(|file| file.name != "10-calico.conflist");
+        let orphan = plan(&at, &want);
+        assert_eq!(orphan.edits, [], "{want:?}");
+        let obstacle = orphan.obstacle.expect("an obstacle");
+        assert!(obstacle.concerns_pods() && obstacle.to_string().contains("stays"), "{obstacle}");
+        at.files.push(File { name: "10-calico.conflist".into(), text: Ok(CALICO.into()) });
+        let (at, back) = settled(Directory::new(at.files), &want);
+        assert_eq!(back.obstacle, None);
+        assert_eq!(removed(at, &want.placement), directory(&[("10-calico.conflist", CALICO)]));
+    }
+}
+
+/// What stands under the name that we were told to use, as somebody else wrote it.
+fn belongs_to_others(files: &[(&str, &str)], want: &Want, name: &str, setting: &str) {
+    let start = directory(files);
+    let refused = plan(&start, want);
+    assert_eq!(refused.edits, [], "{files:?}");
+    let obstacle = refused.obstacle.expect("an obstacle");
+    assert!(obstacle.concerns_pods(), "{obstacle}");
+    let text = obstacle.to_string();
+    assert!(text.contains(name) && text.contains("belongs to somebody else"), "{text}");
+    assert!(text.contains(setting), "{text}");
+    assert_eq!(removed(start.clone(), &want.placement), start, "removal leaves it alone as well");
+}
+
+fn owned_as(file: &str) -> Want {
+    Want { placement: Placement::Owned { file: file.into(), pinned: None }, entry: entry() }
+}
+
+#[test]
+fn an_owned_name_that_belongs_to_somebody_else_is_refused() {
+    let setting = "ISTIO_OWNED_CNI_CONFIG_FILENAME";
+    let alone = [("10-calico.conflist", CALICO)];
+    belongs_to_others(&alone, &owned_as("10-calico.conflist"), "10-calico.conflist", setting);
+    let beside = [("00-multus.conflist", OTHER), ("10-calico.conflist", CALICO)];
+    belongs_to_others(&beside, &owned_as("00-multus.conflist"), "00-multus.conflist", setting);
+    belongs_to_others(&[(OWNED_FILE, OTHER), ("10-calico.conflist", CALICO)], &owned(), OWNED_FILE, setting);
+    let broken = [("00-x.conflist", "{\"name\""), ("10-calico.conflist", CALICO)];
+    let want = owned_as("00-x.conflist");
+    assert_eq!(plan(&directory(&broken), &want).edits, [], "whoever is writing it");
+}
+
+/// The entry in it makes a file no copy of ours: it may have been put there by chaining, ours or that of Istio's agent.
+#[test]
+fn a_list_that_was_chained_into_is_not_taken_for_a_copy() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    let (chained_into, _) = settled(start.clone(), &chained());
+    let want = owned_as("10-calico.conflist");
+    assert_eq!(plan(&chained_into, &want).edits, []);
+    assert_eq!(removed(chained_into.clone(), &want.placement), start);
+    let mut without_original = chained_into;
+    without_original.files.retain(|file| file.name == "10-calico.conflist");
+    assert_eq!(plan(&without_original, &want).edits, []);
+    assert_eq!(removed(without_original, &want.placement), start);
+}
+
+#[test]
+fn a_copy_under_another_name_is_known_again_whatever_became_of_its_original() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    let (mut at, last) = settled(start, &owned_as("00-mesh.conflist"));
+    assert_eq!(last.obstacle, None);
+    let newer = CALICO.replace("calico", "calico2");
+    at = edited(
+        at,
+        &[Edit::Write { name: "10-calico.conflist".into(), text: newer.clone(), like: String::new() }],
+    );
+    let (at, last) = settled(at, &owned_as("00-mesh.conflist"));
+    assert_eq!(last.obstacle, None);
+    assert!(at.text("00-mesh.conflist").expect("is there").contains("calico2"));
+    // It goes when the placement changes, and with us.
+    let (moved, _) = settled(at.clone(), &chained());
+    assert_eq!(moved.text("00-mesh.conflist"), None);
+    let clean = directory(&[("10-calico.conflist", &newer)]);
+    assert_eq!(removed(moved, &chained().placement), clean);
+    assert_eq!(removed(at, &owned_as("00-mesh.conflist").placement), clean);
+}
+
+/// Istio's agent writes its copy with sorted keys and leaves no mark.
+#[test]
+fn a_copy_that_another_agent_made_is_taken_over() {
+    let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &owned_as("00-mesh.conflist"));
+    let copy: serde_json::Value =
+        serde_json::from_str(at.text("00-mesh.conflist").expect("is there")).expect("JSON");
+    let copy = copy.to_string().replace("\"native_nftables\":false,", "");
+    let start = directory(&[("00-mesh.conflist", &copy), ("10-calico.conflist", CALICO)]);
+    let (at, last) = settled(start, &owned_as("00-mesh.conflist"));
+    assert_eq!(last.obstacle, None);
+    assert_eq!(
+        removed(at, &owned_as("00-mesh.conflist").placement),
+        directory(&[("10-calico.conflist", CALICO)])
+    );
+}
+
+#[test]
+fn a_name_of_ours_does_not_make_a_file_ours() {
+    let theirs = [
+        (OWNED_FILE, OTHER),
+        ("10-calico.conflist", CALICO),
+        (STANDALONE_FILE, r#"{"name":"x","type":"ptp"}"#),
+    ];
+    let start = directory(&theirs);
+    let (end, last) = settled(start.clone(), &chained());
+    assert_eq!((last.target.as_deref(), last.obstacle), (Some(OWNED_FILE), None), "the runtime uses it");
+    assert!(calls_us(&end));
+    assert_eq!(removed(end.clone(), &chained().placement), start);
+    // Also where it is found a second time, with the entry in it.
+    assert_eq!(settled(end.clone(), &chained()).0, end);
+}
+
+#[test]
+fn a_name_for_standing_alone_that_belongs_to_somebody_else_is_refused() {
+    let want = |file: &str| Want { placement: Placement::Standalone { file: file.into() }, entry: entry() };
+    let multus = r#"{"name":"m","type":"multus-shim"}"#;
+    let files = [("00-multus.conf", multus), ("10-calico.conflist", CALICO)];
+    belongs_to_others(&files, &want("00-multus.conf"), "00-multus.conf", "CNI_CONF_NAME");
+    belongs_to_others(&[(STANDALONE_FILE, SINGLE)], &standalone(), STANDALONE_FILE, "CNI_CONF_NAME");
+    assert_eq!(plan(&directory(&[("x.conf", "{"), ("y.conf", SINGLE)]), &want("x.conf")).edits, []);
+}
+
+#[test]
+fn a_list_under_a_pinned_name_of_a_single_plugin_is_said() {
+    let at = directory(&[("10-calico.conf", CALICO), ("20-b.conflist", OTHER)]);
+    let text = plan(&at, &pinned("10-calico.conf")).obstacle.expect("an obstacle").to_string();
+    assert!(text.contains("10-calico.conf") && text.contains("holds a list"), "{text}");
+    assert!(text.contains("10-calico.conflist would do"), "{text}");
+    let broken = directory(&[("10-calico.conf", "{")]);
+    let text = plan(&broken, &pinned("10-calico.conf")).obstacle.expect("an obstacle").to_string();
+    assert!(text.contains("cannot be loaded: not JSON"), "{text}");
+    let text = plan(&directory(&[]), &pinned("10-calico.conf")).obstacle.expect("an obstacle").to_string();
+    assert!(text.contains("is missing"), "{text}");
 }
 
 #[test]

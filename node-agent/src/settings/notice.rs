@@ -1,8 +1,9 @@
 //! What is worth saying about settings that are not wrong.
 
-use super::raw::{Origin, Raw};
+use super::raw::{Origin, Raw, file_mode};
 use super::table::{Kind, SETTINGS, Status};
 use redirect_core::settings::meant;
+use std::collections::BTreeMap;
 
 /// Beginnings of names that are nobody's but ours.
 const OURS: [&str; 4] = ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_"];
@@ -10,10 +11,13 @@ const OURS: [&str; 4] = ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_"];
 /// Something about a setting that has less effect than its author hoped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// It belongs to ambient mode.
-    Ambient(String),
-    /// Nothing depends on it.
-    Unused(String),
+    /// The agent does not do what these say, all for the same reason.
+    NotInForce {
+        /// The flags and variables.
+        origins: Vec<String>,
+        /// The reason.
+        status: Status,
+    },
     /// It was given empty, which means false or 0 and not the default.
     Empty {
         /// The flag or variable.
@@ -35,6 +39,13 @@ pub enum Notice {
         /// Why.
         because: &'static str,
     },
+    /// The plugin's token can be read by others than its file's owner and group, or the file be written by others than its owner.
+    Exposed {
+        /// The flag or variable.
+        origin: String,
+        /// The mode it stands for.
+        mode: u32,
+    },
     /// The environment has a name that looks like a setting and is none.
     Unknown {
         /// The name.
@@ -47,13 +58,7 @@ pub enum Notice {
 impl std::fmt::Display for Notice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Ambient(origin) => {
-                write!(
-                    f,
-                    "{origin} has no effect: it belongs to ambient mode, which this agent does not have"
-                )
-            }
-            Self::Unused(origin) => write!(f, "{origin} is set and nothing depends on it"),
+            Self::NotInForce { origins, status } => write!(f, "{}: {}", origins.join(", "), status.remark()),
             Self::Empty { origin, default } => {
                 write!(
                     f,
@@ -61,6 +66,10 @@ impl std::fmt::Display for Notice {
                 )
             }
             Self::OtherName { given, name } => write!(f, "{given} is understood as {name}"),
+            Self::Exposed { origin, mode } => write!(
+                f,
+                "{origin} {mode:04o} lets others than the file's owner and group read the plugin's token, or the group replace it; 0600 or 0640 is enough"
+            ),
             Self::NoEffect { origin, because } => write!(f, "{origin} has no effect, because {because}"),
             Self::Unknown { given, meant: Some(meant) } => {
                 write!(f, "{given} is no setting and is ignored; is {meant} meant?")
@@ -72,17 +81,10 @@ impl std::fmt::Display for Notice {
 
 /// Everything worth saying, in the order of the table and then of the environment.
 pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
-    let mut notices = Vec::new();
+    let mut notices = not_in_force(raw);
     for (setting, origin, value) in raw.given() {
-        match setting.status {
-            Status::Used | Status::Repair => {}
-            // Charts pass `false`.
-            Status::Ambient if matches!(value, "" | "false" | "0") => {}
-            Status::Ambient => notices.push(Notice::Ambient(origin.to_string())),
-            Status::Unused => notices.push(Notice::Unused(origin.to_string())),
-        }
         let has_value_when_empty = matches!(setting.kind, Kind::Switch | Kind::Number | Kind::Duration)
-            && matches!(setting.status, Status::Used | Status::Repair);
+            && setting.status == Status::Used;
         if value.is_empty() && has_value_when_empty && !matches!(setting.default, "" | "false" | "0" | "0s") {
             notices.push(Notice::Empty { origin: origin.to_string(), default: setting.default });
         }
@@ -93,9 +95,43 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
             Origin::Env(_) | Origin::Flag(_) | Origin::Default(_) => {}
         }
     }
+    notices.extend(exposed(raw));
     notices.extend(without_effect(raw));
+    if raw.stack_traces() {
+        let origin = "flag --log_stacktrace_level".to_owned();
+        notices.push(Notice::NoEffect { origin, because: "there are no stack traces" });
+    }
     notices.extend(env.iter().filter_map(|(name, _)| unknown(name)));
     notices
+}
+
+/// Whether the mode opens the plugin's token to more than the file's owner and group, or lets the group replace it.
+fn exposed(raw: &Raw<'_>) -> Option<Notice> {
+    let (_, origin, mode) = raw.given().find(|(setting, _, _)| setting.name() == "KUBECONFIG_MODE")?;
+    let mode = file_mode(mode).filter(|mode| mode & 0o027 != 0)?;
+    Some(Notice::Exposed { origin: origin.to_string(), mode })
+}
+
+/// What was asked for and is not done, as one notice for each reason: charts set a dozen of these. A switch that is off asks for nothing, and
+/// neither does a setting of the repair of pods where that is switched off.
+fn not_in_force(raw: &Raw<'_>) -> Vec<Notice> {
+    let is_off = |kind: Kind, value: &str| {
+        value.is_empty()
+            || (kind == Kind::Switch && matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"))
+    };
+    let repairs = !is_off(Kind::Switch, &raw.text("REPAIR_ENABLED"));
+    let mut asked = BTreeMap::<Status, Vec<String>>::new();
+    for (setting, origin, value) in raw.given() {
+        let counts = match setting.status {
+            Status::Used => false,
+            Status::Repair => repairs,
+            Status::Ambient | Status::Unused => true,
+        };
+        if counts && !is_off(setting.kind, value) {
+            asked.entry(setting.status).or_default().push(origin.to_string());
+        }
+    }
+    asked.into_iter().map(|(status, origins)| Notice::NotInForce { origins, status }).collect()
 }
 
 fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {

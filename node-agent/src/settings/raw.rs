@@ -1,12 +1,16 @@
 //! Settings as texts, each with where it was given, and their reading into values.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::table::{Kind, SETTINGS, Setting, Status};
+use super::table::{Kind, SETTINGS, Setting};
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
 use clap_complete::Shell;
 use redirect_core::values::parse_duration;
 use settings_cli::Pages;
+
+/// What `localhost` stands for.
+pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,12 +133,19 @@ fn flag(setting: &Setting) -> Arg {
         if setting.default.is_empty() { String::new() } else { format!(" (default {})", setting.default) };
     let arg = Arg::new(setting.flag)
         .long(setting.flag)
-        .help(format!("{}{default}{env}", setting.meaning))
+        .help(format!("{}{default}{env}", setting.description()))
         .value_name("VALUE")
         .allow_hyphen_values(true)
-        .hide(setting.status == Status::Ambient)
         .action(ArgAction::Set);
     if setting.kind == Kind::Switch { switch(arg) } else { arg }
+}
+
+/// A file mode: octal with a leading 0, otherwise decimal.
+pub(super) fn file_mode(text: &str) -> Option<u32> {
+    match text.strip_prefix("0o").or_else(|| text.strip_prefix('0')) {
+        Some(octal) => u32::from_str_radix(octal, 8).ok(),
+        None => text.parse().ok(),
+    }
 }
 
 /// A flag that may stand alone, or be given a boolean after `=`.
@@ -271,14 +282,24 @@ impl<'a> Raw<'a> {
         port.ok().filter(|port| *port != 0)
     }
 
+    /// An address; none if empty.
+    pub(super) fn address(&mut self, name: &'static str) -> Option<IpAddr> {
+        match self.text(name).as_str() {
+            "" => None,
+            "localhost" => Some(LOCALHOST),
+            other => {
+                let address = other.parse().ok();
+                if address.is_none() {
+                    self.reject(name, "neither an IP address nor localhost");
+                }
+                address
+            }
+        }
+    }
+
     pub(super) fn file_mode(&mut self, name: &'static str) -> u32 {
         let text = self.text(name);
-        let digits = text.strip_prefix("0o").or_else(|| text.strip_prefix('0'));
-        let mode = match digits {
-            Some(octal) => u32::from_str_radix(octal, 8).ok(),
-            None => text.parse().ok(),
-        };
-        match mode {
+        match file_mode(&text) {
             Some(mode) if mode & 0o600 == 0o600 && mode <= 0o777 => return mode,
             Some(mode) => {
                 let octal = text.trim_start_matches('0');
@@ -292,20 +313,29 @@ impl<'a> Raw<'a> {
         0o600
     }
 
+    /// Whether somebody asked for stack traces at any level.
+    pub(super) fn stack_traces(&self) -> bool {
+        let asked = self.given.try_get_one::<String>("log_stacktrace_level").ok().flatten();
+        asked
+            .is_some_and(|levels| levels.split(',').any(|level| level != "none" && !level.ends_with(":none")))
+    }
+
     pub(super) fn logging(&mut self) -> logging::Config {
         let given = self.given;
         let values = |name: &str| {
             let values = given.try_get_many::<String>(name).ok().flatten()?;
             Some(values.cloned().collect::<Vec<_>>().join(","))
         };
-        logging::Config::from_flags(values).unwrap_or_else(|errors| {
+        let mut config = logging::Config::from_flags(values).unwrap_or_else(|errors| {
             self.problems.extend(errors.iter().map(|error| {
                 let text = error.to_string();
                 let (origin, reason) = text.split_once(": ").unwrap_or(("logging", &text));
                 Problem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
             }));
             logging::Config::default()
-        })
+        });
+        config.levels = cni_core::logs::quiet(config.levels);
+        config
     }
 
     /// Notes that a setting cannot have its value.

@@ -13,7 +13,7 @@ pub struct Setting {
     pub default: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    /// Whether the agent uses it.
+    /// Whether the agent does what it says.
     pub status: Status,
 }
 
@@ -32,12 +32,12 @@ pub enum Kind {
     Duration,
 }
 
-/// Whether the agent uses a setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether the agent does what a setting says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     /// It does.
     Used,
-    /// It is read and checked for the pod repair controller.
+    /// It is checked, and belongs to the repair of pods, which this agent does not have.
     Repair,
     /// It belongs to ambient mode, which this agent does not have.
     Ambient,
@@ -45,7 +45,28 @@ pub enum Status {
     Unused,
 }
 
+impl Status {
+    /// What help, documentation and log say about such a setting; nothing where the agent does what it says.
+    #[must_use]
+    pub const fn remark(self) -> &'static str {
+        match self {
+            Self::Used => "",
+            Self::Repair => {
+                "Accepted and not implemented: this agent neither repairs nor deletes nor labels pods."
+            }
+            Self::Ambient => "Accepted and not implemented: this agent has no ambient mode.",
+            Self::Unused => "Accepted; nothing depends on it.",
+        }
+    }
+}
+
 impl Setting {
+    /// What it does and, where the agent does not do so, that.
+    #[must_use]
+    pub fn description(&self) -> String {
+        [self.meaning, self.status.remark()].join(" ").trim_end().to_owned()
+    }
+
     /// What people know it by: the variable if there is one, else the flag.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -88,7 +109,7 @@ const fn repair(
 }
 
 const fn ambient(flag: &'static str, env: &'static [&'static str], kind: Kind) -> Setting {
-    Setting { flag, env, kind, default: "", meaning: "Ambient mode only.", status: Status::Ambient }
+    Setting { flag, env, kind, default: "", meaning: "A setting of ambient mode.", status: Status::Ambient }
 }
 
 const fn unused(env: &'static [&'static str], meaning: &'static str) -> Setting {
@@ -115,17 +136,23 @@ pub const SETTINGS: &[Setting] = &[
     used("service-account-dir", &["SERVICE_ACCOUNT_DIR"], Text, "/var/run/secrets/kubernetes.io/serviceaccount", "Directory of the service account's token and authority."),
     used("kubeconfig-mode", &["KUBECONFIG_MODE"], Number, "0600", "File mode of the plugin's kubeconfig: octal with a leading 0, otherwise decimal."),
     used("kubeconfig-token-file", &["KUBECONFIG_TOKEN_FILE"], Switch, "false", "Whether the kubeconfig names a token file beside it; otherwise it holds the token."),
+    used("plugin-service-account", &["PLUGIN_SERVICE_ACCOUNT"], Text, "istio-cni-plugin", "The plugin's own service account, in the agent's namespace; empty: the plugin uses the agent's token, which ends with the agent's pod."),
+    used("plugin-token-lifetime", &["PLUGIN_TOKEN_LIFETIME"], Duration, "24h", "How long a token of that account lasts, 1h at least; it is renewed when a quarter of that has passed, and when the agent ends."),
     used("cni-conf-group-read", &["CNI_CONF_GROUP_READ"], Switch, "false", "Whether files of ours in the configuration directory have mode 0640; otherwise 0600."),
     used("kube-ca-file", &["KUBE_CA_FILE"], Text, "", "File of the API server's authority; empty: that of the service account."),
     used("skip-tls-verify", &["SKIP_TLS_VERIFY"], Switch, "false", "Whether the API server's certificate is not checked."),
     used("monitoring-port", &["MONITORING_PORT"], Number, "15014", "Port of the metrics; 0 or less: none."),
     used("health-port", &["HEALTH_PORT"], Number, "8000", "Port of /healthz and /readyz."),
+    used("monitoring-address", &["MONITORING_ADDRESS"], Text, "", "Address of the metrics: an IP address or localhost; empty: every address."),
+    used("health-address", &["HEALTH_ADDRESS"], Text, "", "Address of /healthz and /readyz: an IP address or localhost; empty: every address, for a kubelet that probes the pod's."),
     used("ctrlz_port", &[], Number, "9876", "Port of run-time control; 0: none."),
     used("ctrlz_address", &[], Text, "localhost", "Address of run-time control."),
     used("daemonset-name", &["DAEMONSET_NAME"], Text, "istio-cni-node", "The agent's own DaemonSet, which tells an upgrade from removal."),
     used("", &["EXCLUDE_NAMESPACES"], List, "", "Namespaces whose pods are left alone."),
     used("", &["POD_NAMESPACE"], Text, "", "The agent's namespace."),
     used("", &["POD_NAME"], Text, "", "The agent's pod, which its events are about."),
+    used("", &["POD_IP"], Text, "", "The agent's own address. If it is the node's, the plugin's STATUS may wait for the agent."),
+    used("", &["HOST_IP"], Text, "", "The node's address."),
     used("", &["NODE_NAME"], Text, "", "The node's name."),
     used("", &["KUBERNETES_NODE_NAME"], Text, "", "The node's name, where NODE_NAME is not given."),
     used("", &["NATIVE_NFTABLES"], Switch, "false", "Whether the plugin writes native nftables rules."),

@@ -62,7 +62,7 @@ fn defaults_are_those_of_the_interface() {
     assert_eq!(settings.kubeconfig.mode, 0o600);
     let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
     assert_eq!(settings.kubeconfig.trust, Trust::Authority(ca.into()));
-    assert_eq!((settings.serve.health_port, settings.serve.monitoring_port), (8000, Some(15014)));
+    assert_eq!((settings.serve.health, settings.serve.monitoring), ((None, 8000), Some((None, 15014))));
     assert_eq!(settings.serve.control, Some(([127, 0, 0, 1].into(), 9876)));
     assert_eq!(settings.entry.facts.log_level, "info");
     let RepairSettings { enabled, repair_pods, exit_code, label, .. } = settings.repair;
@@ -94,8 +94,18 @@ fn the_drift_watch_is_off_unless_it_is_told_how_often() {
 fn flags_win_over_the_environment() {
     let env = [("MONITORING_PORT", "1"), ("CHAINED_CNI_PLUGIN", "true"), ("CNI_CONF_NAME", "a.conf")];
     let settings = settings(&["--monitoring-port=2", "--chained-cni-plugin=false"], &env);
-    assert_eq!(settings.serve.monitoring_port, Some(2));
+    assert_eq!(settings.serve.monitoring, Some((None, 2)));
     assert_eq!(settings.placement, Placement::Standalone { file: "a.conf".into() });
+}
+
+#[test]
+fn health_and_metrics_may_have_an_address() {
+    let env = [("HEALTH_ADDRESS", "localhost"), ("MONITORING_ADDRESS", "fd00::7")];
+    let serve = settings(&[], &env).serve;
+    assert_eq!(serve.health, (Some([127, 0, 0, 1].into()), 8000));
+    assert_eq!(serve.monitoring, Some((Some("fd00::7".parse().expect("an address")), 15014)));
+    let problems = read(&["--health-address=node"], &[]).expect_err("problems");
+    assert_eq!(problems, ["flag --health-address: \"node\": neither an IP address nor localhost"]);
 }
 
 #[test]
@@ -141,7 +151,7 @@ fn empty_values_mean_false_and_nought_and_are_reported() {
     let env = [("CHAINED_CNI_PLUGIN", ""), ("MONITORING_PORT", ""), ("NATIVE_NFTABLES", "")];
     let (settings, notices) = read(&[], &env).expect("settings");
     assert_eq!(settings.placement, Placement::Standalone { file: "YYY-istio-cni.conf".into() });
-    assert_eq!(settings.serve.monitoring_port, None);
+    assert_eq!(settings.serve.monitoring, None);
     let texts: Vec<String> = notices.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 2, "{texts:?}");
     assert!(texts[0].starts_with("CHAINED_CNI_PLUGIN is set but empty, which means false or 0"), "{texts:?}");
@@ -170,11 +180,74 @@ fn every_mistake_is_reported_at_once_with_its_name_and_value() {
 }
 
 #[test]
+fn a_mode_that_shows_the_plugins_token_is_mentioned() {
+    for (mode, mentioned) in [
+        ("0600", None),
+        ("0640", None),
+        ("0644", Some("0644")),
+        ("0660", Some("0660")),
+        ("0777", Some("0777")),
+        ("511", Some("0777")),
+    ] {
+        let said = notices(&[], &[("KUBECONFIG_MODE", mode)]);
+        let told: Vec<_> = said.iter().filter(|line| line.contains("KUBECONFIG_MODE")).collect();
+        match mentioned {
+            None => assert!(told.is_empty(), "{mode}: {told:?}"),
+            Some(octal) => {
+                assert!(
+                    told.len() == 1 && told[0].contains(&format!("KUBECONFIG_MODE {octal} ")),
+                    "{mode}: {told:?}"
+                );
+            }
+        }
+    }
+    let said = notices(&["--kubeconfig-mode=0644"], &[]);
+    assert!(said.iter().any(|line| line.starts_with("flag --kubeconfig-mode 0644 ")), "{said:?}");
+}
+
+#[test]
+fn a_plugins_token_has_to_outlast_an_upgrade() {
+    let problems = read(&[], &[("PLUGIN_TOKEN_LIFETIME", "10m")]).expect_err("too short");
+    assert!(
+        problems.iter().any(|problem| problem.contains("PLUGIN_TOKEN_LIFETIME: \"10m\": too short")),
+        "{problems:?}"
+    );
+    let (settings, _) = read(&["--plugin-token-lifetime=6h"], &[]).expect("settings");
+    assert_eq!(
+        (settings.plugin.name.as_str(), settings.plugin.lifetime.as_secs()),
+        ("istio-cni-plugin", 21600)
+    );
+}
+
+#[test]
 fn without_an_api_server_there_is_no_start() {
     let given = command().try_get_matches_from(["install-cni"]).expect("parses");
     let problems = Settings::read(&given, &[]).expect_err("problems");
     let origins: Vec<&str> = problems.iter().map(|problem| problem.origin.as_str()).collect();
     assert_eq!(origins, ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"]);
+}
+
+/// What no address can be made of would fail every pod.
+#[test]
+fn an_api_server_that_cannot_be_is_no_start() {
+    for (name, value, why) in [
+        ("KUBERNETES_SERVICE_PORT", "https", "not a port"),
+        ("KUBERNETES_SERVICE_PORT", "0", "not a port"),
+        ("KUBERNETES_SERVICE_PORT", "70000", "not a port"),
+        ("KUBERNETES_SERVICE_PROTOCOL", "ftp", "neither http nor https"),
+        ("KUBERNETES_SERVICE_PROTOCOL", "", "neither http nor https"),
+        ("KUBERNETES_SERVICE_HOST", "10.0.0.1/x", "no host name"),
+        ("KUBERNETES_SERVICE_HOST", "a b", "no host name"),
+    ] {
+        let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+        let given_so = (name, value);
+        let env = REQUIRED.iter().filter(|(required, _)| *required != name).chain([&given_so]);
+        let env: Vec<(String, String)> =
+            env.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let problems = Settings::read(&given, &env).expect_err("a problem");
+        let [problem] = &problems[..] else { panic!("one problem: {problems:?}") };
+        assert!(problem.to_string().starts_with(&format!("{name}: {value:?}: {why}")), "{problem}");
+    }
 }
 
 #[test]
@@ -210,29 +283,62 @@ fn settings_without_effect_are_reported() {
     let texts = notices(&[], &env);
     assert_eq!(texts.len(), 5, "{texts:#?}");
     let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
-    has("AMBIENT_ENABLED has no effect: it belongs to ambient mode");
-    has("GOMEMLIMIT is set and nothing depends on it");
+    has("AMBIENT_ENABLED: Accepted and not implemented: this agent has no ambient mode.");
+    has("GOMEMLIMIT: Accepted; nothing depends on it.");
     has("LOG_LEVEL has no effect, because only a template");
     has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");
     has("ISTIO_OWNED_CNI_CONF_FILENAME has no effect, because ISTIO_OWNED_CNI_CONFIG is false");
 }
 
+/// Istio's own, at its defaults.
+const CHART: [(&str, &str); 13] = [
+    ("REPAIR_ENABLED", "true"),
+    ("REPAIR_REPAIR_PODS", "true"),
+    ("REPAIR_LABEL_PODS", "false"),
+    ("REPAIR_NODE_NAME", "n"),
+    ("NODE_NAME", "n"),
+    ("POD_NAME", "p"),
+    ("POD_NAMESPACE", "istio-system"),
+    ("ALLOW_SWITCH_TO_HOST_NS", "true"),
+    ("EXCLUDE_NAMESPACES", "kube-system"),
+    ("AMBIENT_ENABLED", "false"),
+    ("CHAINED_CNI_PLUGIN", "true"),
+    ("NATIVE_NFTABLES", "false"),
+    ("GOMEMLIMIT", "1"),
+];
+
+/// Whoever sets them relies on broken pods being dealt with.
 #[test]
-fn a_charts_environment_is_silent() {
-    let env = [
-        ("REPAIR_ENABLED", "true"),
-        ("REPAIR_REPAIR_PODS", "true"),
-        ("REPAIR_NODE_NAME", "n"),
-        ("NODE_NAME", "n"),
-        ("POD_NAME", "p"),
-        ("POD_NAMESPACE", "istio-system"),
-        ("ALLOW_SWITCH_TO_HOST_NS", "true"),
-        ("EXCLUDE_NAMESPACES", "kube-system"),
-        ("AMBIENT_ENABLED", "false"),
-        ("CHAINED_CNI_PLUGIN", "true"),
-        ("NATIVE_NFTABLES", "false"),
-    ];
-    assert_eq!(notices(&["--log_output_level=info,cni-plugin:debug"], &env), [""; 0]);
+fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
+    let texts = notices(&["--log_output_level=info,cni-plugin:debug"], &CHART);
+    let repair = Status::Repair.remark();
+    assert!(repair.contains("not implemented"), "{repair}");
+    assert_eq!(
+        texts,
+        [
+            format!(
+                "REPAIR_ENABLED, REPAIR_REPAIR_PODS, REPAIR_NODE_NAME, ALLOW_SWITCH_TO_HOST_NS: {repair}"
+            ),
+            format!("GOMEMLIMIT: {}", Status::Unused.remark()),
+        ]
+    );
+    let off = CHART.map(|(name, value)| (name, if name == "REPAIR_ENABLED" { "false" } else { value }));
+    assert_eq!(notices(&[], &off).len(), 1, "nobody asks for repairs");
+    assert_eq!(notices(&[], &[]), [""; 0]);
+    assert_eq!(notices(&["--log_stacktrace_level=default:none,cni-agent:none"], &[]), [""; 0]);
+    let [traces] = &notices(&["--log_stacktrace_level=default:info"], &[])[..] else { panic!("one notice") };
+    assert!(traces.contains("--log_stacktrace_level has no effect"), "{traces}");
+}
+
+#[test]
+fn help_says_what_the_log_says() {
+    let help = command().render_long_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut count = 0;
+    for setting in SETTINGS.iter().filter(|setting| !setting.flag.is_empty()) {
+        assert!(help.contains(&setting.description()), "{}: {help}", setting.flag);
+        count += usize::from(setting.description().contains("not implemented"));
+    }
+    assert!(count >= 10, "{count} flags without effect");
 }
 
 #[test]
@@ -250,6 +356,23 @@ fn the_entry_says_what_the_settings_say() {
         (facts.log_level.as_str(), facts.native_nftables, facts.nft_sets, facts.strict_capture),
         ("debug", true, true, true)
     );
+}
+
+#[test]
+fn the_entry_tells_whether_the_agent_is_on_the_hosts_network() {
+    let says = |env: &[(&str, &str)]| {
+        let Settings { entry, paths, kubeconfig, .. } = settings(&[], env);
+        entry
+            .entry(&paths, &kubeconfig, "n", None)
+            .expect("an entry")
+            .standalone()
+            .contains("\"agent_host_network\": true")
+    };
+    assert!(says(&[("POD_IP", "10.0.0.7"), ("HOST_IP", "10.0.0.7")]));
+    assert!(!says(&[("POD_IP", "10.244.1.9"), ("HOST_IP", "10.0.0.7")]));
+    for unknown in [&[] as &[(&str, &str)], &[("POD_IP", "10.0.0.7")], &[("POD_IP", ""), ("HOST_IP", "")]] {
+        assert!(!says(unknown), "{unknown:?}");
+    }
 }
 
 #[test]
@@ -286,8 +409,7 @@ fn every_flag_completes_in_every_shell() {
         let given = command().try_get_matches_from(["install-cni", "completion", shell]).expect("parses");
         let Action::Completion(shell) = Action::of(&given) else { panic!("{shell}") };
         let text = completions(shell);
-        let flags =
-            SETTINGS.iter().filter(|setting| !setting.flag.is_empty() && setting.status != Status::Ambient);
+        let flags = SETTINGS.iter().filter(|setting| !setting.flag.is_empty());
         for setting in flags {
             assert!(text.contains(setting.flag), "{shell}: {}", setting.flag);
         }

@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use install_cni::disk::{Disk, Dress, Output, Stat};
+use install_cni::disk::{Disk, Dress, Lock, Output, Stat};
 
 #[derive(Clone, Default)]
 struct Inode {
@@ -180,8 +180,16 @@ impl Disk for Model {
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         let files = self.files();
-        let folder =
-            Stat { is_file: false, mode: 0o755, uid: 0, gid: 0, length: 0, inode: (0, 0), changed: (0, 0) };
+        let folder = Stat {
+            is_file: false,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            length: 0,
+            inode: (0, 0),
+            changed: (0, 0),
+        };
         if files.folders.contains_key(path) {
             return Ok(folder);
         }
@@ -228,6 +236,11 @@ impl Disk for Model {
         self.files().change(path.parent().unwrap(), |names| {
             names.remove(&name(path));
         })
+    }
+
+    /// Each model has one agent at a time.
+    fn lock(&self, _: &[&Path]) -> io::Result<Lock> {
+        Ok(Lock::default())
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {

@@ -65,6 +65,8 @@ impl PodApi {
             }
         });
         node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
+        // So that all events are about pods of the node.
+        node.set("PLUGIN_SERVICE_ACCOUNT", "");
         Self { port, state }
     }
 

@@ -19,6 +19,12 @@ use e2e::process::Patience;
 pub const DEADLINE: Duration = Duration::from_secs(180);
 pub const CALICO: &str = include_str!("../conf/10-calico.conflist");
 
+/// A plugin that is always content.
+pub const PLUGIN: &str = "#!/bin/sh
+[ \"$CNI_COMMAND\" != VERSION ] || echo '{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.1.0\"]}'
+exit 0
+";
+
 /// A node's directories, the image's, and the agent's settings.
 pub struct Node {
     folder: tempfile::TempDir,
@@ -37,7 +43,7 @@ impl Node {
         for part in ["net.d", "bin", "image", "run", "account"] {
             fs::create_dir(node.path(part)).expect("makes");
         }
-        fs::write(node.path("image/istio-cni"), b"#!/bin/sh\n# plugin 1\n").expect("writes");
+        fs::write(node.path("image/istio-cni"), PLUGIN).expect("writes");
         set_mode(&node.path("image/istio-cni"), 0o755);
         fs::write(node.path("account/ca.crt"), "authority\n").expect("writes");
         fs::write(node.path("account/token"), "token-1").expect("writes");
@@ -107,6 +113,12 @@ impl Node {
         fs::read(self.path("bin/istio-cni")).ok() == fs::read(self.path("image/istio-cni")).ok()
     }
 
+    /// The image has the real plugin.
+    pub fn use_real_plugin(&self) {
+        let program = e2e::program::under_test("istio-cni").expect("istio-cni is built");
+        fs::copy(program, self.path("image/istio-cni")).expect("copies");
+    }
+
     pub fn kubeconfig(&self) -> Option<String> {
         fs::read_to_string(self.path("run/istio-cni-kubeconfig")).ok()
     }
@@ -129,6 +141,16 @@ impl Node {
         let control = format!("--ctrlz_port={}", self.control);
         let args: Vec<&str> = args.iter().copied().chain([control.as_str()]).collect();
         let child = self.command(&args).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
+        Agent { node: self, child }
+    }
+
+    /// Starts it by another program, which is given its command line.
+    pub fn start_as(&self, prefix: &[&str]) -> Agent<'_> {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let mut command =
+            e2e::process::prefixed(prefix, &self.command(&[&format!("--ctrlz_port={}", self.control)]));
+        command.env_clear().envs(&self.env).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
         Agent { node: self, child }
     }
 
@@ -187,6 +209,17 @@ impl Agent<'_> {
         self.find_metric(name).unwrap_or_else(|| panic!("no {name}\n{}", self.node.log()))
     }
 
+    /// How many passes there were when there are no more.
+    pub fn passes_at_rest(&self) -> f64 {
+        loop {
+            let passes = self.metric("istio_cni_passes_total");
+            thread::sleep(Duration::from_millis(300));
+            if self.metric("istio_cni_passes_total") == passes {
+                return passes;
+            }
+        }
+    }
+
     /// Waits until a metric is as high: what it counts can be seen before it is counted.
     pub fn wait_metric(&self, name: &str, least: f64) {
         self.wait(name, || self.find_metric(name).is_some_and(|value| value >= least));
@@ -204,8 +237,13 @@ impl Agent<'_> {
     }
 
     /// Tells it to end, and waits for it; returns its exit code.
-    pub fn end(mut self) -> Option<i32> {
+    pub fn end(self) -> Option<i32> {
         self.signal("-TERM");
+        self.wait_end()
+    }
+
+    /// Waits until it ends; returns its exit code.
+    pub fn wait_end(mut self) -> Option<i32> {
         let mut patience = Patience::new(DEADLINE);
         loop {
             if let Some(status) = self.child.try_wait().expect("waits") {
@@ -295,7 +333,7 @@ impl FakeApi {
     }
 }
 
-/// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens.
+/// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens, whatever the answer.
 pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, String)) {
     let mut head = Vec::new();
     let mut byte = [0];
@@ -310,6 +348,7 @@ pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, 
         head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     let _ = stream.read_exact(&mut body);
+    let (status, object) = respond(&head, &body);
     if head.contains("watch=true") {
         let _ = stream.write_all(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -317,7 +356,6 @@ pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, 
         let _ = stream.read(&mut byte);
         return;
     }
-    let (status, object) = respond(&head, &body);
     let answer = format!(
         "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
         object.len()

@@ -1,8 +1,6 @@
 //! Where pods come from: the API server, or a folder of manifests; and what a decision needs of them.
 //!
-//! The node agent reaches the API server with the same [`kubeconfig`] and reads pods with the same [`pod_facts`].
-
-pub mod kubeconfig;
+//! The node agent takes facts from pods with the same [`pod_facts`].
 
 mod api;
 mod facts;
@@ -12,6 +10,7 @@ use crate::{
     conf::Conf,
     wire::{CniError, Code},
 };
+use cluster_client::kubeconfig::{self, KubeconfigError};
 use redirect_core::pod::PodFacts;
 use std::{
     fmt,
@@ -36,14 +35,14 @@ impl fmt::Display for PodName {
     }
 }
 
-/// Reads a pod from wherever the configuration says.
+/// Reads a pod from wherever the configuration says. The API server's has to have the UID, where that is not empty.
 ///
 /// # Errors
 /// Why it cannot be read, at the latest when the deadline passes.
-pub fn read(conf: &Conf, pod: &PodName, deadline: Instant) -> Result<PodFacts, PodError> {
+pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
     match &conf.manifest_dir {
         Some(folder) => manifests::read(folder, pod, conf.node_name.as_deref()),
-        None => api::read(&conf.kubeconfig, pod, deadline),
+        None => api::read(&conf.kubeconfig, pod, uid, deadline),
     }
 }
 
@@ -63,7 +62,7 @@ pub fn check(conf: &Conf) -> Result<(), PodError> {
 pub enum PodError {
     /// The kubeconfig cannot be used.
     #[error(transparent)]
-    Kubeconfig(#[from] kubeconfig::KubeconfigError),
+    Kubeconfig(#[from] KubeconfigError),
     /// The API server does not take our credentials (401).
     #[error("the API server does not accept the credentials in {kubeconfig} (401): {message}", kubeconfig = .kubeconfig.display())]
     Unauthorized {
@@ -110,6 +109,24 @@ pub enum PodError {
         /// What the server says.
         message: String,
     },
+    /// What answers is no API server, or not a well one.
+    #[error("what answers at {server} is not an API server, or not a well one: {what}")]
+    Garbled {
+        /// Its address.
+        server: String,
+        /// What it says instead of the pod.
+        what: String,
+    },
+    /// The pod of this name is not the one the runtime starts.
+    #[error("the API server has another pod {pod}: its UID is {found}, not {wanted}")]
+    Another {
+        /// The name of both.
+        pod: PodName,
+        /// The UID the API server has.
+        found: String,
+        /// The UID the runtime named.
+        wanted: String,
+    },
     /// The pod is no pod.
     #[error("pod {pod}: {}", .problems.join("; "))]
     Unreadable {
@@ -147,13 +164,19 @@ impl PodError {
     #[must_use]
     pub const fn advice(&self) -> (Code, &'static str) {
         match self {
-            Self::Kubeconfig(error) => error.advice(),
+            Self::Kubeconfig(KubeconfigError::Missing { .. }) => {
+                (Code::TryAgain, "the node agent writes it when it starts: is its pod on this node running?")
+            }
+            Self::Kubeconfig(KubeconfigError::Unusable { .. }) => {
+                (Code::Kubeconfig, "the node agent writes it; look at its log")
+            }
             Self::Unauthorized { .. } => {
                 (Code::TryAgain, "the node agent renews the token; look at its log if this goes on")
             }
             Self::Forbidden(_) => (
                 Code::Forbidden,
-                "give the agent's service account the verb get on pods (ClusterRole istio-cni)",
+                "give the service account that the message names the verb get on pods (ClusterRole istio-cni-plugin, or \
+                 istio-cni where the plugin has no account of its own)",
             ),
             Self::NotFound(_) => {
                 (Code::TryAgain, "it may have been deleted, or the API server may lag behind the kubelet")
@@ -165,6 +188,14 @@ impl PodError {
             Self::Unreachable { .. } | Self::Silent { .. } | Self::Busy { .. } => {
                 (Code::TryAgain, "the API server may be starting, or the node may have no route to it")
             }
+            Self::Garbled { .. } => (
+                Code::TryAgain,
+                "a proxy or load balancer may answer in the API server's place, at the address in the kubeconfig",
+            ),
+            Self::Another { .. } => (
+                Code::TryAgain,
+                "the pod was deleted, and another one of its name made; the runtime gives this one up",
+            ),
             Self::Unreadable { .. } => (Code::Pod, ""),
             Self::Folder { .. } => (Code::Config, ""),
             Self::NoManifest { .. } => (

@@ -41,13 +41,14 @@ const IGNORED: [&str; 15] = [
     "log_uds_address",
     "prevResult",
 ];
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 16] = [
     "cniVersion",
     "name",
     "type",
     "plugin_log_level",
     "log_level",
     "cni_agent_run_dir",
+    "agent_host_network",
     "exclude_namespaces",
     "pod_namespace",
     "native_nftables",
@@ -70,6 +71,8 @@ pub struct Conf {
     pub levels: Levels,
     /// Where the agent's files are.
     pub run_dir: PathBuf,
+    /// Whether the node agent is on the host's network, so that it starts also where the node's network is not ready.
+    pub agent_host_network: bool,
     /// How the API server is reached.
     pub kubeconfig: PathBuf,
     /// Namespaces whose pods are left alone.
@@ -148,7 +151,11 @@ impl<'a> Envelope<'a> {
         let pod_namespace = text("pod_namespace").unwrap_or_default();
         let (run_dir, manifest_dir) = (text("cni_agent_run_dir"), text("pod_manifest_dir"));
         let node_name = text("node_name").or(older.node_name);
-        let run_dir = absolute("cni_agent_run_dir", run_dir, reader).unwrap_or_else(|| RUN_DIR.into());
+        let run_dir = absolute("cni_agent_run_dir", run_dir, reader);
+        let in_run_dir = |run_dir: &PathBuf| run_dir.join(KUBECONFIG_NAME);
+        // Today's key wins over that of the older form.
+        let kubeconfig = run_dir.as_ref().map(in_run_dir).or(older.kubeconfig);
+        let run_dir = run_dir.unwrap_or_else(|| RUN_DIR.into());
         let manifest_dir = absolute("pod_manifest_dir", manifest_dir, reader);
         let levels = match new_level {
             Some(text) => levels("plugin_log_level", &text, reader),
@@ -156,13 +163,15 @@ impl<'a> Envelope<'a> {
         };
         let exclude = self.object.value("exclude_namespaces");
         let mut switch = |key: &str| reader.bool(key, self.object.value(key).as_ref()).unwrap_or_default();
+        let agent_host_network = switch("agent_host_network");
         let programming = Programming::new(switch("native_nftables"), switch("nft_sets"));
         let strict_capture = switch("strict_capture");
         Conf {
             version: self.version,
             prev_result: PrevResult::read(&self.object, reader),
             levels,
-            kubeconfig: older.kubeconfig.unwrap_or_else(|| run_dir.join(KUBECONFIG_NAME)),
+            agent_host_network,
+            kubeconfig: kubeconfig.unwrap_or_else(|| in_run_dir(&run_dir)),
             run_dir,
             exclude_namespaces: match &exclude {
                 Some(value) => reader.strings("exclude_namespaces", Some(value)),
@@ -280,7 +289,8 @@ mod tests {
         let conf = conf(
             r#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","plugin_log_level":"debug","cni_agent_run_dir":"/run/x",
             "exclude_namespaces":["kube-system"],"pod_namespace":"istio-system","native_nftables":true,"add_timeout":"1.5s",
-            "ambient_enabled":false,"enablement_selectors":[],"pod_manifest_dir":"/m","strict_capture":true,"surprise":1}"#,
+            "agent_host_network":true,"ambient_enabled":false,"enablement_selectors":[],"pod_manifest_dir":"/m","strict_capture":true,
+            "surprise":1}"#,
         )
         .unwrap();
         assert_eq!(conf.kubeconfig, PathBuf::from("/run/x/istio-cni-kubeconfig"));
@@ -291,7 +301,7 @@ mod tests {
             ("istio-system", Programming::new(true, false))
         );
         assert_eq!((conf.add_timeout, conf.manifest_dir), (Duration::from_millis(1500), Some("/m".into())));
-        assert!(conf.strict_capture);
+        assert!(conf.agent_host_network && conf.strict_capture);
         assert_eq!(conf.unknown_keys, ["surprise"]);
     }
 
@@ -312,6 +322,8 @@ mod tests {
         let both = both.unwrap();
         assert_eq!(both.levels.of(crate::logs::SCOPE), Level::Error);
         assert!(both.exclude_namespaces.is_empty());
+        let both = conf(&format!(r#"{{"name":"n","cni_agent_run_dir":"/run/x",{older}}}"#)).unwrap();
+        assert_eq!(both.kubeconfig, PathBuf::from("/run/x/istio-cni-kubeconfig"));
         let placeholder =
             conf(r#"{"name":"n","kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__"}}"#).unwrap();
         assert_eq!(placeholder.kubeconfig, PathBuf::from("/var/run/istio-cni/istio-cni-kubeconfig"));
@@ -322,6 +334,7 @@ mod tests {
         let conf =
             conf(r#"{"name":"n","plugin_log_level":"","exclude_namespaces":null,"add_timeout":30}"#).unwrap();
         assert_eq!(conf.levels.of(crate::logs::SCOPE), Level::Info);
+        assert!(!conf.agent_host_network);
         assert_eq!(conf.add_timeout, Duration::from_secs(30));
         assert_eq!(conf.prev_result.json(conf.version), r#"{"cniVersion":"0.1.0"}"#);
     }

@@ -1,6 +1,7 @@
 //! Pods from a folder of manifests, for machines without a cluster.
 
 use super::{PodError, PodName, pod_facts};
+use cluster_client::files;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use std::{
@@ -62,11 +63,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, PodError> {
 
 /// The documents of a YAML or JSON file.
 fn documents(path: &Path) -> Result<Vec<Value>, String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > MOST_BYTES {
-        return Err(format!("has {size} bytes, more than {MOST_BYTES}"));
-    }
-    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let text = files::read_text(path, MOST_BYTES).map_err(|error| error.to_string())?;
     serde_saphyr::from_multiple(&text).map_err(|error| {
         let text = error.without_snippet().to_string();
         format!("is no YAML: {}", text.lines().next().unwrap_or_default())

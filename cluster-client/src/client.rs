@@ -1,0 +1,251 @@
+//! Requests within limits.
+
+use crate::failure::{Failure, Words, short};
+use http_body_util::BodyExt;
+use hyper::{
+    HeaderMap, Request, StatusCode,
+    body::Bytes,
+    header::{CONTENT_TYPE, LOCATION, RETRY_AFTER},
+};
+use kube::{client::Body, core::request};
+use serde::{Deserialize, de::DeserializeOwned};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long a connection may take to come about.
+pub(crate) const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// The most that is read of what a server says about a failure.
+const MOST_WORDS: usize = 64 << 10;
+/// The most an object may have. The store behind an API server takes 1.5 MiB.
+const MOST_OBJECT: usize = 8 << 20;
+
+/// How long an answer may take from the request to its last byte, and how many bytes it may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How long.
+    pub patience: Duration,
+    /// How many bytes.
+    pub most: usize,
+}
+
+impl Limits {
+    /// For an answer that is one object.
+    #[must_use]
+    pub const fn object(patience: Duration) -> Self {
+        Self { patience, most: MOST_OBJECT }
+    }
+}
+
+/// A request, unless it has a name that no object has.
+pub type Built = Result<Request<Vec<u8>>, request::Error>;
+
+/// A client of one API server. Clones share connections.
+#[derive(Clone)]
+pub struct Client {
+    inner: kube::Client,
+    server: Arc<str>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    pub(crate) fn new(inner: kube::Client, server: String) -> Self {
+        Self { inner, server: server.into() }
+    }
+
+    /// The server's address, for messages.
+    #[must_use]
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Sends a request and reads the whole answer, which is to be JSON of a type.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn json<T: DeserializeOwned>(&self, request: Built, limits: Limits) -> Result<T, Failure> {
+        let deadline = Instant::now() + limits.patience;
+        let answer = self.open(request, limits.patience).await?;
+        let kind = answer.kind.clone();
+        let server = answer.server.clone();
+        let bytes = answer.whole(limits.most, deadline).await;
+        let bytes = bytes.map_err(|failure| failure.within(limits.patience))?;
+        serde_json::from_slice(&bytes).map_err(|error| {
+            let server = server.to_string();
+            Failure::Garbled { server, what: what_is_wrong(&bytes, &kind, &error) }
+        })
+    }
+
+    /// Sends a request and waits for the beginning of the answer, which has to be one of success.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn open(&self, request: Built, patience: Duration) -> Result<Answer, Failure> {
+        let request = request.map_err(|error| Failure::Impossible(error.to_string()))?;
+        let deadline = Instant::now() + patience;
+        let sent = tokio::time::timeout(patience, self.inner.send(request.map(Body::from))).await;
+        let response = match sent {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(Failure::of_transport(&error, &self.server)),
+            Err(_) => return Err(Failure::Silent { server: self.server.to_string(), patience }),
+        };
+        let (head, body) = response.into_parts();
+        let kind = text_of(&head.headers, CONTENT_TYPE);
+        let answer = Answer { body, rest: Vec::new(), kind, server: self.server.clone() };
+        if head.status.is_success() {
+            return Ok(answer);
+        }
+        if head.status.is_redirection() || head.status.is_informational() {
+            let to = text_of(&head.headers, LOCATION);
+            let what = format!("it answers {}, to {to:?}", head.status);
+            return Err(Failure::Garbled { server: self.server.to_string(), what });
+        }
+        let kind = answer.kind.clone();
+        // The status says enough where the words do not come.
+        let text = answer.whole(MOST_WORDS, deadline).await.unwrap_or_default();
+        Err(refusal(head.status, &head.headers, words(&text, &kind)))
+    }
+}
+
+/// An answer whose body has not been read yet.
+#[derive(Debug)]
+pub struct Answer {
+    body: Body,
+    /// The beginning of a line that has not ended yet.
+    rest: Vec<u8>,
+    kind: String,
+    server: Arc<str>,
+}
+
+impl Answer {
+    /// The next piece of the body; none at its end.
+    ///
+    /// # Errors
+    /// The connection broke, or nothing came for so long.
+    pub async fn piece(&mut self, patience: Duration) -> Result<Option<Bytes>, Failure> {
+        loop {
+            let Ok(frame) = tokio::time::timeout(patience, self.body.frame()).await else {
+                return Err(Failure::Silent { server: self.server.to_string(), patience });
+            };
+            match frame {
+                None => return Ok(None),
+                // Trailers are no data.
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+                Some(Err(error)) => return Err(Failure::of_transport(&error, &self.server)),
+            }
+        }
+    }
+
+    /// The next line that is JSON of a type, as watches send them; none at the end.
+    ///
+    /// # Errors
+    /// As [`Answer::piece`], or it is too long or something else.
+    pub async fn line<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<Option<T>, Failure> {
+        let garbled = |what: String, server: &str| Failure::Garbled { server: server.to_owned(), what };
+        let deadline = Instant::now() + patience;
+        let mut searched = 0;
+        loop {
+            let end = self.rest[searched..].iter().position(|byte| *byte == b'\n');
+            if let Some(end) = end.map(|end| searched + end) {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                searched = 0;
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return serde_json::from_slice(&line).map(Some).map_err(|error| {
+                    garbled(what_is_wrong(line.trim_ascii(), &self.kind, &error), &self.server)
+                });
+            }
+            searched = self.rest.len();
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.piece(left).await {
+                Ok(Some(piece)) if self.rest.len() + piece.len() <= MOST_OBJECT => {
+                    self.rest.extend_from_slice(&piece);
+                }
+                Ok(Some(_)) => {
+                    return Err(garbled(format!("a line of more than {MOST_OBJECT} bytes"), &self.server));
+                }
+                Ok(None) if self.rest.trim_ascii().is_empty() => return Ok(None),
+                Ok(None) => return Err(garbled("its answer is cut off in a line".to_owned(), &self.server)),
+                Err(failure) => return Err(failure.within(patience)),
+            }
+        }
+    }
+
+    /// All of the body.
+    ///
+    /// # Errors
+    /// As [`Answer::piece`], or it is too large.
+    pub async fn whole(mut self, most: usize, deadline: Instant) -> Result<Vec<u8>, Failure> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.piece(deadline.saturating_duration_since(Instant::now())).await? {
+            if all.len() + piece.len() > most {
+                let what = format!("its answer has more than {most} bytes");
+                return Err(Failure::Garbled { server: self.server.to_string(), what });
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok(all)
+    }
+}
+
+fn refusal(status: StatusCode, headers: &HeaderMap, words: Words) -> Failure {
+    match status.as_u16() {
+        401 => Failure::Unauthorized(words),
+        403 => Failure::Forbidden(words),
+        404 => Failure::NotFound(words),
+        code => {
+            // A date is also allowed; API servers say seconds.
+            let seconds = text_of(headers, RETRY_AFTER).trim().parse().ok();
+            Failure::Busy { code, words, retry_after: seconds.map(Duration::from_secs) }
+        }
+    }
+}
+
+/// What a server says about a failure: the message of a Status, else the beginning of whatever it is.
+fn words(text: &[u8], kind: &str) -> Words {
+    #[derive(Deserialize)]
+    struct Status {
+        kind: String,
+        #[serde(default)]
+        message: String,
+    }
+    match serde_json::from_slice::<Status>(text) {
+        Ok(status) if status.kind == "Status" => Words { text: short(&status.message), by_api: true },
+        Ok(_) | Err(_) => {
+            let line = String::from_utf8_lossy(text);
+            let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+            let text = format!("not in the words of an API server ({}): {line}", named(kind));
+            Words { text: short(&text), by_api: false }
+        }
+    }
+}
+
+fn what_is_wrong(bytes: &[u8], kind: &str, error: &serde_json::Error) -> String {
+    match error.classify() {
+        _ if bytes.is_empty() => "its answer is empty".to_owned(),
+        serde_json::error::Category::Eof => format!("its answer is cut off after {} bytes", bytes.len()),
+        serde_json::error::Category::Data => format!("its answer is not what was asked for: {error}"),
+        serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
+            format!("its answer is no JSON ({})", named(kind))
+        }
+    }
+}
+
+fn named(kind: &str) -> String {
+    if kind.is_empty() { "of no stated type".to_owned() } else { short(kind) }
+}
+
+fn text_of(headers: &HeaderMap, name: hyper::header::HeaderName) -> String {
+    headers.get(name).and_then(|value| value.to_str().ok()).map(short).unwrap_or_default()
+}

@@ -1,0 +1,29 @@
+//! The API client of plugin and agent.
+//!
+//! ```text
+//! kubeconfig file ──► kubeconfig::load ──┐
+//!                                        ├─► Access ──► Client ──► answer within limits, or a Failure
+//! service account ──► Account ───────────┘
+//! ```
+//!
+//! Nothing is taken from the machine: no certificate store, no proxy variable, no credential helper. Every file is a regular one of limited
+//! size, every answer has a time limit and a size limit, and every failure says whose fault it is.
+
+mod access;
+mod account;
+mod client;
+mod failure;
+pub mod files;
+pub mod kubeconfig;
+mod outage;
+mod pauses;
+
+pub use access::{Access, AccessError};
+pub use account::{Account, Trust};
+pub use client::{Answer, Built, Client, Limits};
+pub use failure::{Failure, Words};
+pub use outage::Outage;
+pub use pauses::{Pauses, random};
+
+/// Requests as values, and what some of them are answered with.
+pub use kube::core::{PartialObjectMeta, Request, WatchEvent, params, request::Error as RequestError};

@@ -1,0 +1,49 @@
+//! The plugin's scope, and what plugin and agent log of libraries: nothing.
+
+use logging::{Level, Levels};
+
+/// The scope of the plugin's lines.
+pub const SCOPE: &str = "cni-plugin";
+
+/// Libraries that log; they say in many lines what an error says in one, and none of it is meant for an operator.
+const LIBRARIES: [&str; 9] = [
+    "kube_client",
+    "hyper",
+    "hyper_util",
+    "hyper_rustls",
+    "rustls",
+    "tokio",
+    "tower",
+    "tower_http",
+    "tracing",
+];
+
+/// This level for the plugin's own lines, nothing of libraries.
+#[must_use]
+pub fn levels(level: Level) -> Levels {
+    let mut levels = Levels::default();
+    levels.set(SCOPE, level);
+    levels.set(logging::DEFAULT_SCOPE, level);
+    quiet(levels)
+}
+
+/// The same, with nothing of libraries that nobody has mentioned.
+#[must_use]
+pub fn quiet(mut levels: Levels) -> Levels {
+    for library in LIBRARIES {
+        levels.set_default(library, Level::None);
+    }
+    levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_quiet_unless_somebody_mentions_them() {
+        let levels = quiet("cni-agent:debug,hyper:info".parse().unwrap());
+        let named = ["cni-agent", "kube_client::client::tls", "hyper::proto"].map(|scope| levels.of(scope));
+        assert_eq!(named, [Level::Debug, Level::None, Level::Info]);
+    }
+}

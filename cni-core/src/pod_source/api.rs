@@ -1,0 +1,262 @@
+//! Pods from the API server, within a deadline.
+
+use super::{PodError, PodName, pod_facts};
+use crate::logs::SCOPE;
+use cluster_client::{Failure, Limits, Pauses, Request, kubeconfig, params::GetParams};
+use redirect_core::pod::PodFacts;
+use serde_json::Value;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+/// The pause before the second try; every further one is twice as long, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long one try may take: a connection that hangs must not use up the whole deadline.
+const TRY_PATIENCE: Duration = Duration::from_secs(8);
+/// How long refusals are worth another try, from the first of them. The agent may be renewing the token or the authority this moment, and a
+/// role may be new; but when that does not help soon it will not help at all, and the runtime should hear of it.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
+/// What a kubelet writes on the pod that stands for a static one in the API server. Its UID is another one than the static pod's.
+const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
+
+/// Reads a pod, trying until the deadline. It has to have the UID, where that is not empty.
+pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+        PodError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
+    })?;
+    let tries = Tries::new(deadline, Pauses::new(FIRST_PAUSE, LONGEST_PAUSE));
+    let read = runtime.block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)));
+    // A look-up of the server's name may still be under way on a thread; it is not waited for.
+    runtime.shutdown_background();
+    pod_facts(&read?).map_err(|problems| PodError::Unreadable { pod: pod.clone(), problems })
+}
+
+/// The last error when the deadline passes before a try succeeds, or sooner where trying is of no use.
+async fn try_until<T>(
+    mut tries: Tries,
+    one_try: impl AsyncFn() -> Result<T, TryError>,
+) -> Result<T, PodError> {
+    let start = Instant::now();
+    loop {
+        let failed = match one_try().await {
+            Ok(done) => return Ok(done),
+            Err(failed) => failed,
+        };
+        let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed.error) };
+        log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{}; trying again", failed.error);
+        tokio::time::sleep(pause).await;
+        // On a machine that stood still the pause was longer; a try that has no time could only say that it had none.
+        if Instant::now() >= tries.deadline {
+            return Err(failed.error);
+        }
+    }
+}
+
+/// Why a try failed, and when the server wants to be asked again, if it says so.
+struct TryError {
+    error: PodError,
+    retry_after: Option<Duration>,
+}
+
+impl From<PodError> for TryError {
+    fn from(error: PodError) -> Self {
+        Self { error, retry_after: None }
+    }
+}
+
+/// When to try again.
+struct Tries {
+    deadline: Instant,
+    pauses: Pauses,
+    /// The first of the refusals that no other failure came after.
+    refused: Option<Instant>,
+}
+
+impl Tries {
+    const fn new(deadline: Instant, pauses: Pauses) -> Self {
+        Self { deadline, pauses, refused: None }
+    }
+
+    /// The pause before the next try, if there is to be one.
+    fn failed(&mut self, failed: &TryError, now: Instant) -> Option<Duration> {
+        let last = match &failed.error {
+            PodError::Unauthorized { .. }
+            | PodError::Forbidden(_)
+            | PodError::Untrusted { .. }
+            | PodError::Another { .. } => {
+                self.deadline.min(*self.refused.get_or_insert(now) + REFUSAL_PATIENCE)
+            }
+            PodError::NotFound(_)
+            | PodError::Unreachable { .. }
+            | PodError::Silent { .. }
+            | PodError::Garbled { .. }
+            | PodError::Busy { .. } => {
+                self.refused = None;
+                self.deadline
+            }
+            PodError::Kubeconfig(_)
+            | PodError::Unreadable { .. }
+            | PodError::Folder { .. }
+            | PodError::NoManifest { .. } => return None,
+        };
+        let pause = self.pauses.pause(failed.retry_after);
+        (now + pause < last).then_some(pause)
+    }
+}
+
+/// Each try reads the kubeconfig anew and connects anew: the agent may have renewed it, and what failed may be the
+/// connection.
+async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, TryError> {
+    let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
+    let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
+    let pods = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
+    let request = pods.get(&pod.name, &GetParams::default());
+    let found = client.json(request, Limits::object(patience)).await;
+    let found = found.map_err(|failure| failed(failure, kubeconfig, pod))?;
+    check(&found, pod, uid, client.server())?;
+    Ok(found)
+}
+
+/// Whether it is the pod that was asked for.
+fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), PodError> {
+    let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+    if text("/kind") != "Pod" || namespace != pod.namespace || name != pod.name {
+        let what = format!(
+            "asked for pod {pod}, it answers with {:?} {:?} in namespace {:?}",
+            text("/kind"),
+            name,
+            namespace
+        );
+        return Err(PodError::Garbled { server: server.to_owned(), what: what.chars().take(300).collect() });
+    }
+    let found_uid = text("/metadata/uid");
+    if uid.is_empty() || uid == found_uid || found.pointer(MIRROR).is_some() {
+        return Ok(());
+    }
+    Err(PodError::Another {
+        pod: pod.clone(),
+        found: found_uid.chars().take(64).collect(),
+        wanted: uid.chars().take(64).collect(),
+    })
+}
+
+fn failed(failure: Failure, kubeconfig: &Path, pod: &PodName) -> TryError {
+    let retry_after = failure.retry_after();
+    let error = match failure {
+        Failure::Impossible(problem) => PodError::Unreadable { pod: pod.clone(), problems: vec![problem] },
+        Failure::Unauthorized(words) => {
+            PodError::Unauthorized { kubeconfig: kubeconfig.to_owned(), message: words.text }
+        }
+        Failure::Forbidden(words) => PodError::Forbidden(words.text),
+        Failure::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()),
+        Failure::NotFound(words) => PodError::Busy { code: 404, message: words.text },
+        Failure::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
+        Failure::Garbled { server, what } => PodError::Garbled { server, what },
+        Failure::Untrusted { server, message } => PodError::Untrusted { server, message },
+        Failure::Unreachable { server, message } => PodError::Unreachable { server, message },
+        Failure::Silent { server, patience } => PodError::Silent { server, patience },
+    };
+    TryError { error, retry_after }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// When the tries begin that fail with these errors, the last of them again and again, where each takes this long.
+    fn tries(errors: &[TryError], deadline: Duration, each: Duration) -> Vec<Duration> {
+        let start = Instant::now();
+        let pauses = Pauses::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
+        let mut tries = Tries::new(start + deadline, pauses);
+        let mut begun = vec![Duration::ZERO];
+        loop {
+            let (last, error) = (begun[begun.len() - 1], &errors[begun.len().min(errors.len()) - 1]);
+            match tries.failed(error, start + last + each) {
+                Some(pause) => begun.push(last + each + pause),
+                None => return begun,
+            }
+        }
+    }
+
+    fn busy() -> TryError {
+        PodError::Busy { code: 503, message: String::new() }.into()
+    }
+
+    fn forbidden() -> TryError {
+        PodError::Forbidden(String::new()).into()
+    }
+
+    #[test]
+    fn tries_go_on_until_the_deadline_and_no_longer() {
+        let begun = [0, 50, 150, 350].map(Duration::from_millis);
+        assert_eq!(tries(&[busy()], Duration::from_millis(750), Duration::ZERO), begun);
+        assert!(
+            tries(&[busy()], 600 * SECOND, Duration::ZERO).len() > 600,
+            "the pauses do not grow for ever"
+        );
+    }
+
+    #[test]
+    fn a_server_that_asks_for_time_gets_it() {
+        let later = TryError { retry_after: Some(2 * SECOND), ..busy() };
+        let begun = tries(&[later], 5 * SECOND, Duration::ZERO);
+        assert_eq!(begun, [Duration::ZERO, 2 * SECOND, 4 * SECOND]);
+    }
+
+    #[test]
+    fn what_trying_does_not_mend_is_tried_once() {
+        let error = kubeconfig::KubeconfigError::Missing { path: "/x".into() };
+        let error = PodError::Kubeconfig(error).into();
+        assert_eq!(tries(&[error], 10 * SECOND, Duration::ZERO).len(), 1);
+    }
+
+    #[test]
+    fn refusals_are_tried_for_a_while() {
+        let begun = tries(&[forbidden()], 600 * SECOND, Duration::ZERO);
+        let last = begun[begun.len() - 1];
+        assert!(last < REFUSAL_PATIENCE && last > REFUSAL_PATIENCE / 2, "{begun:?}");
+    }
+
+    /// A server that has just come back may refuse for a moment, however long it was away.
+    #[test]
+    fn the_first_refusal_begins_the_while() {
+        let mut errors: Vec<TryError> = (0..20).map(|_| busy()).collect();
+        errors.push(forbidden());
+        let begun = tries(&errors, 600 * SECOND, Duration::ZERO);
+        assert!(begun[20] > REFUSAL_PATIENCE && begun.len() > 22, "{begun:?}");
+    }
+
+    #[test]
+    fn a_refusal_is_tried_again_on_a_machine_that_stands_still() {
+        assert_eq!(tries(&[forbidden()], 600 * SECOND, 60 * SECOND).len(), 2);
+    }
+
+    #[test]
+    fn only_the_pod_that_was_asked_for_is_taken() {
+        let pod = PodName { namespace: "shop".into(), name: "cart".into() };
+        let object = |kind: &str, namespace: &str, name: &str| json!({"kind": kind, "metadata": {"namespace": namespace, "name": name, "uid": "u-1"}});
+        let checked = |found: &Value, uid: &str| check(found, &pod, uid, "https://x");
+        assert_eq!(checked(&object("Pod", "shop", "cart"), ""), Ok(()));
+        assert_eq!(checked(&object("Pod", "shop", "cart"), "u-1"), Ok(()));
+        for other in [
+            object("Pod", "shop", "till"),
+            object("Pod", "bank", "cart"),
+            object("Job", "shop", "cart"),
+            json!([]),
+        ] {
+            let error = checked(&other, "").unwrap_err();
+            assert!(matches!(error, PodError::Garbled { .. }), "{error}");
+        }
+        let error = checked(&object("Pod", "shop", "cart"), "u-2").unwrap_err();
+        assert!(error.to_string().ends_with("its UID is u-1, not u-2"), "{error}");
+        let mut mirror = object("Pod", "shop", "cart");
+        mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "u-2"});
+        assert_eq!(checked(&mirror, "u-2"), Ok(()));
+    }
+}

@@ -1,0 +1,179 @@
+//! Tokens for the plugin's own service account.
+
+use std::time::Duration;
+
+use cluster_client::params::{GetParams, PostParams};
+use cluster_client::{Built, Failure, Limits, Request, RequestError};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Cluster, Connection, PATIENCE};
+
+/// A token that the API server made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Granted {
+    /// The token.
+    pub text: String,
+    /// Whether it ends with the node as well.
+    pub of_node: bool,
+}
+
+impl std::fmt::Debug for Granted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Granted").field("of_node", &self.of_node).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no token.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// There is no such service account, or it may not do what the plugin does: its tokens are of no use.
+    #[error("{0}")]
+    Useless(String),
+    /// The agent may not ask. Tokens of before are as good as they were.
+    #[error("{0}")]
+    Refused(String),
+    /// It may work later.
+    #[error("{text}")]
+    Failed {
+        /// What happened.
+        text: String,
+        /// When the server wants to be asked again.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl TokenError {
+    /// The word for it in metrics.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Useless(_) | Self::Refused(_) => "refused",
+            Self::Failed { .. } => "failed",
+        }
+    }
+}
+
+impl From<Failure> for TokenError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed { retry_after: failure.retry_after(), text: failure.to_string() }
+    }
+}
+
+/// As far as anybody here needs it.
+#[derive(Deserialize)]
+struct TokenRequest {
+    status: Status,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    token: String,
+}
+
+impl Cluster {
+    /// A token of a service account in the agent's namespace. It is bound to no pod, so it outlasts the agent; and to the node where the
+    /// server knows how (Kubernetes 1.31 and later), so that it ends with the node.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn token(&self, account: &str, lifetime: Duration) -> Result<Granted, TokenError> {
+        let node = &self.identity.node;
+        if !node.is_empty() {
+            let reference = json!({"apiVersion": "v1", "kind": "Node", "name": node});
+            match self.request_token(account, lifetime, Some(&reference)).await {
+                Ok(text) => return Ok(Granted { text, of_node: true }),
+                // The server does not bind to nodes, or does not know this one.
+                Err(Failure::Busy { code: 400 | 409 | 422, .. } | Failure::NotFound(_)) => {}
+                Err(failure) => return Err(refused(failure, account)),
+            }
+        }
+        match self.request_token(account, lifetime, None).await {
+            Ok(text) => Ok(Granted { text, of_node: false }),
+            Err(failure) => Err(refused(failure, account)),
+        }
+    }
+
+    async fn request_token(
+        &self,
+        account: &str,
+        lifetime: Duration,
+        bound: Option<&Value>,
+    ) -> Result<String, Failure> {
+        let request = token_request(&self.identity.namespace, account, lifetime, bound);
+        let answer: TokenRequest = self.client.json(request, Limits::object(PATIENCE)).await?;
+        Ok(answer.status.token)
+    }
+}
+
+fn token_request(namespace: &str, account: &str, lifetime: Duration, bound: Option<&Value>) -> Built {
+    let mut object = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": {"expirationSeconds": lifetime.as_secs()},
+    });
+    if let Some(bound) = bound {
+        object["spec"]["boundObjectRef"] = bound.clone();
+    }
+    let data = serde_json::to_vec(&object).map_err(RequestError::SerializeBody)?;
+    let accounts = Request::new(format!("/api/v1/namespaces/{namespace}/serviceaccounts"));
+    accounts.create_subresource("token", account, &PostParams::default(), data)
+}
+
+fn refused(failure: Failure, account: &str) -> TokenError {
+    match failure {
+        Failure::NotFound(words) if words.by_api => {
+            TokenError::Useless(format!("there is no service account {account}"))
+        }
+        Failure::Forbidden(words) if words.by_api => TokenError::Refused(format!(
+            "the agent may not ask for tokens of service account {account} (403): {}",
+            words.text
+        )),
+        Failure::Impossible(_)
+        | Failure::Unauthorized(_)
+        | Failure::Forbidden(_)
+        | Failure::NotFound(_)
+        | Failure::Busy { .. }
+        | Failure::Garbled { .. }
+        | Failure::Untrusted { .. }
+        | Failure::Unreachable { .. }
+        | Failure::Silent { .. } => failure.into(),
+    }
+}
+
+impl Connection {
+    /// Whether the plugin could read pods with a token: none where nobody can tell at present.
+    pub async fn takes(&self, token: &str) -> Option<Result<(), String>> {
+        let client = self.account.client_with(token).ok()?;
+        let (namespace, pod) = (&self.identity.namespace, &self.identity.pod);
+        let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+        let found =
+            client.json::<Value>(pods.get(pod, &GetParams::default()), Limits::object(PATIENCE)).await;
+        match found {
+            Ok(_) => Some(Ok(())),
+            Err(Failure::NotFound(words)) if words.by_api => Some(Ok(())),
+            Err(failure) if failure.is_refusal() => Some(Err(failure.to_string())),
+            Err(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_names_account_time_and_node() {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "name": "node-1"});
+        let request =
+            token_request("mesh", "plugin", Duration::from_secs(3600), Some(&node)).expect("a request");
+        assert_eq!(request.uri().path(), "/api/v1/namespaces/mesh/serviceaccounts/plugin/token");
+        let body: Value = serde_json::from_slice(request.body()).expect("JSON");
+        assert_eq!(body["spec"], json!({"expirationSeconds": 3600, "boundObjectRef": node}));
+    }
+
+    #[test]
+    fn a_granted_token_is_not_shown() {
+        let granted = Granted { text: "s3cret".to_owned(), of_node: true };
+        assert!(!format!("{granted:?}").contains("s3cret"));
+    }
+}

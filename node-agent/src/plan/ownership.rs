@@ -1,0 +1,79 @@
+//! Which files are ours. A name proves nothing: what somebody else wrote stays, whatever it is called.
+
+use serde_json::Value;
+
+use super::{Directory, Edit, ORIGINAL};
+use crate::conflist::{NetConf, PLUGIN_TYPE};
+use crate::settings::{OWNED_FILE, STANDALONE_FILE};
+
+/// What is appended to the name of a copy of ours for the mark beside it.
+pub const MARK: &str = ".istio-cni-owned";
+
+/// The name of a copy's mark.
+pub(super) fn mark(copy: &str) -> String {
+    format!("{copy}{MARK}")
+}
+
+/// The edit that marks a copy as ours, unless it is marked. The mark comes before the copy.
+pub(super) fn mark_copy(directory: &Directory, copy: &str) -> Option<Edit> {
+    let name = mark(copy);
+    let text = format!("{copy} is a copy with the {PLUGIN_TYPE} entry; it is removed with {PLUGIN_TYPE}.\n");
+    (!directory.has(&name)).then(|| Edit::Write { like: name.clone(), name, text })
+}
+
+/// The edits that remove the marks of files that are no copies of ours any more, except for `but`.
+pub(super) fn stale_marks(directory: &Directory, but: Option<&str>) -> Vec<Edit> {
+    let copies = directory.files.iter().filter_map(|file| file.name.strip_suffix(MARK));
+    let stale = copies.filter(|copy| {
+        let text = directory.text(copy);
+        let has_ours =
+            text.and_then(|text| NetConf::parse(copy, text).ok()).is_some_and(|conf| conf.has_ours());
+        Some(*copy) != but && !has_ours
+    });
+    stale.map(|copy| Edit::Delete { name: mark(copy) }).collect()
+}
+
+/// Whether a file is a copy that we made: it has our entry, and a mark beside it. A copy that Istio's agent made has the
+/// name of copies and no mark; into the list of somebody else with that name, our entry would have gone with its original kept beside it.
+pub(super) fn is_our_copy(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
+    let is_called_so = name == OWNED_FILE && !directory.has(&format!("{name}{ORIGINAL}"));
+    conf.has_ours() && (is_called_so || directory.has(&mark(name)))
+}
+
+/// Whether nothing would be lost with a file that has our entry: what else is in it is in another file as well.
+pub(super) fn is_copy_of_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
+    let values = |conf: &NetConf<'_>| match conf.without() {
+        super::Without::Rest(rest) => serde_json::from_str::<Value>(&rest).ok(),
+        super::Without::Nothing => None,
+    };
+    let is_kept = directory.has(&format!("{name}{ORIGINAL}"));
+    let Some(there) = values(conf).filter(|_| conf.has_ours() && !is_kept) else { return false };
+    directory.valid().any(|(other, conf)| other != name && values(&conf).as_ref() == Some(&there))
+}
+
+/// Whose the file is that a copy is to be written to, in words, if it is not ours or nobody's.
+pub(super) fn others_copy(directory: &Directory, file: &str) -> Option<String> {
+    let is_copy =
+        |conf: &NetConf<'_>| is_our_copy(directory, file, conf) || is_copy_of_another(directory, file, conf);
+    others(directory, file, is_copy, OWNED_FILE)
+}
+
+/// Whose the file is that is to hold our entry alone, in words, if it is not ours or nobody's.
+pub(super) fn others_single(directory: &Directory, file: &str) -> Option<String> {
+    others(directory, file, |_| false, STANDALONE_FILE)
+}
+
+fn others(
+    directory: &Directory,
+    file: &str,
+    is_copy: impl Fn(&NetConf<'_>) -> bool,
+    default: &str,
+) -> Option<String> {
+    match directory.read().find(|(name, _)| *name == file)?.1 {
+        Ok(conf) if conf.is_only_ours() || is_copy(&conf) => None,
+        Ok(conf) => Some(format!("its plugins: {}", conf.types().join(", "))),
+        // Cut short by somebody who does not write as we do. With the name of this plugin it is an agent of an earlier time.
+        Err(_) if file == default && directory.text(file).is_some() => None,
+        Err(reason) => Some(format!("it cannot be loaded: {reason}")),
+    }
+}

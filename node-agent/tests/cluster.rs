@@ -1,0 +1,283 @@
+//! The real program and an API server that changes its mind: the plugin's own token, refusals at the end, an agent without a client.
+
+mod process;
+
+use std::fs;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use process::{CALICO, Node, answer, daemon_set, failure};
+use serde_json::{Value, json};
+
+const SUBJECT: &str = "system:serviceaccount:istio-system:istio-cni-plugin";
+
+/// An API server with the agent's DaemonSet, a service account for the plugin, and pods that nobody has.
+struct Api {
+    state: Arc<Mutex<State>>,
+}
+
+/// What it answers, and what it was asked.
+struct State {
+    /// The status of questions for the DaemonSet at the agent's end, one after the other; then 200.
+    refusals: Vec<u16>,
+    /// How often it was asked for the DaemonSet at the end.
+    asked: usize,
+    /// The status of questions for tokens; 201 grants them.
+    tokens: u16,
+    /// Whether it binds tokens to nodes.
+    binds: bool,
+    /// The status of questions for pods with the plugin's token.
+    pods: u16,
+    /// What tokens were asked for with, and which were given.
+    requests: Vec<Value>,
+    granted: Vec<String>,
+    events: Vec<String>,
+    /// How often the DaemonSet was watched, which comes after a first look at it.
+    watches: usize,
+}
+
+impl Api {
+    fn start(node: &mut Node) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let state = Arc::new(Mutex::new(State {
+            refusals: Vec::new(),
+            asked: 0,
+            tokens: 201,
+            binds: true,
+            pods: 404,
+            requests: Vec::new(),
+            granted: Vec::new(),
+            events: Vec::new(),
+            watches: 0,
+        }));
+        let shared = state.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = shared.clone();
+                thread::spawn(move || answer(stream, |head, body| respond(head, body, &state)));
+            }
+        });
+        node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
+        Self { state }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn last_granted(&self) -> String {
+        self.state().granted.last().cloned().unwrap_or_default()
+    }
+}
+
+fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = head.split(' ').nth(1).unwrap_or_default();
+    let bearer = |line: &str| line.to_lowercase().starts_with("authorization: bearer ");
+    let token = head.lines().find(|line| bearer(line)).map(|line| &line[22..]);
+    let is_plugins = token.is_some_and(|token| state.granted.iter().any(|granted| granted == token));
+    if path.contains("/daemonsets") {
+        // The watch looks at metadata only.
+        if head.contains("PartialObjectMetadata") {
+            state.watches += usize::from(head.contains("watch=true"));
+            return (200, daemon_set(false));
+        }
+        state.asked += 1;
+        let status = if state.refusals.is_empty() { 200 } else { state.refusals.remove(0) };
+        return if status == 200 { (200, daemon_set(false)) } else { (status, failure(status)) };
+    }
+    if path.contains("/serviceaccounts/") {
+        let request: Value = serde_json::from_slice(body).expect("JSON");
+        let is_bound = request["spec"]["boundObjectRef"].is_object();
+        state.requests.push(request);
+        return match state.tokens {
+            201 if is_bound && !state.binds => (400, failure(400)),
+            201 => {
+                let token = jwt(state.granted.len());
+                state.granted.push(token.clone());
+                (201, json!({"kind": "TokenRequest", "status": {"token": token}}).to_string())
+            }
+            status => (status, failure(status)),
+        };
+    }
+    if path.contains("/pods/") {
+        let status = if is_plugins { state.pods } else { 403 };
+        return (status, failure(status));
+    }
+    if path.contains("/events") {
+        state.events.push(String::from_utf8_lossy(body).into_owned());
+        return (201, String::from_utf8_lossy(body).into_owned());
+    }
+    (404, failure(404))
+}
+
+fn jwt(count: usize) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+    let body = json!({"sub": SUBJECT, "iat": now, "exp": now + 86400, "count": count}).to_string();
+    format!("e30.{}.signature", URL_SAFE_NO_PAD.encode(body))
+}
+
+fn node() -> Node {
+    Node::new(&[("10-calico.conflist", CALICO)])
+}
+
+fn uses(node: &Node, token: &str) -> bool {
+    !token.is_empty() && node.kubeconfig().is_some_and(|text| text.contains(&format!("token: \"{token}\"")))
+}
+
+#[test]
+fn the_plugin_gets_a_token_of_its_own_and_a_fresh_one_when_the_agent_leaves() {
+    let mut node = node();
+    let api = Api::start(&mut node);
+    let agent = node.start_ready();
+    agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+    agent.wait_metric("istio_cni_plugin_token_requests_total{result=\"granted\"}", 1.0);
+    assert!(agent.metric("istio_cni_plugin_token_expiry_timestamp_seconds") > 1e9);
+    let first = api.state().requests[0].clone();
+    assert_eq!(
+        first["spec"]["boundObjectRef"],
+        json!({"apiVersion": "v1", "kind": "Node", "name": "node-1"})
+    );
+    assert_eq!(first["spec"]["expirationSeconds"], 86400);
+    assert!(!node.kubeconfig().expect("a kubeconfig").contains("token-1"), "the agent's token was not lent");
+
+    let before = api.last_granted();
+    assert_eq!(agent.end(), Some(0));
+    assert!(api.last_granted() != before && uses(&node, &api.last_granted()), "{}", node.log());
+    assert!(node.calls_us() && node.has_plugin());
+    assert!(!node.log().contains(&before) && !node.log().contains("\twarn\t"), "{}", node.log());
+}
+
+#[test]
+fn a_server_that_does_not_bind_to_nodes_is_asked_without() {
+    let mut node = node();
+    node.set("PLUGIN_TOKEN_LIFETIME", "2h");
+    let api = Api::start(&mut node);
+    api.state().binds = false;
+    let agent = node.start_ready();
+    agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+    assert_eq!(api.state().requests[1]["spec"], json!({"expirationSeconds": 7200}));
+}
+
+/// Neither a missing role to ask, nor a missing account, nor an account that may not read pods leaves the plugin without credentials.
+#[test]
+fn without_its_account_or_roles_the_plugin_is_lent_the_agents_token_and_that_is_said() {
+    for (tokens, pods, reason) in [
+        (403, 404, "may not ask for tokens of service account istio-cni-plugin (403)"),
+        (404, 404, "there is no service account istio-cni-plugin"),
+        (201, 403, "does not let service account istio-cni-plugin get pods"),
+    ] {
+        let mut node = node();
+        let api = Api::start(&mut node);
+        (api.state().tokens, api.state().pods) = (tokens, pods);
+        let agent = node.start_ready();
+        assert!(uses(&node, "token-1"), "{reason}");
+        agent.wait("the event", || !api.state().events.is_empty());
+        assert!(api.state().events[0].contains("PluginTokenRefused"));
+        agent.wait_metric("istio_cni_plugin_token_requests_total{result=\"refused\"}", 1.0);
+        assert_eq!(agent.metric("istio_cni_plugin_token_expiry_timestamp_seconds"), 0.0);
+        let log = node.log();
+        assert!(
+            log.contains("\twarn\t") && log.contains(reason) && log.contains("agent's own token"),
+            "{log}"
+        );
+
+        // Somebody applies what is missing.
+        (api.state().tokens, api.state().pods) = (201, 404);
+        agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+        assert_eq!(node.log().matches(reason).count(), 1, "{}", node.log());
+    }
+}
+
+#[test]
+fn an_account_may_be_declined() {
+    let mut node = node();
+    node.set("PLUGIN_SERVICE_ACCOUNT", "");
+    let api = Api::start(&mut node);
+    let agent = node.start_ready();
+    assert!(uses(&node, "token-1"));
+    assert_eq!(agent.end(), Some(0));
+    assert!(api.state().requests.is_empty() && uses(&node, "token-1"));
+}
+
+/// All that is written of the plugin's credentials.
+fn credentials(node: &Node) -> String {
+    let token = fs::read_to_string(node.path("run/istio-cni-token")).unwrap_or_default();
+    node.kubeconfig().unwrap_or_default() + &token
+}
+
+#[test]
+fn an_agent_that_reaches_nobody_leaves_the_plugins_token_as_it_is() {
+    for token_file in ["false", "true"] {
+        let mut node = node();
+        node.set("KUBECONFIG_TOKEN_FILE", token_file);
+        let api = Api::start(&mut node);
+        let agent = node.start_ready();
+        agent.wait("the plugin's own token", || {
+            let token = api.last_granted();
+            !token.is_empty() && credentials(&node).contains(&token)
+        });
+        agent.kill();
+        // Nobody listens on port 1.
+        node.set("KUBERNETES_SERVICE_PORT", "1");
+        let agent = node.start_ready();
+        agent.wait_metric("istio_cni_plugin_token_requests_total{result=\"failed\"}", 1.0);
+        agent.wait("the new server's address", || credentials(&node).contains(":1\""));
+        assert!(credentials(&node).contains(&api.last_granted()), "{}", node.log());
+        // And an outage is one line.
+        assert_eq!(node.log().matches("cannot watch the agent's DaemonSet").count(), 1, "{}", node.log());
+    }
+}
+
+#[test]
+fn one_refusal_at_the_end_does_not_uninstall() {
+    for status in [401, 403] {
+        let mut node = node();
+        let api = Api::start(&mut node);
+        let agent = node.start_ready();
+        wait_watched(&node, &api);
+        api.state().refusals = vec![status];
+        assert_eq!(agent.end(), Some(0));
+        assert!(node.calls_us() && node.has_plugin() && node.kubeconfig().is_some(), "{}", node.log());
+        assert_eq!(api.state().asked, 2);
+    }
+}
+
+/// After a forced deletion the agent's pod, and so its token, is gone before the agent; everything else is there.
+#[test]
+fn refusals_without_end_uninstall_only_where_the_plugin_is_refused_as_well() {
+    for (pods, stays) in [(404, true), (401, false)] {
+        let mut node = node();
+        let api = Api::start(&mut node);
+        let agent = node.start_ready();
+        wait_watched(&node, &api);
+        agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+        api.state().refusals = vec![401; 10_000];
+        api.state().pods = pods;
+        assert_eq!(agent.end(), Some(0));
+        assert_eq!((node.calls_us(), node.has_plugin()), (stays, stays), "{pods}: {}", node.log());
+        assert!(api.state().asked > 1);
+    }
+}
+
+/// Waits until the agent has seen its DaemonSet.
+fn wait_watched(node: &Node, api: &Api) {
+    e2e::process::until("the watch", process::DEADLINE, &[], || Ok((api.state().watches > 0).then_some(())))
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", node.log()));
+}
+
+#[test]
+fn an_agent_without_a_working_client_says_so() {
+    let mut node = node();
+    node.set("KUBERNETES_SERVICE_PROTOCOL", "https");
+    node.set("SKIP_TLS_VERIFY", "false");
+    fs::write(node.path("account/ca.crt"), "no certificate").expect("writes");
+    let agent = node.start();
+    let reason = agent.wait_not_ready("the agent has no working API client");
+    assert!(reason.contains("certificate"), "{reason}");
+    assert_eq!(node.log().matches("the agent has no working API client").count(), 1, "{}", node.log());
+}
