@@ -85,7 +85,8 @@ pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
 ///
 /// Others do transparent proxying, too, and their routing looks the same. So a policy rule counts as the mesh's when its
 /// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy` or the usual ones; a
-/// route when such a rule leads to it; a rule that an earlier run has condemned always counts. Of several that are the same, one that works is kept where the plan wants it.
+/// route when such a rule leads to it; a rule that an earlier run has condemned always counts. Of several that are the
+/// same, one that works is kept where the plan wants it.
 #[must_use]
 pub fn stale<'a>(
     plan: &RulePlan,
@@ -124,8 +125,7 @@ pub fn stale<'a>(
     };
     let mut kept = BTreeSet::new();
     let wanted = wanted(plan);
-    let stays = |one: &&FoundRouting| one.works() && wanted.contains(&one.item) && kept.insert(one.item);
-    let mut stays = stays;
+    let mut stays = |one: &&FoundRouting| one.works() && wanted.contains(&one.item) && kept.insert(one.item);
     let mut stale: Vec<&FoundRouting> =
         found.iter().filter(|one| is_ours(&one.item)).filter(|one| !stays(one)).collect();
     stale.sort_by_key(|one| one.item);
