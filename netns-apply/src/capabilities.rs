@@ -15,6 +15,9 @@ pub const NET_ADMIN: Capability = Capability { bit: 12, name: "CAP_NET_ADMIN" };
 /// Entering a network namespace.
 pub const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
 
+/// Looking at processes of others.
+pub const SYS_PTRACE: Capability = Capability { bit: 19, name: "CAP_SYS_PTRACE" };
+
 /// Whether the calling thread has a capability, effectively; none where /proc does not say.
 #[must_use]
 pub fn has(capability: Capability) -> Option<bool> {

@@ -12,6 +12,8 @@ mod apply;
 mod backend;
 pub mod capabilities;
 #[cfg(feature = "write")]
+pub mod connections;
+#[cfg(feature = "write")]
 mod error;
 #[cfg(feature = "write")]
 mod exec;

@@ -23,7 +23,7 @@ use std::{
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
 
 /// Which network namespace it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetnsId {
     device: u64,
     inode: u64,

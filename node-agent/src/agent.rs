@@ -23,6 +23,7 @@ use crate::plan::{Directory, Edit, Obstacle};
 use crate::plugin::Program;
 use crate::plugin_token::{Keeper, PluginToken};
 use crate::ready::{Phase, State};
+use crate::repair;
 use crate::serve::{self, Served};
 use crate::settings::{Settings, TemplateSource, Trust};
 use crate::watch::{Change, Watch, Watched};
@@ -66,6 +67,8 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
     let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let drift = tokio::spawn(drift);
+    let repair = repair::Controller::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
+    let repair = tokio::spawn(repair);
     let keeper = Keeper::new(settings.plugin.clone(), token.clone(), cluster.clone(), metrics.clone());
     let keeper = Arc::new(keeper);
     let keeping = tokio::spawn({
@@ -76,6 +79,7 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs, token.clone());
     let end = agent.work(&mut ends).await;
     drift.abort();
+    repair.abort();
     keeping.abort();
     if let End::Lost(directory) = end {
         bail!(

@@ -1,5 +1,7 @@
 //! The API server, as far as the agent needs it: its own DaemonSet, its node's labels and pods, events.
 
+mod change;
+mod follow;
 mod pods;
 mod token;
 
@@ -23,7 +25,9 @@ use crate::leave::{Lookup, Seen};
 use crate::ready::State;
 use crate::settings::{Identity, Settings};
 
-pub use pods::PodsError;
+pub use change::{ChangeError, SeenPod};
+pub use follow::{PodEvent, WatchEnd};
+pub use pods::{Listed, PodsError, Selection};
 pub use token::{Granted, TokenError};
 
 /// The scope of the agent's lines.
@@ -45,6 +49,19 @@ const NO_NAMESPACE: &str = "POD_NAMESPACE is not set, so the agent cannot find i
 pub struct Cluster {
     client: Client,
     identity: Identity,
+}
+
+/// What an event says.
+#[derive(Debug, Clone, Copy)]
+pub struct Telling<'a> {
+    /// Who says it.
+    pub component: &'a str,
+    /// Normal or Warning.
+    pub kind: &'a str,
+    /// The word that people and programs know it by.
+    pub reason: &'a str,
+    /// The sentence.
+    pub message: &'a str,
 }
 
 /// How the agent comes to a client of the API server.
@@ -284,6 +301,14 @@ impl Cluster {
         reason: &str,
         message: &str,
     ) -> Result<(), String> {
+        self.tell(about, &Telling { component: "install-cni", kind: "Warning", reason, message }).await
+    }
+
+    /// Sends an event about an object.
+    ///
+    /// # Errors
+    /// When the server does not take it.
+    pub async fn tell(&self, about: ObjectReference, telling: &Telling<'_>) -> Result<(), String> {
         let namespace = about.namespace.clone().unwrap_or_default();
         if namespace.is_empty() || about.name.as_deref().unwrap_or_default().is_empty() {
             return Err("POD_NAME or POD_NAMESPACE is not set".to_owned());
@@ -296,12 +321,12 @@ impl Cluster {
                 ..ObjectMeta::default()
             },
             involved_object: about,
-            reason: Some(reason.to_owned()),
+            reason: Some(telling.reason.to_owned()),
             // The API server takes 1024 bytes.
-            message: Some(message.chars().take(1000).collect()),
-            type_: Some("Warning".to_owned()),
+            message: Some(telling.message.chars().take(1000).collect()),
+            type_: Some(telling.kind.to_owned()),
             source: Some(EventSource {
-                component: Some("install-cni".to_owned()),
+                component: Some(telling.component.to_owned()),
                 host: Some(self.identity.node.clone()),
             }),
             first_timestamp: Some(now.clone()),

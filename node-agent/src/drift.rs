@@ -15,15 +15,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cni_core::conf::{Conf, Envelope};
-use cni_core::wire::Command;
+use cni_core::conf::Conf;
 use k8s_openapi::api::core::v1::ObjectReference;
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
-use serde_json::Value;
 
 use crate::cluster::{Cluster, Connection, PodsError};
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel};
+use crate::plugin_conf::plugin_conf;
 use crate::pod_netns::{Survey, SurveyError};
 use crate::settings::Settings;
 use candidate::Candidate;
@@ -133,7 +132,7 @@ impl Watch {
         }
         let connection = self.connection.clone();
         let cluster = &connection.get().map_err(|error| PodsError::Unreachable(error.to_string()))?;
-        let conf = Arc::new(self.conf()?);
+        let conf = Arc::new(plugin_conf(&self.installer).map_err(Blind::Entry)?);
         let rules = Arc::new(Rules {
             programming: conf.programming,
             strict_capture: conf.strict_capture,
@@ -163,18 +162,6 @@ impl Watch {
             }
         }
         self.look_again(cluster, &doubted, wanted, &conf, &rules).await
-    }
-
-    /// What the plugin is told on this node.
-    fn conf(&self) -> Result<Conf, Blind> {
-        let wrong = |error: &dyn std::fmt::Display| Blind::Entry(error.to_string());
-        let entry = self.installer.want().map_err(|error| wrong(&error))?.entry;
-        let mut entry: Value = serde_json::from_str(&entry.standalone()).map_err(|error| wrong(&error))?;
-        // In a list, the list's name counts.
-        entry["name"] = "istio-cni".into();
-        let entry = entry.to_string();
-        let envelope = Envelope::read(entry.as_bytes(), Command::Add).map_err(|error| wrong(&error))?;
-        envelope.conf().map_err(|error| wrong(&error))
     }
 
     fn forget_others(&mut self, pods: &[Candidate]) {

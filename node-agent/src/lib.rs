@@ -8,6 +8,7 @@
 //!
 //! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
 //! the loop.
+//! [`repair`] deals with pods that started before the plugin was there;
 //! [`drift`] compares the node's pods with what the plugin made of them; [`pod_netns`] finds their namespaces.
 
 pub mod agent;
@@ -23,9 +24,11 @@ pub mod log_socket;
 pub mod metrics;
 pub mod plan;
 pub mod plugin;
+mod plugin_conf;
 pub mod plugin_token;
 pub mod pod_netns;
 pub mod ready;
+pub mod repair;
 pub mod serve;
 pub mod settings;
 pub mod watch;

@@ -12,6 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::repair::metrics::RepairMetrics;
+
 /// A metric as the documentation shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Described {
@@ -46,7 +48,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_token_refreshes_total", "counter", "", "Times the plugin's kubeconfig was written anew"),
     described("istio_cni_plugin_token_requests_total", "counter", "result", "Times a token of the plugin's own was asked for: granted, refused (a service account or role is missing), failed (no answer)"),
     described("istio_cni_plugin_token_expiry_timestamp_seconds", "gauge", "", "When the plugin's own token ends, in seconds since 1970; 0 while this agent has got none, and the plugin may use the agent's, which ends with the agent's pod"),
-    described("istio_cni_watch_restarts_total", "counter", "watch", "Times a watch had to be made anew: files, daemonset"),
+    described("istio_cni_watch_restarts_total", "counter", "watch", "Times a watch had to be made anew: files, daemonset, pods"),
     described("istio_cni_polling", "gauge", "", "1 while the node's files are looked at every few seconds, because they cannot be watched"),
     described("istio_cni_plugin_add_total", "counter", "outcome,reason", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure"),
     described("istio_cni_plugin_add_duration_seconds", "histogram", "outcome", "How long the plugin took for ADD"),
@@ -56,6 +58,13 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_drifted_pods", "gauge", "", "Pods of the node that were not redirected as planned when last looked at; 0 where the drift watch is off"),
     described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), failed"),
     described("istio_cni_drift_rounds_total", "counter", "result", "Times the drift watch went round the node: complete, or why not: no_capability, no_pods, no_namespaces, no_entry"),
+    described("istio_cni_repair_pods_repaired_total", "counter", "type,result", "Tries to deal with a broken pod, by what is done (repair, delete, label) and how it went: success, fail, skip (the label was there already)"),
+    described("istio_cni_repair_attempts_total", "counter", "type,reason", "The same tries, and those that decided nothing, by why each ended so; docs/repair.md has the reasons"),
+    described("istio_cni_repair_duration_seconds", "histogram", "type", "How long one try took"),
+    described("istio_cni_repair_delay_seconds", "histogram", "type", "How long after a failure was seen first it was dealt with"),
+    described("istio_cni_repair_given_up_total", "counter", "type", "Broken pods that were given up, after ten tries that count"),
+    described("istio_cni_repair_waiting_pods", "gauge", "", "Broken pods that wait to be dealt with, now or later"),
+    described("istio_cni_repair_queue_overflows_total", "counter", "", "Broken pods that did not fit into the queue and were left to the next list"),
     described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
 ];
 
@@ -141,6 +150,8 @@ pub struct Metrics {
     pub drift_checks: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
     pub drift_rounds: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub repair: RepairMetrics,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
 }
 
@@ -177,6 +188,7 @@ impl Metrics {
             drifted: Gauge::default(),
             drift_checks: Family::default(),
             drift_rounds: Family::default(),
+            repair: RepairMetrics::default(),
             reasons: Mutex::default(),
         };
         metrics.register(build);
@@ -208,7 +220,7 @@ impl Metrics {
         for result in ["granted", "refused", "failed"] {
             drop(self.plugin_token_requests.get_or_create(&ResultLabel { result }));
         }
-        for watch in ["files", "daemonset"] {
+        for watch in ["files", "daemonset", "pods"] {
             drop(self.watch_restarts.get_or_create(&WatchLabel { watch }));
         }
         for result in ["accepted", "malformed", "over_rate", "over_size"] {
@@ -256,6 +268,13 @@ impl Metrics {
             self.drifted.clone(),
             self.drift_checks.clone(),
             self.drift_rounds.clone(),
+            self.repair.repaired.clone(),
+            self.repair.attempts.clone(),
+            self.repair.durations.clone(),
+            self.repair.delays.clone(),
+            self.repair.given_up.clone(),
+            self.repair.waiting.clone(),
+            self.repair.overflows.clone(),
             build,
         );
     }
@@ -298,7 +317,10 @@ mod tests {
 
     #[test]
     fn every_metric_is_scraped_with_its_help_and_kind() {
-        let text = Metrics::new().text(true);
+        let metrics = Metrics::new();
+        // Without an action there are no counters of one.
+        metrics.repair.start_at_nought(crate::repair::action::Action::Label);
+        let text = metrics.text(true);
         for row in METRICS {
             let name = row.name.trim_end_matches("_total");
             assert!(text.contains(&format!("# HELP {name} {}.\n", row.help)), "{name}\n{text}");

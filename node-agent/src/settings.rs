@@ -14,6 +14,7 @@ use std::time::Duration;
 use cni_core::selection::PROCESS_WIDE;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
+use crate::repair::selector::{FieldSelector, LabelSelector, is_key, is_value};
 
 pub use cluster_client::Trust;
 pub use notice::Notice;
@@ -58,6 +59,8 @@ pub struct Paths {
     pub net: PathBuf,
     /// The node's network namespaces.
     pub netns: PathBuf,
+    /// The node's processes.
+    pub proc: PathBuf,
     /// Sockets and the plugin's kubeconfig.
     pub run: PathBuf,
     /// The service account's files.
@@ -178,7 +181,7 @@ pub struct RepairSettings {
     pub label_pods: bool,
     /// The label.
     pub label: (String, String),
-    /// The node whose pods it watches.
+    /// The node whose pods it watches; empty where nobody says.
     pub node: String,
     /// The annotation that pods must have; empty for any.
     pub sidecar_annotation: String,
@@ -189,13 +192,9 @@ pub struct RepairSettings {
     /// Its exit code; 0 for any.
     pub exit_code: i64,
     /// More label selectors.
-    pub label_selectors: String,
+    pub label_selectors: LabelSelector,
     /// More field selectors.
-    pub field_selectors: String,
-    /// The forced rule variant; empty for none.
-    pub force_iptables_binary: String,
-    /// Whether it works from the node's own network namespace.
-    pub from_host_namespace: bool,
+    pub field_selectors: FieldSelector,
 }
 
 impl Settings {
@@ -220,11 +219,7 @@ impl Settings {
             identity: Identity {
                 namespace: raw.text("POD_NAMESPACE"),
                 pod: raw.text("POD_NAME"),
-                node: ["NODE_NAME", "KUBERNETES_NODE_NAME"]
-                    .into_iter()
-                    .map(|name| raw.text(name))
-                    .find(|name| !name.is_empty())
-                    .unwrap_or_default(),
+                node: first(&raw, &["NODE_NAME", "KUBERNETES_NODE_NAME"]),
                 daemon_set: raw.text("DAEMONSET_NAME"),
             },
             drift: drift(&mut raw),
@@ -283,6 +278,7 @@ fn paths(raw: &Raw<'_>) -> Paths {
         bin: raw.text("MOUNTED_CNI_BIN_DIR").into(),
         net: raw.text("MOUNTED_CNI_NET_DIR").into(),
         netns: raw.text("MOUNTED_CNI_NETNS_DIR").into(),
+        proc: raw.text("MOUNTED_PROC_DIR").into(),
         run: raw.text("CNI_AGENT_RUN_DIR").into(),
         service_account: raw.text("SERVICE_ACCOUNT_DIR").into(),
     }
@@ -419,22 +415,41 @@ fn drift(raw: &mut Raw<'_>) -> DriftSettings {
 const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
 fn repair(raw: &mut Raw<'_>) -> RepairSettings {
+    let label = (raw.text("REPAIR_BROKEN_POD_LABEL_KEY"), raw.text("REPAIR_BROKEN_POD_LABEL_VALUE"));
+    let label_pods = raw.switch("REPAIR_LABEL_PODS");
+    if label_pods && !is_key(&label.0) {
+        raw.reject("REPAIR_BROKEN_POD_LABEL_KEY", "not the key of a label, such as example.com/name");
+    }
+    if label_pods && !is_value(&label.1) {
+        raw.reject("REPAIR_BROKEN_POD_LABEL_VALUE", "not the value of a label: at most 63 letters, digits, dashes, dots and underscores");
+    }
+    let label_selectors = LabelSelector::parse(&raw.text("REPAIR_LABEL_SELECTORS")).unwrap_or_else(|error| {
+        raw.reject("REPAIR_LABEL_SELECTORS", &error.to_string());
+        LabelSelector::default()
+    });
+    let field_selectors = FieldSelector::parse(&raw.text("REPAIR_FIELD_SELECTORS")).unwrap_or_else(|error| {
+        raw.reject("REPAIR_FIELD_SELECTORS", &error.to_string());
+        FieldSelector::default()
+    });
     RepairSettings {
         enabled: raw.switch("REPAIR_ENABLED"),
         repair_pods: raw.switch("REPAIR_REPAIR_PODS"),
         delete_pods: raw.switch("REPAIR_DELETE_PODS"),
-        label_pods: raw.switch("REPAIR_LABEL_PODS"),
-        label: (raw.text("REPAIR_BROKEN_POD_LABEL_KEY"), raw.text("REPAIR_BROKEN_POD_LABEL_VALUE")),
-        node: raw.text("REPAIR_NODE_NAME"),
+        label_pods,
+        label,
+        node: first(raw, &["REPAIR_NODE_NAME", "NODE_NAME", "KUBERNETES_NODE_NAME"]),
         sidecar_annotation: raw.text("REPAIR_SIDECAR_ANNOTATION"),
         init_container: raw.text("REPAIR_INIT_CONTAINER_NAME"),
         termination_message: raw.text("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
         exit_code: raw.number("REPAIR_INIT_CONTAINER_EXIT_CODE"),
-        label_selectors: raw.text("REPAIR_LABEL_SELECTORS"),
-        field_selectors: raw.text("REPAIR_FIELD_SELECTORS"),
-        force_iptables_binary: raw.text("FORCE_IPTABLES_BINARY"),
-        from_host_namespace: raw.switch("ALLOW_SWITCH_TO_HOST_NS"),
+        label_selectors,
+        field_selectors,
     }
+}
+
+/// The first of these that is not empty.
+fn first(raw: &Raw<'_>, names: &[&'static str]) -> String {
+    names.iter().map(|name| raw.text(name)).find(|text| !text.is_empty()).unwrap_or_default()
 }
 
 #[cfg(test)]

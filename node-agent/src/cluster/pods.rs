@@ -22,6 +22,27 @@ const PAGE: u32 = 50;
 /// How many pieces of an answer may wait for the parser.
 const PIECES: usize = 2;
 
+/// All pods of all namespaces.
+pub(super) const PODS: &str = "/api/v1/pods";
+
+/// Which pods: selectors as the server understands them, empty for any.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// Of fields.
+    pub fields: String,
+    /// Of labels.
+    pub labels: String,
+}
+
+/// What was kept of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed<T> {
+    /// What was kept.
+    pub kept: Vec<T>,
+    /// Which version of all pods the list shows.
+    pub version: String,
+}
+
 /// Why pods cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodsError {
@@ -71,14 +92,27 @@ impl Cluster {
         if self.identity.node.is_empty() {
             return Err(PodsError::NoNode);
         }
+        let of_node = Selection { fields: format!("spec.nodeName={}", self.identity.node), labels: String::new() };
+        Ok(self.list_pods(&of_node, keep).await?.kept)
+    }
+
+    /// What `keep` keeps of the pods that a selection selects, and the version to watch them from.
+    ///
+    /// # Errors
+    /// Why they cannot be read.
+    pub async fn list_pods<T: Send + 'static>(
+        &self,
+        of: &Selection,
+        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
+    ) -> Result<Listed<T>, PodsError> {
         let read = async {
             let (mut kept, mut rest) = (Vec::new(), None);
             loop {
-                let page = self.page(rest.take(), keep.clone()).await?;
+                let page = self.page(of, rest.take(), keep.clone()).await?;
                 kept.extend(page.kept);
                 match page.rest {
                     Some(token) => rest = Some(token),
-                    None => return Ok(kept),
+                    None => return Ok(Listed { kept, version: page.version }),
                 }
             }
         };
@@ -102,13 +136,14 @@ impl Cluster {
 
     async fn page<T: Send + 'static>(
         &self,
+        of: &Selection,
         rest: Option<String>,
         keep: impl Fn(&Value) -> Option<T> + Send + 'static,
     ) -> Result<Page<T>, PodsError> {
-        let mut answer = self.client.open(self.page_request(rest), PATIENCE).await?;
+        let mut answer = self.client.open(page_request(of, rest), PATIENCE).await?;
         let (send, pieces) = mpsc::channel(PIECES);
         let parser = tokio::task::spawn_blocking(move || {
-            let mut page = Page { kept: Vec::new(), rest: None };
+            let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
             let text = BufReader::new(Pieces { pieces, piece: io::Cursor::default() });
             let reader = PageSeed { page: &mut page, keep: &keep };
             reader.deserialize(&mut serde_json::Deserializer::from_reader(text)).map(|()| page)
@@ -125,20 +160,19 @@ impl Cluster {
         let parsed = parser.await.map_err(|error| PodsError::Unreachable(error.to_string()))?;
         parsed.map_err(|error| PodsError::Unreachable(format!("the answer is no list of pods: {error}")))
     }
+}
 
-    fn page_request(&self, rest: Option<String>) -> Built {
-        let of_node = format!("spec.nodeName={}", self.identity.node);
-        let params =
-            ListParams { continue_token: rest, ..ListParams::default().fields(&of_node).limit(PAGE) };
-        let mut request = Request::new("/api/v1/pods").list(&params)?;
-        if params.continue_token.is_none() {
-            // From the server's memory, where pods are sorted by node: its store would be searched for them from end to end.
-            let uri = format!("{}&resourceVersion=0", request.uri());
-            *request.uri_mut() =
-                uri.parse().map_err(|error: InvalidUri| RequestError::BuildRequest(error.into()))?;
-        }
-        Ok(request)
+fn page_request(of: &Selection, rest: Option<String>) -> Built {
+    let params = ListParams { continue_token: rest, ..ListParams::default().fields(&of.fields).limit(PAGE) };
+    let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
+    let mut request = Request::new(PODS).list(&params)?;
+    if params.continue_token.is_none() {
+        // From the server's memory, where pods are sorted by node: its store would be searched for them from end to end.
+        let uri = format!("{}&resourceVersion=0", request.uri());
+        *request.uri_mut() =
+            uri.parse().map_err(|error: InvalidUri| RequestError::BuildRequest(error.into()))?;
     }
+    Ok(request)
 }
 
 /// Bytes that come from elsewhere, for a parser on a thread that may wait.
@@ -162,11 +196,12 @@ impl Read for Pieces {
     }
 }
 
-/// What was kept of a page, and what continues it.
+/// What was kept of a page, what continues it, and which version it shows.
 #[derive(Debug)]
 struct Page<T> {
     kept: Vec<T>,
     rest: Option<String>,
+    version: String,
 }
 
 /// Reads a list, one item after the other.
@@ -192,15 +227,18 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for PageSeed<'_, T, K> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
         struct Metadata {
             r#continue: Option<String>,
+            resource_version: Option<String>,
         }
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "items" => map.next_value_seed(ItemsSeed { kept: &mut self.page.kept, keep: self.keep })?,
                 "metadata" => {
-                    let token = map.next_value::<Metadata>()?.r#continue;
-                    self.page.rest = token.filter(|token| !token.is_empty());
+                    let metadata = map.next_value::<Metadata>()?;
+                    self.page.rest = metadata.r#continue.filter(|token| !token.is_empty());
+                    self.page.version = metadata.resource_version.unwrap_or_default();
                 }
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
@@ -251,7 +289,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<(Vec<String>, Option<String>), String> {
-        let mut page = Page { kept: Vec::new(), rest: None };
+        let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
         let keep = |pod: &Value| pod["metadata"]["name"].as_str().map(str::to_owned);
         let (send, pieces) = mpsc::channel(text.len().max(1));
         for piece in text.as_bytes().chunks(7) {

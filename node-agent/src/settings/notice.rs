@@ -112,19 +112,16 @@ fn exposed(raw: &Raw<'_>) -> Option<Notice> {
     Some(Notice::Exposed { origin: origin.to_string(), mode })
 }
 
-/// What was asked for and is not done, as one notice for each reason: charts set a dozen of these. A switch that is off asks for nothing, and
-/// neither does a setting of the repair of pods where that is switched off.
+/// What was asked for and is not done, as one notice for each reason: charts set a dozen of these. A switch that is off asks for nothing.
 fn not_in_force(raw: &Raw<'_>) -> Vec<Notice> {
     let is_off = |kind: Kind, value: &str| {
         value.is_empty()
             || (kind == Kind::Switch && matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"))
     };
-    let repairs = !is_off(Kind::Switch, &raw.text("REPAIR_ENABLED"));
     let mut asked = BTreeMap::<Status, Vec<String>>::new();
     for (setting, origin, value) in raw.given() {
         let counts = match setting.status {
             Status::Used => false,
-            Status::Repair => repairs,
             Status::Ambient | Status::Unused => true,
         };
         if counts && !is_off(setting.kind, value) {
@@ -139,6 +136,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         |name: &str| raw.given().find(|(setting, _, value)| setting.name() == name && !value.is_empty());
     let on = |name: &str| matches!(raw.text(name).as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True");
     let template = given("CNI_NETWORK_CONFIG").or(given("CNI_NETWORK_CONFIG_FILE")).is_some();
+    let in_place = on("REPAIR_ENABLED") && on("REPAIR_REPAIR_PODS");
     let (chained, owned) = (on("CHAINED_CNI_PLUGIN"), on("ISTIO_OWNED_CNI_CONFIG"));
     let cases = [
         ("ISTIO_OWNED_CNI_CONFIG", owned && !chained, "CHAINED_CNI_PLUGIN is false"),
@@ -154,8 +152,16 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         ("KUBE_CA_FILE", on("SKIP_TLS_VERIFY"), "SKIP_TLS_VERIFY is true"),
         (
             "MOUNTED_CNI_NETNS_DIR",
-            given("DRIFT_WATCH_INTERVAL").is_none(),
-            "only the drift watch looks there, and DRIFT_WATCH_INTERVAL is not set",
+            given("DRIFT_WATCH_INTERVAL").is_none() && !in_place,
+            "only the drift watch and repairs in place look there, and neither DRIFT_WATCH_INTERVAL nor REPAIR_REPAIR_PODS is set",
+        ),
+        ("MOUNTED_PROC_DIR", !in_place, "only repairs in place look there, and REPAIR_REPAIR_PODS is not set"),
+        ("REPAIR_DELETE_PODS", in_place && on("REPAIR_DELETE_PODS"), "REPAIR_REPAIR_PODS wins"),
+        ("REPAIR_LABEL_PODS", in_place && on("REPAIR_LABEL_PODS"), "REPAIR_REPAIR_PODS wins"),
+        (
+            "REPAIR_LABEL_PODS",
+            !in_place && on("REPAIR_LABEL_PODS") && on("REPAIR_DELETE_PODS"),
+            "REPAIR_DELETE_PODS wins",
         ),
     ];
     let silent = cases.into_iter().filter(|(_, ineffective, _)| *ineffective);

@@ -37,8 +37,6 @@ pub enum Kind {
 pub enum Status {
     /// It does.
     Used,
-    /// It is checked, and belongs to the repair of pods, which this agent does not have.
-    Repair,
     /// It belongs to ambient mode, which this agent does not have.
     Ambient,
     /// Charts set it; nothing depends on it.
@@ -51,9 +49,6 @@ impl Status {
     pub const fn remark(self) -> &'static str {
         match self {
             Self::Used => "",
-            Self::Repair => {
-                "Accepted and not implemented: this agent neither repairs nor deletes nor labels pods."
-            }
             Self::Ambient => "Accepted and not implemented: this agent has no ambient mode.",
             Self::Unused => "Accepted; nothing depends on it.",
         }
@@ -98,16 +93,6 @@ const fn used(
     Setting { flag, env, kind, default, meaning, status: Status::Used }
 }
 
-const fn repair(
-    flag: &'static str,
-    env: &'static [&'static str],
-    kind: Kind,
-    default: &'static str,
-    meaning: &'static str,
-) -> Setting {
-    Setting { flag, env, kind, default, meaning, status: Status::Repair }
-}
-
 const fn ambient(flag: &'static str, env: &'static [&'static str], kind: Kind) -> Setting {
     Setting { flag, env, kind, default: "", meaning: "A setting of ambient mode.", status: Status::Ambient }
 }
@@ -130,7 +115,8 @@ pub const SETTINGS: &[Setting] = &[
     used("istio-owned-cni-config-filename", &["ISTIO_OWNED_CNI_CONFIG_FILENAME", "ISTIO_OWNED_CNI_CONF_FILENAME"], Text, "02-istio-cni.conflist", "Name of that copy."),
     used("mounted-cni-net-dir", &["MOUNTED_CNI_NET_DIR"], Text, "/host/etc/cni/net.d", "Where the node's network configuration directory is mounted."),
     used("mounted-cni-bin-dir", &["MOUNTED_CNI_BIN_DIR"], Text, "/host/opt/cni/bin", "Where the node's plugin directory is mounted."),
-    used("mounted-cni-netns-dir", &["MOUNTED_CNI_NETNS_DIR"], Text, "/host/var/run/netns", "Where the directory is mounted in which the node's container runtime keeps network namespaces; for the drift watch."),
+    used("mounted-cni-netns-dir", &["MOUNTED_CNI_NETNS_DIR"], Text, "/host/var/run/netns", "Where the directory is mounted in which the node's container runtime keeps network namespaces; for the drift watch and for repairs in place."),
+    used("mounted-proc-dir", &["MOUNTED_PROC_DIR"], Text, "/host/proc", "Where the host's /proc is mounted, which tells whose network namespace is whose; for repairs in place."),
     used("source-cni-bin-dir", &["SOURCE_CNI_BIN_DIR"], Text, "/opt/cni/bin", "Directory of the image whose files are copied to the plugin directory."),
     used("cni-agent-run-dir", &["CNI_AGENT_RUN_DIR"], Text, "/var/run/istio-cni", "Directory of the plugin's kubeconfig and of the sockets; the same path on the node and in the container."),
     used("service-account-dir", &["SERVICE_ACCOUNT_DIR"], Text, "/var/run/secrets/kubernetes.io/serviceaccount", "Directory of the service account's token and authority."),
@@ -165,21 +151,21 @@ pub const SETTINGS: &[Setting] = &[
     used("", &["ISTIO_OUTBOUND_OWNER_GROUPS"], Text, "", "What the container runtime's environment, which the plugin obeys, says; for the drift watch."),
     used("", &["ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"], Text, "", "Likewise."),
     used("", &["ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"], Text, "", "Likewise."),
-    repair("repair-enabled", &["REPAIR_ENABLED"], Switch, "true", "Whether broken pods are dealt with."),
-    repair("", &["REPAIR_REPAIR_PODS"], Switch, "false", "Whether broken pods are repaired in place."),
-    repair("repair-delete-pods", &["REPAIR_DELETE_PODS"], Switch, "false", "Whether broken pods are deleted."),
-    repair("repair-label-pods", &["REPAIR_LABEL_PODS"], Switch, "false", "Whether broken pods are labelled."),
-    repair("repair-broken-pod-label-key", &["REPAIR_BROKEN_POD_LABEL_KEY"], Text, "cni.istio.io/uninitialized", "The label's key."),
-    repair("repair-broken-pod-label-value", &["REPAIR_BROKEN_POD_LABEL_VALUE"], Text, "true", "The label's value."),
-    repair("repair-node-name", &["REPAIR_NODE_NAME"], Text, "", "The node whose pods are watched."),
-    repair("repair-sidecar-annotation", &["REPAIR_SIDECAR_ANNOTATION"], Text, "sidecar.istio.io/status", "Annotation of the pods that are watched; empty: any pod."),
-    repair("repair-init-container-name", &["REPAIR_INIT_CONTAINER_NAME"], Text, "istio-validation", "Container whose end shows a broken pod."),
-    repair("repair-init-container-termination-message", &["REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"], Text, "", "Its message; empty: any."),
-    repair("repair-init-container-exit-code", &["REPAIR_INIT_CONTAINER_EXIT_CODE"], Number, "126", "Its exit code; 0: any."),
-    repair("repair-label-selectors", &["REPAIR_LABEL_SELECTORS"], Text, "", "Label selectors of the pods."),
-    repair("repair-field-selectors", &["REPAIR_FIELD_SELECTORS"], Text, "", "Field selectors of the pods."),
-    repair("", &["FORCE_IPTABLES_BINARY"], Text, "", "Rule variant for repairs: legacy or nft."),
-    repair("", &["ALLOW_SWITCH_TO_HOST_NS"], Switch, "false", "Whether repairs look for namespaces from the node's own."),
+    used("repair-enabled", &["REPAIR_ENABLED"], Switch, "true", "Whether broken pods are dealt with, as one of the next three says (docs/repair.md)."),
+    used("", &["REPAIR_REPAIR_PODS"], Switch, "false", "Whether broken pods are redirected where they stand; wins over the other two."),
+    used("repair-delete-pods", &["REPAIR_DELETE_PODS"], Switch, "false", "Whether broken pods are deleted; wins over labelling them."),
+    used("repair-label-pods", &["REPAIR_LABEL_PODS"], Switch, "false", "Whether broken pods are labelled."),
+    used("repair-broken-pod-label-key", &["REPAIR_BROKEN_POD_LABEL_KEY"], Text, "cni.istio.io/uninitialized", "The label's key."),
+    used("repair-broken-pod-label-value", &["REPAIR_BROKEN_POD_LABEL_VALUE"], Text, "true", "The label's value."),
+    used("repair-node-name", &["REPAIR_NODE_NAME"], Text, "", "The node whose pods are watched; empty: NODE_NAME."),
+    used("repair-sidecar-annotation", &["REPAIR_SIDECAR_ANNOTATION"], Text, "sidecar.istio.io/status", "Annotation that a broken pod has, with any value; empty: none in particular."),
+    used("repair-init-container-name", &["REPAIR_INIT_CONTAINER_NAME"], Text, "istio-validation", "Init container whose failure shows a broken pod; empty: any."),
+    used("repair-init-container-termination-message", &["REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"], Text, "", "What that container's termination message says, without white space around it; empty: anything."),
+    used("repair-init-container-exit-code", &["REPAIR_INIT_CONTAINER_EXIT_CODE"], Number, "126", "Its exit code; 0: any but success."),
+    used("repair-label-selectors", &["REPAIR_LABEL_SELECTORS"], Text, "", "Label selectors of the pods, separated by commas; empty: any pod."),
+    used("repair-field-selectors", &["REPAIR_FIELD_SELECTORS"], Text, "", "Field selectors of the pods, separated by commas, beside the one for the node; empty: any pod."),
+    unused(&["FORCE_IPTABLES_BINARY"], "Repairs choose what writes rules as the plugin does."),
+    unused(&["ALLOW_SWITCH_TO_HOST_NS"], "Repairs need not enter the node's network namespace."),
     ambient("ambient-enabled", &["AMBIENT_ENABLED"], Switch),
     ambient("ztunnel-uds-address", &["ZTUNNEL_UDS_ADDRESS"], Text),
     ambient("enable-ambient-detection-retry", &["ENABLE_AMBIENT_DETECTION_RETRY"], Switch),

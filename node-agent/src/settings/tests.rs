@@ -43,9 +43,9 @@ fn a_flag_is_the_lower_case_of_its_variable() {
 #[test]
 fn defaults_are_those_of_the_interface() {
     let settings = settings(&[], &[]);
-    let Paths { source_bin, bin, net, netns, run, service_account } = &settings.paths;
+    let Paths { source_bin, bin, net, netns, proc, run, service_account } = &settings.paths;
     let paths =
-        [source_bin, bin, net, netns, run, service_account].map(|path| path.to_str().unwrap_or_default());
+        [source_bin, bin, net, netns, proc, run, service_account].map(|path| path.to_str().unwrap_or_default());
     assert_eq!(
         paths,
         [
@@ -53,6 +53,7 @@ fn defaults_are_those_of_the_interface() {
             "/host/opt/cni/bin",
             "/host/etc/cni/net.d",
             "/host/var/run/netns",
+            "/host/proc",
             "/var/run/istio-cni",
             "/var/run/secrets/kubernetes.io/serviceaccount"
         ]
@@ -311,19 +312,7 @@ const CHART: [(&str, &str); 13] = [
 #[test]
 fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
     let texts = notices(&["--log_output_level=info,cni-plugin:debug"], &CHART);
-    let repair = Status::Repair.remark();
-    assert!(repair.contains("not implemented"), "{repair}");
-    assert_eq!(
-        texts,
-        [
-            format!(
-                "REPAIR_ENABLED, REPAIR_REPAIR_PODS, REPAIR_NODE_NAME, ALLOW_SWITCH_TO_HOST_NS: {repair}"
-            ),
-            format!("GOMEMLIMIT: {}", Status::Unused.remark()),
-        ]
-    );
-    let off = CHART.map(|(name, value)| (name, if name == "REPAIR_ENABLED" { "false" } else { value }));
-    assert_eq!(notices(&[], &off).len(), 1, "nobody asks for repairs");
+    assert_eq!(texts, [format!("ALLOW_SWITCH_TO_HOST_NS, GOMEMLIMIT: {}", Status::Unused.remark())]);
     assert_eq!(notices(&[], &[]), [""; 0]);
     assert_eq!(notices(&["--log_stacktrace_level=default:none,cni-agent:none"], &[]), [""; 0]);
     let [traces] = &notices(&["--log_stacktrace_level=default:info"], &[])[..] else { panic!("one notice") };
@@ -338,7 +327,7 @@ fn help_says_what_the_log_says() {
         assert!(help.contains(&setting.description()), "{}: {help}", setting.flag);
         count += usize::from(setting.description().contains("not implemented"));
     }
-    assert!(count >= 10, "{count} flags without effect");
+    assert!(count >= 3, "{count} flags without effect");
 }
 
 #[test]
@@ -421,4 +410,33 @@ fn every_flag_completes_in_every_shell() {
 fn unused_settings_are_no_flags() {
     let unused = SETTINGS.iter().filter(|setting| setting.status == Status::Unused);
     assert!(unused.into_iter().all(|setting| setting.flag.is_empty()));
+}
+
+#[test]
+fn an_action_that_another_one_wins_over_is_said_to_have_no_effect() {
+    let both = [("REPAIR_DELETE_PODS", "true"), ("REPAIR_LABEL_PODS", "true")];
+    assert_eq!(notices(&[], &both), ["REPAIR_LABEL_PODS has no effect, because REPAIR_DELETE_PODS wins"]);
+    let all = [both[0], both[1], ("REPAIR_REPAIR_PODS", "true")];
+    let texts = notices(&[], &all);
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert!(texts.iter().all(|text| text.ends_with("REPAIR_REPAIR_PODS wins")), "{texts:?}");
+    let alone = notices(&[], &[("MOUNTED_PROC_DIR", "/p"), ("MOUNTED_CNI_NETNS_DIR", "/n")]);
+    assert_eq!(alone.len(), 2, "{alone:?}");
+    let used = [("MOUNTED_PROC_DIR", "/p"), ("MOUNTED_CNI_NETNS_DIR", "/n"), ("REPAIR_REPAIR_PODS", "true")];
+    assert_eq!(notices(&[], &used), [""; 0]);
+}
+
+#[test]
+fn selectors_and_labels_that_are_none_are_refused_together() {
+    let wrong = [
+        ("REPAIR_LABEL_SELECTORS", "app in web"),
+        ("REPAIR_FIELD_SELECTORS", "spec.colour=red"),
+        ("REPAIR_LABEL_PODS", "true"),
+        ("REPAIR_BROKEN_POD_LABEL_KEY", "-x"),
+        ("REPAIR_BROKEN_POD_LABEL_VALUE", "a b"),
+    ];
+    let problems = read(&[], &wrong).expect_err("all wrong");
+    assert_eq!(problems.len(), 4, "{problems:?}");
+    let settings = read(&[], &[("REPAIR_BROKEN_POD_LABEL_KEY", "-x"), ("NODE_NAME", "n")]).expect("nobody labels");
+    assert_eq!(settings.0.repair.node, "n", "where REPAIR_NODE_NAME is not given");
 }

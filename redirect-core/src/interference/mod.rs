@@ -9,6 +9,7 @@
 //! statement that is not understood is one that [may](Severity::May) interfere. Judged are first packets, in the direction in
 //! which a connection is opened.
 
+mod opening;
 mod packet;
 mod path;
 pub mod ruleset;
@@ -16,6 +17,7 @@ mod save;
 mod traffic;
 mod visit;
 
+pub use opening::{Opener, Opening, captures, is_own, proxy_users};
 pub use save::add_saved;
 pub(crate) use save::target_named;
 

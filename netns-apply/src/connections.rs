@@ -1,0 +1,289 @@
+//! Connections that were open before a plan's rules came into force, and go on beside the proxy.
+//!
+//! Rules of the nat table decide about the first packet of a connection only. One that the kernel already tracks goes on as it began; one that it
+//! does not track yet may, or may not, depending on which end sends next. So what the plan would have captured is ended: TCP connections
+//! by aborting the socket (`SOCK_DESTROY`, inet_diag), which tells both ends at once; datagrams, which have no connection, by forgetting
+//! what the kernel tracks of them, so that the next one meets the rules. What the plan leaves alone is left alone, and so is what is
+//! translated already.
+
+mod wire;
+
+use crate::{
+    facts,
+    pod::owner,
+    socket::{Ended, NetlinkSocket, code},
+};
+use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
+use nix::errno::Errno;
+use redirect_core::{
+    Family, RulePlan,
+    interference::{Opener, Opening, Pod, captures, is_own, proxy_users},
+    rule::Protocol,
+};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::SocketAddr,
+};
+use wire::{Flow, Inet};
+
+/// How often sockets are looked at: connections that begin while rules are put in force are found by the second look.
+const LOOKS: usize = 3;
+/// How often a dump is asked for that was interrupted.
+const DUMP_ATTEMPTS: usize = 10;
+/// The most sockets, or tracked connections, that are looked at. A pod's limit of open files is lower.
+const MOST: usize = 1 << 20;
+
+/// What was ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Severed {
+    /// TCP connections that were aborted, and sockets of datagrams likewise.
+    pub sockets: usize,
+    /// Tracked datagrams, and connections that nobody can abort, that were forgotten.
+    pub tracked: usize,
+}
+
+/// Why connections may go on beside the proxy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SeverError {
+    /// The kernel does not do something.
+    #[error("cannot {what}: {cause}")]
+    Kernel {
+        /// What.
+        what: &'static str,
+        /// What it says instead.
+        cause: Errno,
+    },
+    /// The namespace does not tell its addresses.
+    #[error("cannot read the network namespace's addresses: {0}")]
+    Addresses(String),
+    /// They come as fast as they are ended.
+    #[error("{0} connections that bypass the proxy are open still")]
+    Still(usize),
+}
+
+fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
+    move |cause| SeverError::Kernel { what, cause }
+}
+
+/// Ends the connections of the calling thread's network namespace that the plan, whose rules are in force, would have captured and did
+/// not, because they were open before.
+///
+/// # Errors
+/// Why some of them may go on.
+pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
+    let unread = |cause: io::Error| SeverError::Addresses(cause.to_string());
+    let addresses = facts::addresses().map_err(unread)?;
+    let interfaces = facts::interfaces().map_err(unread)?;
+    let place = Place {
+        plan,
+        pod: Pod { addresses: &addresses, interfaces: &interfaces },
+        proxies: proxy_users(plan).collect(),
+        root: owner().unwrap_or_default(),
+    };
+    let mut severed = Severed::default();
+    let mut diag = Asking::open(NETLINK_SOCK_DIAG, "open a socket for inet_diag")?;
+    let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+    for _ in 0..LOOKS {
+        let flows = tracking.flows()?;
+        let sockets = diag.sockets()?;
+        let beside = place.beside(&sockets, &flows);
+        let forgotten = place.untranslated(&sockets, &flows);
+        if beside.is_empty() && forgotten.is_empty() {
+            return Ok(severed);
+        }
+        for socket in &beside {
+            match diag.abort(socket)? {
+                Aborted::Yes => severed.sockets += 1,
+                Aborted::Gone => {}
+                // A kernel without INET_DIAG_DESTROY: the next packet is to be the first that it sees.
+                Aborted::Impossible => severed.tracked += tracking.forget_of(socket, &flows)?,
+            }
+        }
+        for flow in forgotten {
+            severed.tracked += usize::from(tracking.forget(flow)?);
+        }
+    }
+    match place.beside(&diag.sockets()?, &tracking.flows()?).len() {
+        0 => Ok(severed),
+        open => Err(SeverError::Still(open)),
+    }
+}
+
+/// A plan, and the pod it is for.
+struct Place<'a> {
+    plan: &'a RulePlan,
+    pod: Pod<'a>,
+    proxies: BTreeSet<u32>,
+    /// Whom the pod's root is out here.
+    root: u32,
+}
+
+impl Place<'_> {
+    /// The sockets whose connections bypass the proxy.
+    fn beside<'s>(&self, sockets: &'s [Inet], flows: &[Flow]) -> Vec<&'s Inet> {
+        let translated: BTreeSet<(Protocol, SocketAddr, SocketAddr)> =
+            flows.iter().filter(|flow| flow.is_translated).flat_map(Flow::ends_seen).collect();
+        let listeners: BTreeSet<u16> =
+            sockets.iter().filter(|socket| socket.is_listener()).map(|socket| socket.local.port()).collect();
+        let is_beside = |socket: &&Inet| {
+            if !socket.is_open() || translated.contains(&(socket.protocol, socket.local, socket.remote)) {
+                return false;
+            }
+            let opening = self.opening(socket, listeners.contains(&socket.local.port()));
+            opening.is_some_and(|opening| captures(self.plan, &self.pod, &opening))
+        };
+        sockets.iter().filter(is_beside).collect()
+    }
+
+    /// How a socket's connection was opened; none where that is no matter of this socket.
+    fn opening(&self, socket: &Inet, listens: bool) -> Option<Opening> {
+        let user = self.user(socket);
+        let Inet { protocol, local, remote, .. } = *socket;
+        let is_outbound = protocol == Protocol::Udp || !listens;
+        if is_outbound {
+            return Some(Opening { protocol, source: local, destination: remote, by: Opener::User(user) });
+        }
+        // What the pod opened to itself is a matter of the other socket, and what the proxy accepted it has.
+        let is_anothers = is_own(&self.pod, &remote.ip()) || self.proxies.contains(&user);
+        let opening = Opening { protocol, source: remote, destination: local, by: Opener::Outside };
+        (!is_anothers).then_some(opening)
+    }
+
+    /// Datagrams that are tracked as they were before the rules; those of the proxy, which pass the rules, aside.
+    fn untranslated<'f>(&self, sockets: &[Inet], flows: &'f [Flow]) -> Vec<&'f Flow> {
+        let is_proxys = |socket: &&Inet| socket.protocol == Protocol::Udp && self.proxies.contains(&self.user(socket));
+        let proxys: BTreeSet<u16> = sockets.iter().filter(is_proxys).map(|socket| socket.local.port()).collect();
+        let is_captured = |flow: &&Flow| {
+            let Flow { protocol, source, destination, .. } = **flow;
+            let opening = Opening { protocol, source, destination, by: Opener::Somebody };
+            protocol == Protocol::Udp
+                && !flow.is_translated
+                && is_own(&self.pod, &source.ip())
+                && !proxys.contains(&source.port())
+                && captures(self.plan, &self.pod, &opening)
+        };
+        flows.iter().filter(is_captured).collect()
+    }
+
+    /// Whose a socket is, in the pod.
+    fn user(&self, socket: &Inet) -> u32 {
+        socket.user.checked_sub(self.root).unwrap_or(socket.user)
+    }
+}
+
+/// How an attempt to abort a socket ended.
+enum Aborted {
+    Yes,
+    Gone,
+    Impossible,
+}
+
+/// A netlink socket, and questions.
+struct Asking(NetlinkSocket);
+
+impl Asking {
+    fn open(protocol: isize, what: &'static str) -> Result<Self, SeverError> {
+        NetlinkSocket::open(protocol).map(Self).map_err(failed(what))
+    }
+
+    /// All sockets of TCP and UDP. A kernel that cannot list those of a kind has no diag module for it, and is told so.
+    fn sockets(&mut self) -> Result<Vec<Inet>, SeverError> {
+        let mut all = Vec::new();
+        for (family, protocol) in
+            Family::BOTH.into_iter().flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|one| (family, one)))
+        {
+            let question = |sequence| wire::list_sockets(sequence, family, protocol);
+            self.dump("list sockets (inet_diag)", question, &mut all, |message| {
+                Inet::read(message.payload(), protocol)
+            })?;
+        }
+        Ok(all)
+    }
+
+    /// All that is tracked of TCP and UDP; nothing where the kernel tracks nothing.
+    fn flows(&mut self) -> Result<Vec<Flow>, SeverError> {
+        let mut all = Vec::new();
+        for family in Family::BOTH {
+            let question = |sequence| wire::list_flows(sequence, family);
+            let dumped = self.dump("list tracked connections (ctnetlink)", question, &mut all, |message| {
+                Flow::read(message.payload())
+            });
+            match dumped {
+                // No connection tracking, no translation that it would have to remember.
+                Err(SeverError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => return Ok(Vec::new()),
+                dumped => dumped?,
+            }
+        }
+        Ok(all)
+    }
+
+    fn dump<T>(
+        &mut self,
+        what: &'static str,
+        question: impl Fn(u32) -> Vec<u8>,
+        all: &mut Vec<T>,
+        read: impl Fn(&redirect_core::netlink::Message<'_>) -> Option<T>,
+    ) -> Result<(), SeverError> {
+        let before = all.len();
+        for _ in 0..DUMP_ATTEMPTS {
+            all.truncate(before);
+            let sequence = self.0.next_sequence();
+            let ended = self.0.ask(&question(sequence), sequence, |message| {
+                all.extend(read(message));
+                if all.len() > MOST { Err(Errno::EOVERFLOW) } else { Ok(()) }
+            });
+            match ended.map_err(failed(what))? {
+                Ended::Whole => return Ok(()),
+                Ended::Interrupted => {}
+                Ended::Refused(answer) => return Err(failed(what)(code(&answer))),
+            }
+        }
+        // What was listed while others were added or removed: enough, because the next look comes.
+        Ok(())
+    }
+
+    fn order(&mut self, bytes: impl Fn(u32) -> Vec<u8>) -> Result<Result<(), Errno>, Errno> {
+        let sequence = self.0.next_sequence();
+        match self.0.ask(&bytes(sequence), sequence, |_| Ok::<(), Errno>(()))? {
+            Ended::Whole | Ended::Interrupted => Ok(Ok(())),
+            Ended::Refused(answer) => Ok(Err(code(&answer))),
+        }
+    }
+
+    fn abort(&mut self, socket: &Inet) -> Result<Aborted, SeverError> {
+        let what = failed("abort a connection (SOCK_DESTROY)");
+        match self.order(|sequence| wire::abort(sequence, socket)).map_err(&what)? {
+            Ok(()) => Ok(Aborted::Yes),
+            Err(Errno::ENOENT) => Ok(Aborted::Gone),
+            Err(Errno::EOPNOTSUPP) => Ok(Aborted::Impossible),
+            Err(cause) => Err(what(cause)),
+        }
+    }
+
+    /// Forgets what is tracked of a socket's connection; how many.
+    fn forget_of(&mut self, socket: &Inet, flows: &[Flow]) -> Result<usize, SeverError> {
+        let ends = [(socket.local, socket.remote), (socket.remote, socket.local)];
+        let of_socket = |flow: &&Flow| {
+            flow.protocol == socket.protocol && ends.contains(&(flow.source, flow.destination))
+        };
+        let mut forgotten = 0;
+        for flow in flows.iter().filter(of_socket) {
+            forgotten += usize::from(self.forget(flow)?);
+        }
+        Ok(forgotten)
+    }
+
+    /// True where there was something to forget.
+    fn forget(&mut self, flow: &Flow) -> Result<bool, SeverError> {
+        let what = failed("forget a tracked connection (ctnetlink)");
+        match self.order(|sequence| wire::forget(sequence, flow)).map_err(&what)? {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(cause) => Err(what(cause)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

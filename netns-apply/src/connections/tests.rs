@@ -1,0 +1,136 @@
+//! Real connections in real network namespaces, opened before the rules.
+
+use super::*;
+use crate::{ApplyOptions, apply};
+use e2e::netns::{Families, Namespace, Topology, remote_address};
+use redirect_core::{
+    pod::{Decision, PodFacts},
+    settings::NamespaceFacts,
+};
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+/// How long an answer may take on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+fn plan(annotations: &[(&str, &str)]) -> RulePlan {
+    let mut facts = PodFacts::sidecar(annotations.iter().copied());
+    let proxy = facts.proxy.as_mut().unwrap();
+    proxy.env.insert("ISTIO_DUAL_STACK".into(), "true".into());
+    proxy.env.insert("ISTIO_META_DNS_CAPTURE".into(), "true".into());
+    match facts.decide(&NamespaceFacts::new(&facts::addresses().unwrap())).unwrap() {
+        Decision::Redirect(redirect) => redirect.plan(),
+        Decision::Skip(reason) => panic!("{reason}"),
+    }
+}
+
+fn redirect(pod: &Namespace, annotations: &[(&str, &str)]) -> Severed {
+    pod.enter(|| {
+        let plan = plan(annotations);
+        apply(&plan, &ApplyOptions::default()).unwrap();
+        sever(&plan).unwrap()
+    })
+    .unwrap()
+}
+
+/// A connection from one namespace to a listener in another: both ends.
+fn connect(from: &Namespace, to: &Namespace, address: IpAddr, port: u16) -> (TcpStream, TcpStream) {
+    let listener = to.enter(|| TcpListener::bind((address, port))).unwrap().unwrap();
+    let one = from.enter(|| TcpStream::connect((address, port))).unwrap().unwrap();
+    let (other, _) = listener.accept().unwrap();
+    for stream in [&one, &other] {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+    }
+    // It listens as long as its connection may be asked for.
+    std::mem::forget(listener);
+    (one, other)
+}
+
+fn is_alive((one, other): &mut (TcpStream, TcpStream)) -> bool {
+    let mut byte = [0];
+    match one.write_all(b"x").and_then(|()| other.read_exact(&mut byte)) {
+        Ok(()) => true,
+        Err(error) => {
+            let kinds = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
+            assert!(kinds.contains(&error.kind()), "{error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn connections_that_were_open_before_do_not_go_on_beside_the_proxy() {
+    for v6 in [false, true] {
+        for tracked in [false, true] {
+            let topology = Topology::new(Families::Dual).unwrap();
+            if tracked {
+                // As where somebody has looked at connections before: the kernel tracks them.
+                topology.pod.sh("nft 'table inet t { chain c { type filter hook output priority 0; ct state new counter; }; }'").unwrap().ok().unwrap();
+            }
+            let remote = remote_address(v6);
+            let own = e2e::netns::pod_address(v6);
+            let mut out = connect(&topology.pod, &topology.client, remote, 80);
+            let mut excluded = connect(&topology.pod, &topology.client, remote, 3306);
+            let mut inward = connect(&topology.client, &topology.pod, own, 8080);
+            let mut open_door = connect(&topology.client, &topology.pod, own, 15021);
+            let mut itself = connect(&topology.pod, &topology.pod, own, 9090);
+            let severed =
+                redirect(&topology.pod, &[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")]);
+            assert_eq!(severed.sockets, 2, "v6 {v6}, tracked {tracked}: {severed:?}");
+            assert!(!is_alive(&mut out) && !is_alive(&mut inward), "v6 {v6}, tracked {tracked}");
+            assert!(is_alive(&mut excluded) && is_alive(&mut open_door) && is_alive(&mut itself), "v6 {v6}, tracked {tracked}");
+            // And what it leaves alone it leaves alone for ever.
+            assert_eq!(topology.pod.enter(|| sever(&plan(&[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")]))).unwrap(), Ok(Severed::default()));
+        }
+    }
+}
+
+#[test]
+fn connections_that_the_rules_have_captured_go_on() {
+    let topology = Topology::new(Families::Dual).unwrap();
+    redirect(&topology.pod, &[]);
+    let proxy = topology.pod.enter(|| TcpListener::bind("0.0.0.0:15001")).unwrap().unwrap();
+    let inbound = topology.pod.enter(|| TcpListener::bind("0.0.0.0:15006")).unwrap().unwrap();
+    let remote = remote_address(false);
+    let own = e2e::netns::pod_address(false);
+    let out = topology.pod.enter(|| TcpStream::connect((remote, 80))).unwrap().unwrap();
+    let come = topology.client.enter(|| TcpStream::connect((own, 8080))).unwrap().unwrap();
+    let mut pairs = [(out, proxy.accept().unwrap().0), (come, inbound.accept().unwrap().0)];
+    assert_eq!(redirect(&topology.pod, &[]), Severed::default());
+    for pair in &mut pairs {
+        pair.1.set_read_timeout(Some(LONG)).unwrap();
+        assert!(is_alive(pair));
+    }
+}
+
+#[test]
+fn datagrams_that_were_tracked_before_meet_the_rules() {
+    let topology = Topology::new(Families::Dual).unwrap();
+    topology.pod.sh("nft 'table inet t { chain c { type nat hook output priority -100; udp dport 9 redirect to :9; }; }'").unwrap().ok().unwrap();
+    let remote = remote_address(false);
+    let server = topology.client.enter(|| UdpSocket::bind((remote, 53))).unwrap().unwrap();
+    // Not connected: nobody can abort it, and it goes on with the same ports.
+    let resolver = topology.pod.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
+    let connected = topology.pod.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
+    topology.pod.enter(|| connected.connect((remote, 53))).unwrap().unwrap();
+    for socket in [&server, &resolver, &connected] {
+        socket.set_read_timeout(Some(LONG)).unwrap();
+    }
+    let mut buffer = [0; 8];
+    resolver.send_to(b"before", (remote, 53)).unwrap();
+    let (_, from) = server.recv_from(&mut buffer).unwrap();
+    server.send_to(b"answer", from).unwrap();
+    resolver.recv_from(&mut buffer).unwrap();
+
+    let severed = redirect(&topology.pod, &[]);
+    assert_eq!((severed.sockets, severed.tracked), (1, 1), "{severed:?}");
+    let agent = topology.pod.enter(|| UdpSocket::bind("127.0.0.1:15053")).unwrap().unwrap();
+    agent.set_read_timeout(Some(LONG)).unwrap();
+    resolver.send_to(b"after", (remote, 53)).unwrap();
+    let (length, _) = agent.recv_from(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"after");
+    connected.send(b"x").unwrap_err();
+}

@@ -1,0 +1,246 @@
+//! Bytes of inet_diag (`linux/inet_diag.h`, `sock_diag.h`) and ctnetlink (`linux/netfilter/nfnetlink_conntrack.h`).
+//!
+//! The library for sock_diag can list sockets and not destroy them; one for ctnetlink that can delete does not exist.
+
+use redirect_core::{Family, rule::Protocol};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+const REQUEST: u16 = 0x1;
+const ACK: u16 = 0x4;
+const DUMP: u16 = 0x300;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const CONNTRACK: u16 = 1 << 8;
+const GET_FLOWS: u16 = CONNTRACK | 1;
+const DELETE_FLOW: u16 = CONNTRACK | 2;
+
+/// States of sockets (include/net/tcp_states.h).
+mod state {
+    pub(super) const TIME_WAIT: u8 = 6;
+    pub(super) const CLOSED: u8 = 7;
+    pub(super) const LISTEN: u8 = 10;
+}
+
+const ALL_STATES: u32 = u32::MAX;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// Where `inet_diag_msg` has its `inet_diag_sockid`.
+const ID: std::ops::Range<usize> = 4..52;
+/// Where it has the user's id.
+const USER: usize = 64;
+
+/// A socket of TCP or UDP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Inet {
+    pub(super) protocol: Protocol,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    /// Whose it is, out here.
+    pub(super) user: u32,
+    state: u8,
+    family: u8,
+    id: [u8; 48],
+}
+
+impl Inet {
+    /// From an `inet_diag_msg`.
+    pub(super) fn read(body: &[u8], protocol: Protocol) -> Option<Self> {
+        let (family, state) = (*body.first()?, *body.get(1)?);
+        let id: [u8; 48] = body.get(ID)?.try_into().ok()?;
+        let port = |at: usize| Some(u16::from_be_bytes(array(&id, at)?));
+        Some(Self {
+            protocol,
+            local: SocketAddr::new(address(family, &id, 4)?, port(0)?),
+            remote: SocketAddr::new(address(family, &id, 20)?, port(2)?),
+            user: u32::from_ne_bytes(array(body, USER)?),
+            state,
+            family,
+            id,
+        })
+    }
+
+    pub(super) const fn is_listener(&self) -> bool {
+        matches!(self.protocol, Protocol::Tcp) && self.state == state::LISTEN
+    }
+
+    /// Whether it has another end, and something may still be sent.
+    pub(super) fn is_open(&self) -> bool {
+        let is_over = match self.protocol {
+            Protocol::Tcp => [state::TIME_WAIT, state::CLOSED, state::LISTEN].contains(&self.state),
+            Protocol::Udp => self.remote.ip().is_unspecified(),
+        };
+        !is_over && self.remote.port() != 0
+    }
+}
+
+/// What connection tracking knows of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Flow {
+    pub(super) protocol: Protocol,
+    /// Of its first packet, as that was sent.
+    pub(super) source: SocketAddr,
+    pub(super) destination: SocketAddr,
+    /// As the other end sees it, from there.
+    reply: (SocketAddr, SocketAddr),
+    /// Whether addresses or ports are changed on the way.
+    pub(super) is_translated: bool,
+    family: u8,
+    /// The attributes that name it, as they came.
+    name: Vec<u8>,
+}
+
+/// Types of attributes.
+mod attribute {
+    pub(super) const ORIGINAL: u16 = 1;
+    pub(super) const REPLY: u16 = 2;
+    pub(super) const STATUS: u16 = 3;
+    pub(super) const ZONE: u16 = 18;
+    pub(super) const ADDRESSES: u16 = 1;
+    pub(super) const PORTS: u16 = 2;
+    pub(super) const PROTOCOL_NUMBER: u16 = 1;
+    pub(super) const SOURCE_PORT: u16 = 2;
+    pub(super) const DESTINATION_PORT: u16 = 3;
+    pub(super) const MASK: u16 = 0x3fff;
+}
+
+/// `IPS_SRC_NAT` and `IPS_DST_NAT`.
+const TRANSLATED: u32 = 1 << 4 | 1 << 5;
+/// `nfgenmsg`
+const NETFILTER_HEADER: usize = 4;
+
+impl Flow {
+    /// From a `nfgenmsg` and what follows.
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let family = *body.first()?;
+        let attributes = body.get(NETFILTER_HEADER..)?;
+        let original = find(attributes, attribute::ORIGINAL)?;
+        let (protocol, source, destination) = tuple(family, value(original)?)?;
+        let (_, from, to) = tuple(family, value(find(attributes, attribute::REPLY)?)?)?;
+        let status = find(attributes, attribute::STATUS).and_then(value);
+        let status = status.and_then(|bytes| array(bytes, 0)).map_or(0, u32::from_be_bytes);
+        let zone = find(attributes, attribute::ZONE).unwrap_or_default();
+        Some(Self {
+            protocol,
+            source,
+            destination,
+            reply: (from, to),
+            is_translated: status & TRANSLATED != 0,
+            family,
+            name: [original, zone].concat(),
+        })
+    }
+
+    /// What the sockets at its two ends may take for their own address and the other's.
+    pub(super) fn ends_seen(&self) -> [(Protocol, SocketAddr, SocketAddr); 4] {
+        let (from, to) = self.reply;
+        [(self.source, self.destination), (self.destination, self.source), (from, to), (to, from)]
+            .map(|(local, remote)| (self.protocol, local, remote))
+    }
+}
+
+/// All sockets of a protocol.
+pub(super) fn list_sockets(sequence: u32, of: Family, protocol: Protocol) -> Vec<u8> {
+    let family = match of {
+        Family::V4 => AF_INET,
+        Family::V6 => AF_INET6,
+    };
+    message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, &diag(family, protocol, &[0; 48]))
+}
+
+/// Ends a socket's connection.
+pub(super) fn abort(sequence: u32, socket: &Inet) -> Vec<u8> {
+    message(SOCK_DESTROY, REQUEST | ACK, sequence, &diag(socket.family, socket.protocol, &socket.id))
+}
+
+/// All that is tracked.
+pub(super) fn list_flows(sequence: u32, of: Family) -> Vec<u8> {
+    let family = match of {
+        Family::V4 => AF_INET,
+        Family::V6 => AF_INET6,
+    };
+    message(GET_FLOWS, REQUEST | DUMP, sequence, &[family, 0, 0, 0])
+}
+
+/// Forgets a tracked connection.
+pub(super) fn forget(sequence: u32, flow: &Flow) -> Vec<u8> {
+    message(DELETE_FLOW, REQUEST | ACK, sequence, &[&[flow.family, 0, 0, 0], flow.name.as_slice()].concat())
+}
+
+/// `inet_diag_req_v2`
+fn diag(family: u8, protocol: Protocol, id: &[u8; 48]) -> Vec<u8> {
+    [[family, protocol.number(), 0, 0].as_slice(), &ALL_STATES.to_ne_bytes(), id].concat()
+}
+
+fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+    // Nothing here is longer than what the kernel has just sent.
+    let length = u32::try_from(body.len()).unwrap_or_default().saturating_add(16);
+    let head = [length.to_ne_bytes(), [0; 4], sequence.to_ne_bytes(), [0; 4]].concat();
+    let mut bytes = [head.as_slice(), body].concat();
+    bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+    bytes
+}
+
+/// `CTA_TUPLE_*`: protocol, source and destination.
+fn tuple(family: u8, attributes: &[u8]) -> Option<(Protocol, SocketAddr, SocketAddr)> {
+    let of = |kind| value(find(attributes, kind)?);
+    let (addresses, ports) = (of(attribute::ADDRESSES)?, of(attribute::PORTS)?);
+    let protocol = match value(find(ports, attribute::PROTOCOL_NUMBER)?)?.first()? {
+        6 => Protocol::Tcp,
+        17 => Protocol::Udp,
+        _ => return None,
+    };
+    let port = |kind| Some(u16::from_be_bytes(array(value(find(ports, kind)?)?, 0)?));
+    // CTA_IP_V4_SRC and _DST are 1 and 2, those of IPv6 3 and 4.
+    let first = if family == AF_INET6 { 3 } else { 1 };
+    let end = |kind, port| Some(SocketAddr::new(address(family, value(find(addresses, kind)?)?, 0)?, port));
+    let source = end(first, port(attribute::SOURCE_PORT)?)?;
+    Some((protocol, source, end(first + 1, port(attribute::DESTINATION_PORT)?)?))
+}
+
+/// The first attribute of a type, with its header and padding.
+fn find(mut bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16::from_ne_bytes(array(bytes, 0)?));
+        let padded = length.next_multiple_of(4).min(bytes.len());
+        if length < 4 || length > bytes.len() {
+            return None;
+        }
+        if u16::from_ne_bytes(array(bytes, 2)?) & attribute::MASK == kind {
+            return bytes.get(..padded);
+        }
+        bytes = bytes.get(padded..)?;
+    }
+}
+
+/// What an attribute holds.
+fn value(attribute: &[u8]) -> Option<&[u8]> {
+    attribute.get(4..usize::from(u16::from_ne_bytes(array(attribute, 0)?)))
+}
+
+/// An address at an offset; one of IPv4 that IPv6 wraps is one of IPv4, and so are its packets.
+fn address(family: u8, bytes: &[u8], at: usize) -> Option<IpAddr> {
+    if family == AF_INET6 {
+        let address = IpAddr::V6(Ipv6Addr::from(array::<16>(bytes, at)?));
+        Some(address.to_canonical())
+    } else {
+        Some(IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, at)?)))
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (Inet::read(&bytes, Protocol::Tcp), Flow::read(&bytes));
+        }
+    }
+}

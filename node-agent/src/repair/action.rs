@@ -1,0 +1,245 @@
+//! What is done with a broken pod, and how that can end.
+
+use std::time::Duration;
+
+use crate::cluster::ChangeError;
+use crate::settings::RepairSettings;
+
+use super::queue::Ended;
+
+/// What is done with a broken pod. One of them: whoever asks for several gets the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Action {
+    /// It is redirected where it stands.
+    Repair,
+    /// It is deleted, so that whoever made it makes another one.
+    Delete,
+    /// It is labelled, for somebody else to deal with it.
+    Label,
+}
+
+impl Action {
+    /// What the settings ask for.
+    #[must_use]
+    pub const fn of(settings: &RepairSettings) -> Option<Self> {
+        match settings {
+            RepairSettings { enabled: false, .. } => None,
+            RepairSettings { repair_pods: true, .. } => Some(Self::Repair),
+            RepairSettings { delete_pods: true, .. } => Some(Self::Delete),
+            RepairSettings { label_pods: true, .. } => Some(Self::Label),
+            RepairSettings { .. } => None,
+        }
+    }
+
+    /// The label `type` of metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Repair => "repair",
+            Self::Delete => "delete",
+            Self::Label => "label",
+        }
+    }
+
+    /// The reason of events.
+    #[must_use]
+    pub const fn event(self) -> &'static str {
+        match self {
+            Self::Repair => "RepairBrokenPod",
+            Self::Delete => "DeleteBrokenPod",
+            Self::Label => "LabelBrokenPod",
+        }
+    }
+
+    /// What an event says was done.
+    #[must_use]
+    pub const fn past(self) -> &'static str {
+        match self {
+            Self::Repair => "redirected",
+            Self::Delete => "deleted",
+            Self::Label => "labelled",
+        }
+    }
+
+    /// What a service account needs for it, for messages.
+    #[must_use]
+    pub const fn needs(self) -> &'static str {
+        match self {
+            Self::Repair => "the verb get on pods",
+            Self::Delete => "the verb delete on pods",
+            Self::Label => "the verb patch on pods/status",
+        }
+    }
+}
+
+/// How one try ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is done; in words what it came to, where there is more to say.
+    Done(String),
+    /// The label was there already.
+    HadLabel,
+    /// The pod is gone, or another one has its name.
+    Gone,
+    /// The pod is not as it was seen; it will be seen anew.
+    Changed,
+    /// The API server gave no answer that says whether it was done.
+    Unanswered {
+        /// What it said instead.
+        text: String,
+        /// When it wants to be asked again.
+        retry_after: Option<Duration>,
+    },
+    /// It cannot be done, at present at least.
+    Failed(Trouble),
+}
+
+/// Why something cannot be done with a pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Trouble {
+    /// The word for metrics, of a closed set.
+    pub reason: &'static str,
+    /// The sentence.
+    pub text: String,
+}
+
+/// Every reason of a try's end, for metrics.
+pub const REASONS: [&str; 18] = [
+    "done",
+    "had_label",
+    "gone",
+    "changed",
+    "unanswered",
+    "refused",
+    "rejected",
+    "no_capability",
+    "no_entry",
+    "ended",
+    "not_meshed",
+    "not_found",
+    "ambiguous",
+    "other_pod",
+    "not_applied",
+    "not_verified",
+    "not_severed",
+    "no_process",
+];
+
+impl Trouble {
+    /// One of [`REASONS`], and a sentence.
+    pub fn new(reason: &'static str, text: impl ToString) -> Self {
+        Self { reason, text: text.to_string() }
+    }
+}
+
+impl From<Trouble> for Outcome {
+    fn from(trouble: Trouble) -> Self {
+        Self::Failed(trouble)
+    }
+}
+
+impl Outcome {
+    /// The word for metrics, one of [`REASONS`].
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Done(_) => "done",
+            Self::HadLabel => "had_label",
+            Self::Gone => "gone",
+            Self::Changed => "changed",
+            Self::Unanswered { .. } => "unanswered",
+            Self::Failed(trouble) => trouble.reason,
+        }
+    }
+
+    /// The label `result` of the metric that the reference has as well; none where nothing is decided yet.
+    #[must_use]
+    pub const fn result(&self) -> Option<&'static str> {
+        match self {
+            Self::Done(_) => Some("success"),
+            Self::HadLabel => Some("skip"),
+            Self::Failed(_) => Some("fail"),
+            Self::Gone | Self::Changed | Self::Unanswered { .. } => None,
+        }
+    }
+
+    /// What it means for the next try.
+    #[must_use]
+    pub fn ended(&self) -> Ended {
+        match self {
+            Self::Done(_) | Self::HadLabel | Self::Gone => Ended::Settled,
+            // It says nothing about the pod, and may last: the pod has processes for moments only.
+            Self::Failed(trouble) if trouble.reason == "no_process" => Ended::Unanswered(None),
+            Self::Failed(_) => Ended::Failed,
+            Self::Changed => Ended::Unanswered(None),
+            Self::Unanswered { retry_after, .. } => Ended::Unanswered(*retry_after),
+        }
+    }
+
+    /// From a change of the pod's object.
+    #[must_use]
+    pub fn of_change(action: Action, changed: Result<(), ChangeError>) -> Self {
+        match changed {
+            Ok(()) => Self::Done(String::new()),
+            Err(ChangeError::Gone) => Self::Gone,
+            Err(ChangeError::Changed) => Self::Changed,
+            Err(ChangeError::Refused(why)) => {
+                let text = format!("{why}; the agent's service account needs {}", action.needs());
+                Trouble::new("refused", text).into()
+            }
+            Err(ChangeError::Rejected(why)) => Trouble::new("rejected", why).into(),
+            Err(ChangeError::Unanswered(failure)) => {
+                Self::Unanswered { retry_after: failure.retry_after(), text: failure.to_string() }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Settings, command};
+
+    fn settings(env: &[(&str, &str)]) -> RepairSettings {
+        let needed = [("KUBERNETES_SERVICE_HOST", "h"), ("KUBERNETES_SERVICE_PORT", "1")];
+        let env = needed.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let given = command().try_get_matches_from(["install-cni"]).expect("no flags");
+        Settings::read(&given, &env.collect::<Vec<_>>()).expect("settings").0.repair
+    }
+
+    #[test]
+    fn one_action_is_chosen_in_the_references_order() {
+        let names = ["REPAIR_REPAIR_PODS", "REPAIR_DELETE_PODS", "REPAIR_LABEL_PODS"];
+        for asked in 0..8_u8 {
+            let on = |index: usize| asked & (1 << index) != 0;
+            let env: Vec<(&str, &str)> =
+                names.iter().enumerate().filter(|(index, _)| on(*index)).map(|(_, name)| (*name, "true")).collect();
+            let first = [Action::Repair, Action::Delete, Action::Label].into_iter().enumerate();
+            let wanted = first.filter(|(index, _)| on(*index)).map(|(_, action)| action).next();
+            assert_eq!(Action::of(&settings(&env)), wanted, "{env:?}");
+            let off: Vec<(&str, &str)> = env.iter().copied().chain([("REPAIR_ENABLED", "false")]).collect();
+            assert_eq!(Action::of(&settings(&off)), None, "{off:?}");
+        }
+    }
+
+    #[test]
+    fn every_outcome_has_its_word_and_its_consequence() {
+        let all = [
+            (Outcome::Done(String::new()), Some("success"), Ended::Settled),
+            (Outcome::HadLabel, Some("skip"), Ended::Settled),
+            (Outcome::Gone, None, Ended::Settled),
+            (Outcome::Changed, None, Ended::Unanswered(None)),
+            (
+                Outcome::Unanswered { text: String::new(), retry_after: Some(Duration::from_secs(3)) },
+                None,
+                Ended::Unanswered(Some(Duration::from_secs(3))),
+            ),
+            (Trouble::new("ambiguous", "x").into(), Some("fail"), Ended::Failed),
+        ];
+        for (outcome, result, ended) in all {
+            assert!(REASONS.contains(&outcome.reason()), "{outcome:?}");
+            assert_eq!((outcome.result(), outcome.ended()), (result, ended), "{outcome:?}");
+        }
+    }
+}

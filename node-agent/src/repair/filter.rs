@@ -1,0 +1,212 @@
+//! Which pods are broken: a pure function of the pod and of the settings.
+//!
+//! A pod is broken when the container that proves its redirection has failed. The first failure counts, which stands in the container's
+//! current state, as well as one before, which stands in its last state.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use cni_core::pod_source::PodName;
+use serde_json::Value;
+
+use super::selector::{FieldSelector, LabelSelector};
+
+/// What makes a pod a broken one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// The node that it is on.
+    pub node: String,
+    /// The labels it has.
+    pub labels: LabelSelector,
+    /// The fields it has.
+    pub fields: FieldSelector,
+    /// The annotation it has, with any value; empty for none in particular.
+    pub annotation: String,
+    /// The init container that failed; empty for any.
+    pub container: String,
+    /// What that said, without white space around it; empty for anything.
+    pub message: String,
+    /// Its exit code; 0 for any but success.
+    pub exit_code: i64,
+}
+
+/// Whether a pod is broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is.
+    Broken(Box<Broken>),
+    /// It is not.
+    Sound(Sound),
+}
+
+/// A broken pod, as it was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broken {
+    /// Its namespace and name.
+    pub name: PodName,
+    /// Which of all pods that ever had this name.
+    pub uid: String,
+    /// Which of all versions of it.
+    pub version: String,
+    /// Its labels; none where it has no such field.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// What shows that it is broken.
+    pub failure: Failure,
+    /// Whether one of its init containers runs at the moment, so that the pod has processes.
+    pub runs: bool,
+}
+
+/// The end of a container that shows a broken pod. Two are the same where they are one failure seen twice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The container.
+    pub container: String,
+    /// Its exit code.
+    pub exit_code: i64,
+    /// What the runtime calls that run of the container.
+    pub id: String,
+    /// When it ended, as the kubelet says it.
+    pub finished: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "init container {} ended with exit code {}", self.container, self.exit_code)
+    }
+}
+
+/// Why a pod is not broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sound {
+    /// It lacks a name, a UID or a version.
+    Unnamed,
+    /// It is on another node, or on none yet.
+    OtherNode,
+    /// The selectors do not select it.
+    NotSelected,
+    /// It is being deleted.
+    BeingDeleted,
+    /// It lacks the annotation.
+    NotAnnotated,
+    /// It has no such init container, or that has never run.
+    NeverRan,
+    /// The container has not failed: it runs for the first time, or waits to.
+    NotEnded,
+    /// The container ended well.
+    EndedWell,
+    /// The container failed in another way.
+    FailedOtherwise,
+}
+
+impl Filter {
+    /// Judges a pod.
+    #[must_use]
+    pub fn judge(&self, pod: &Value) -> Verdict {
+        match self.find(pod) {
+            Ok(broken) => Verdict::Broken(Box::new(broken)),
+            Err(sound) => Verdict::Sound(sound),
+        }
+    }
+
+    fn find(&self, pod: &Value) -> Result<Broken, Sound> {
+        let field = |pointer| text(pod, pointer).filter(|text| !text.is_empty());
+        let named = || {
+            let namespace = field("/metadata/namespace")?.to_owned();
+            let name = PodName { namespace, name: field("/metadata/name")?.to_owned() };
+            Some((name, field("/metadata/uid")?.to_owned(), field("/metadata/resourceVersion")?.to_owned()))
+        };
+        let (name, uid, version) = named().ok_or(Sound::Unnamed)?;
+        if self.node.is_empty() || field("/spec/nodeName") != Some(&self.node) {
+            return Err(Sound::OtherNode);
+        }
+        let labels = string_map(pod, "/metadata/labels");
+        let no_labels = BTreeMap::new();
+        if !self.labels.selects(labels.as_ref().unwrap_or(&no_labels)) || !self.fields.selects(pod) {
+            return Err(Sound::NotSelected);
+        }
+        if pod.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null()) {
+            return Err(Sound::BeingDeleted);
+        }
+        let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
+        if !self.annotation.is_empty() && annotations.is_none_or(|all| !all.contains_key(&self.annotation)) {
+            return Err(Sound::NotAnnotated);
+        }
+        let failure = self.failure(pod)?;
+        let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
+        let runs = statuses.into_iter().flatten().any(|status| status.pointer("/state/running").is_some());
+        Ok(Broken { name, uid, version, labels, failure, runs })
+    }
+
+    /// The failure of one of the init containers, or what comes closest to one.
+    fn failure(&self, pod: &Value) -> Result<Failure, Sound> {
+        let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
+        let mut closest = Sound::NeverRan;
+        for status in statuses.into_iter().flatten() {
+            let name = text(status, "/name").unwrap_or_default();
+            if !self.container.is_empty() && name != self.container {
+                continue;
+            }
+            match self.failure_in(name, status) {
+                Ok(failure) => return Ok(failure),
+                Err(sound) => closest = closest.max(sound),
+            }
+        }
+        Err(closest)
+    }
+
+    fn failure_in(&self, container: &str, status: &Value) -> Result<Failure, Sound> {
+        let ends = ["/state/terminated", "/lastState/terminated"].map(|pointer| status.pointer(pointer));
+        let ends = ends.map(|end| end.filter(|end| end.is_object()).map(End));
+        if ends[0].as_ref().is_some_and(End::is_good) {
+            return Err(Sound::EndedWell);
+        }
+        let mut ends = ends.into_iter().flatten().peekable();
+        if ends.peek().is_none() {
+            return Err(Sound::NotEnded);
+        }
+        let failed = ends.find(|end| self.is_wanted(end)).ok_or(Sound::FailedOtherwise)?;
+        Ok(Failure {
+            container: container.to_owned(),
+            exit_code: failed.exit_code(),
+            id: failed.text("/containerID"),
+            finished: failed.text("/finishedAt"),
+        })
+    }
+
+    fn is_wanted(&self, end: &End<'_>) -> bool {
+        let message = self.message.trim();
+        !end.is_good()
+            && (self.exit_code == 0 || end.exit_code() == self.exit_code)
+            && (message.is_empty() || end.text("/message").trim() == message)
+    }
+}
+
+/// A state `terminated` of a container.
+struct End<'a>(&'a Value);
+
+impl End<'_> {
+    fn is_good(&self) -> bool {
+        self.exit_code() == 0 || self.text("/reason") == "Completed"
+    }
+
+    fn exit_code(&self) -> i64 {
+        self.0.get("exitCode").and_then(Value::as_i64).unwrap_or_default()
+    }
+
+    fn text(&self, pointer: &str) -> String {
+        text(self.0, pointer).unwrap_or_default().to_owned()
+    }
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
+    value.pointer(pointer)?.as_str()
+}
+
+fn string_map(pod: &Value, pointer: &str) -> Option<BTreeMap<String, String>> {
+    let map = pod.pointer(pointer)?.as_object()?;
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    Some(map.iter().filter_map(text).collect())
+}
+
+#[cfg(test)]
+mod tests;

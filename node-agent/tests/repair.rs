@@ -1,0 +1,314 @@
+//! The repair controller of the real program: what it does with broken pods, and how it lives with an API server that fails.
+
+mod broken;
+mod pods;
+mod process;
+
+use broken::{Api, Fault, Verb};
+use pods::{metric, mesh_pod, wait, wait_at_least};
+use process::{CALICO, Node};
+use serde_json::{Value, json};
+
+/// A node whose agent does this with broken pods.
+fn node(action: &str) -> Node {
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.set(action, "true");
+    node
+}
+
+const DELETE: &str = "REPAIR_DELETE_PODS";
+const LABEL: &str = "REPAIR_LABEL_PODS";
+const DONE: [(&str, &str); 2] = [(DELETE, "delete"), (LABEL, "label")];
+
+/// A pod that is held back by its validation, which has failed this often.
+fn broken_pod(name: &str, failures: u32) -> Value {
+    let mut pod = mesh_pod(name, &["10.1.0.2"]);
+    pod["status"]["phase"] = json!("Pending");
+    let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": format!("containerd://{failures}"), "finishedAt": "2026-11-21T00:00:00Z"}});
+    pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "restartCount": failures, "state": end}]);
+    pod
+}
+
+fn mended(pod: &mut Value) {
+    pod["status"]["initContainerStatuses"][0]["state"] = json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
+}
+
+fn fails_again(pod: &mut Value) {
+    pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["containerID"] = json!("containerd://again");
+}
+
+fn touched(pod: &mut Value) {
+    pod["metadata"]["annotations"]["touched"] = json!("yes");
+}
+
+fn repaired(kind: &str, result: &str) -> String {
+    format!("istio_cni_repair_pods_repaired_total{{type=\"{kind}\",result=\"{result}\"}}")
+}
+
+fn attempts(kind: &str, reason: &str) -> String {
+    format!("istio_cni_repair_attempts_total{{type=\"{kind}\",reason=\"{reason}\"}}")
+}
+
+/// How often it was done, as the metric says.
+fn done(node: &Node, kind: &str) -> f64 {
+    metric(node, &repaired(kind, "success")).unwrap_or_default()
+}
+
+/// Waits until the agent has seen what was put last: it deals with a pod that comes behind.
+fn pass_by(node: &Node, api: &Api, kind: &str) {
+    let name = format!("marker-{}", api.state().changes.len());
+    let before = done(node, kind);
+    api.put(broken_pod(&name, 1));
+    wait(node, "the marker to be dealt with", || done(node, kind) > before);
+}
+
+#[test]
+fn a_broken_pod_is_deleted_once_and_only_as_it_was_seen() {
+    let mut node = node(DELETE);
+    let api = Api::start(&mut node);
+    api.put(broken_pod("web", 1));
+    api.put(mesh_pod("sound", &["10.1.0.3"]));
+    let _agent = node.start_ready();
+    wait_at_least(&node, &repaired("delete", "success"), 1.0);
+    wait(&node, "the event", || !api.events_about("web").is_empty());
+    let event = api.events_about("web").remove(0);
+    let named = [&event["reason"], &event["type"], &event["source"]["component"], &event["involvedObject"]["uid"]];
+    assert_eq!(named, ["DeleteBrokenPod", "Warning", "cni-repair", "uid-of-web"]);
+    let message = event["message"].as_str().expect("a message");
+    assert!(message.starts_with("pod detected as broken (") && message.ends_with(", deleted"), "{message}");
+    let changes = api.changes_of("web");
+    assert_eq!(changes[0].2["preconditions"], json!({"uid": "uid-of-web", "resourceVersion": "101"}));
+    // Its last breaths are no reason to delete it again.
+    api.change("web", fails_again);
+    api.remove("web");
+    pass_by(&node, &api, "delete");
+    assert_eq!((api.changes_of("web").len(), api.events_about("web").len()), (1, 1));
+    assert!(api.changes_of("sound").is_empty());
+}
+
+#[test]
+fn a_broken_pod_is_labelled_through_its_status_once_for_each_failure() {
+    let mut node = node(LABEL);
+    node.set("REPAIR_BROKEN_POD_LABEL_KEY", "example.com/broken");
+    let api = Api::start(&mut node);
+    let mut bare = broken_pod("bare", 1);
+    bare["metadata"].as_object_mut().expect("metadata").remove("labels");
+    let mut labelled = broken_pod("labelled", 1);
+    labelled["metadata"]["labels"]["example.com/broken"] = json!("by somebody else");
+    for pod in [broken_pod("web", 1), bare, labelled] {
+        api.put(pod);
+    }
+    let _agent = node.start_ready();
+    wait_at_least(&node, &repaired("label", "success"), 2.0);
+    wait_at_least(&node, &repaired("label", "skip"), 1.0);
+    let (path, kind, patch) = api.changes_of("web").remove(0);
+    assert_eq!((path.as_str(), kind.as_str()), ("/api/v1/namespaces/shop/pods/web/status", "application/json-patch+json"));
+    assert_eq!(patch[0], json!({"op": "test", "path": "/metadata/uid", "value": "uid-of-web"}));
+    for name in ["web", "bare"] {
+        let labels = api.pod(name).expect("the pod")["metadata"]["labels"].clone();
+        assert_eq!(labels["example.com/broken"], "true", "{name}");
+        wait(&node, "the event", || api.events_about(name).len() == 1);
+    }
+    assert_eq!(api.pod("web").expect("the pod")["metadata"]["labels"]["app"], "web");
+    assert!(api.changes_of("labelled").is_empty() && api.events_about("labelled").is_empty());
+    // It fails again, and has the label.
+    api.change("web", touched);
+    api.change("web", fails_again);
+    wait_at_least(&node, &repaired("label", "skip"), 2.0);
+    assert_eq!((api.changes_of("web").len(), api.events_about("web").len()), (1, 1));
+}
+
+#[test]
+fn a_pod_that_somebody_else_changes_is_dealt_with_as_it_is_then() {
+    for (action, kind) in DONE {
+        let mut node = node(action);
+        let api = Api::start(&mut node);
+        api.put(broken_pod("web", 1));
+        api.state().meanwhile = Some(touched);
+        let _agent = node.start_ready();
+        wait_at_least(&node, &repaired(kind, "success"), 1.0);
+        assert_eq!(api.changes_of("web").len(), 2, "{kind}");
+        assert_eq!(metric(&node, &attempts(kind, "changed")), Some(1.0), "{kind}");
+        assert_eq!(metric(&node, &repaired(kind, "fail")), Some(0.0), "{kind}");
+    }
+}
+
+#[test]
+fn a_pod_that_was_mended_or_replaced_meanwhile_is_left_alone() {
+    for (action, kind) in DONE {
+        for (what, meanwhile) in [
+            ("mended", mended as fn(&mut Value)),
+            ("replaced", |pod| {
+                pod["metadata"]["uid"] = json!("uid-of-another");
+                mended(pod);
+            }),
+        ] {
+            let mut node = node(action);
+            let api = Api::start(&mut node);
+            api.put(broken_pod("web", 1));
+            api.state().meanwhile = Some(meanwhile);
+            let _agent = node.start_ready();
+            wait(&node, "the try", || !api.changes_of("web").is_empty());
+            pass_by(&node, &api, kind);
+            assert_eq!(api.changes_of("web").len(), 1, "{kind} {what}");
+            let pod = api.pod("web").expect("the pod");
+            assert_eq!(pod["metadata"]["deletionTimestamp"], Value::Null, "{kind} {what}");
+            assert_eq!(pod["metadata"]["labels"]["cni.istio.io/uninitialized"], Value::Null, "{kind} {what}");
+            assert_eq!(done(&node, kind).to_string(), "1", "the marker's alone: {kind} {what}");
+        }
+    }
+}
+
+#[test]
+fn an_api_server_that_fails_delays_and_doubles_nothing() {
+    for (action, kind, verb) in [(DELETE, "delete", Verb::Delete), (LABEL, "label", Verb::Patch)] {
+        let mut node = node(action);
+        let api = Api::start(&mut node);
+        api.put(broken_pod("web", 1));
+        let faults = [Fault::Status(500), Fault::Later(1), Fault::Silence, Fault::Status(503)];
+        api.fail(&faults.map(|fault| (verb, fault)));
+        api.fail(&[(Verb::List, Fault::Status(500)), (Verb::Watch, Fault::Later(1)), (Verb::Watch, Fault::Silence)]);
+        let _agent = node.start_ready();
+        wait_at_least(&node, &repaired(kind, "success"), 1.0);
+        assert_eq!(metric(&node, &attempts(kind, "unanswered")), Some(4.0), "{kind}");
+        assert_eq!(metric(&node, &repaired(kind, "fail")), Some(0.0), "nothing of it is the pod's fault");
+        wait(&node, "the event", || api.events_about("web").len() == 1);
+        let lines = |text: &str| node.log().matches(text).count();
+        assert_eq!(lines("cannot deal with a broken pod at present"), 1, "{}", node.log());
+        wait(&node, "the end of the outage", || lines("broken pods are dealt with again") == 1);
+        pass_by(&node, &api, kind);
+        assert_eq!(api.events_about("web").len(), 1, "{kind}");
+    }
+}
+
+#[test]
+fn what_was_done_without_a_word_is_not_done_twice() {
+    for (action, kind, verb) in [(DELETE, "delete", Verb::Delete), (LABEL, "label", Verb::Patch)] {
+        let mut node = node(action);
+        let api = Api::start(&mut node);
+        api.put(broken_pod("web", 1));
+        api.fail(&[(verb, Fault::DoneInSilence)]);
+        let _agent = node.start_ready();
+        wait(&node, "the try", || !api.changes_of("web").is_empty());
+        pass_by(&node, &api, kind);
+        // What it sees of the pod by now tells it that nothing is left to do.
+        let version = api.pod("web").expect("the pod")["metadata"]["resourceVersion"].clone();
+        assert_eq!(version, "102", "changed once: {kind}");
+    }
+}
+
+#[test]
+fn a_watch_that_expires_or_breaks_misses_nobody() {
+    let mut node = node(DELETE);
+    let api = Api::start(&mut node);
+    let _agent = node.start_ready();
+    wait(&node, "the watch", || api.state().watches == 1);
+    // The version to go on from is too old.
+    api.forget_history();
+    api.put(broken_pod("while-nobody-watched", 1));
+    api.forget_history();
+    wait_at_least(&node, &repaired("delete", "success"), 1.0);
+    assert!(api.state().lists >= 2, "{}", api.state().lists);
+    // The same, said in the stream.
+    let lists = api.state().lists;
+    api.fail(&[(Verb::Watch, Fault::InStream(410))]);
+    api.forget_history();
+    wait(&node, "another list", || api.state().lists > lists);
+    // Another error in the stream: it goes on where it was.
+    wait(&node, "the watch", || api.state().faults.is_empty());
+    let (lists, watches) = (api.state().lists, api.state().watches);
+    api.fail(&[(Verb::Watch, Fault::InStream(500))]);
+    api.set_down(false);
+    wait(&node, "the watch after", || api.state().watches >= watches + 2);
+    api.put(broken_pod("after-all", 1));
+    wait_at_least(&node, &repaired("delete", "success"), 2.0);
+    assert_eq!(api.state().lists, lists, "the version was good still");
+    assert!(metric(&node, "istio_cni_watch_restarts_total{watch=\"pods\"}").is_some_and(|count| count >= 3.0));
+}
+
+#[test]
+fn an_api_server_that_is_away_is_waited_for() {
+    let mut node = node(DELETE);
+    let api = Api::start(&mut node);
+    api.set_down(true);
+    let _agent = node.start_ready();
+    wait(&node, "the complaint", || node.log().contains("cannot watch for broken pods"));
+    api.put(broken_pod("web", 1));
+    api.set_down(false);
+    wait_at_least(&node, &repaired("delete", "success"), 1.0);
+    api.set_down(true);
+    api.put(broken_pod("shop", 1));
+    api.set_down(false);
+    wait_at_least(&node, &repaired("delete", "success"), 2.0);
+    assert_eq!((api.changes_of("web").len(), api.changes_of("shop").len()), (1, 1));
+    assert!(node.log().contains("watching for broken pods again"), "{}", node.log());
+}
+
+#[test]
+fn a_missing_right_is_named_in_log_and_event_and_counted() {
+    for (action, kind, verb, right) in
+        [(DELETE, "delete", Verb::Delete, "the verb delete on pods"), (LABEL, "label", Verb::Patch, "the verb patch on pods/status")]
+    {
+        let mut node = node(action);
+        let api = Api::start(&mut node);
+        api.fail(&[(verb, Fault::Status(403)), (verb, Fault::Status(403))]);
+        api.put(broken_pod("web", 1));
+        let _agent = node.start_ready();
+        wait_at_least(&node, &repaired(kind, "success"), 1.0);
+        assert_eq!(metric(&node, &attempts(kind, "refused")), Some(2.0));
+        assert_eq!(metric(&node, &repaired(kind, "fail")), Some(2.0));
+        wait(&node, "both events", || api.events_about("web").len() == 2);
+        let event = api.events_about("web").remove(0);
+        let message = event["message"].as_str().expect("a message");
+        assert!(message.contains("could not be") && message.contains(right), "{message}");
+        assert_eq!(node.log().matches(right).count(), 1, "{}", node.log());
+    }
+}
+
+#[test]
+fn selectors_are_sent_and_looked_at() {
+    let mut node = node(DELETE);
+    node.set("REPAIR_LABEL_SELECTORS", "app in (web,shop)");
+    node.set("REPAIR_FIELD_SELECTORS", "metadata.namespace!=kube-system");
+    node.set("REPAIR_NODE_NAME", "node-1");
+    node.set("NODE_NAME", "node-2");
+    let api = Api::start(&mut node);
+    let _agent = node.start_ready();
+    // This server sends all pods, whatever is selected.
+    api.put(broken_pod("bank", 1));
+    let mut elsewhere = broken_pod("shop", 1);
+    elsewhere["spec"]["nodeName"] = json!("node-2");
+    api.put(elsewhere);
+    api.put(broken_pod("web", 1));
+    wait_at_least(&node, &repaired("delete", "success"), 1.0);
+    assert!(api.changes_of("bank").is_empty() && api.changes_of("shop").is_empty());
+    let state = api.state();
+    assert!(state.queries.len() >= 2);
+    for query in &state.queries {
+        for part in ["fieldSelector=metadata.namespace%21%3Dkube-system%2Cspec.nodeName%3Dnode-1", "labelSelector=app+in+%28web%2Cshop%29"] {
+            assert!(query.contains(part), "{query}");
+        }
+    }
+}
+
+#[test]
+fn without_an_action_or_a_node_nobody_asks_for_pods() {
+    let cases: [&[(&str, &str)]; 3] = [
+        &[],
+        &[(DELETE, "true"), ("REPAIR_ENABLED", "false")],
+        &[(DELETE, "true"), ("NODE_NAME", "")],
+    ];
+    for env in cases {
+        let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+        for (name, value) in env {
+            node.set(name, value);
+        }
+        let api = Api::start(&mut node);
+        api.put(broken_pod("web", 1));
+        let agent = node.start_ready();
+        // Its end asks for the DaemonSet, so all requests before have been made.
+        assert_eq!(agent.end(), Some(0));
+        let state = api.state();
+        assert_eq!((state.lists, state.watches, state.changes.len()), (0, 0, 0), "{env:?}");
+    }
+}
