@@ -81,6 +81,25 @@ fn the_drift_watch_is_switched_on_by_what_is_marked() {
 }
 
 #[test]
+fn each_repair_is_switched_on_by_what_is_marked() {
+    for (action, marked, parts) in [
+        ("repair-in-place", 11, ["REPAIR_REPAIR_PODS: \"true\"", "add: [NET_ADMIN, SYS_ADMIN, SYS_PTRACE]", "mountPath: /host/proc, readOnly: true}"]),
+        ("repair-delete", 4, ["REPAIR_DELETE_PODS: \"true\"", "resources: [pods], verbs: [list, watch, delete]}", "resources: [events], verbs: [create]}"]),
+        ("repair-label", 5, ["REPAIR_LABEL_PODS: \"true\"", "resources: [pods/status], verbs: [patch]}", "resources: [events], verbs: [create]}"]),
+    ] {
+        let mark = format!("# {action}: ");
+        assert_eq!(manifest().matches(&mark).count(), marked, "{action}: with the command");
+        let manifest = manifest().replace(&mark, "");
+        for part in parts {
+            let line = manifest.lines().find(|line| line.contains(part));
+            assert!(line.is_some_and(|line| !line.trim().starts_with('#')), "{action}: {part}");
+        }
+    }
+    let proc = SETTINGS.iter().find(|setting| setting.name() == "MOUNTED_PROC_DIR").expect("a setting");
+    assert_eq!(proc.default, "/host/proc");
+}
+
+#[test]
 fn the_manifest_sets_only_what_the_agent_knows() {
     let known: BTreeSet<&str> = SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).collect();
     let manifest = with_drift_watch();

@@ -148,7 +148,9 @@ impl Api {
 
     /// Deletes or patches of a pod that came.
     pub fn changes_of(&self, pod: &str) -> Vec<(String, String, Value)> {
-        let of_pod = |(path, _, _): &&(String, String, Value)| path.split('/').any(|part| part == pod);
+        let of_pod = |(path, _, _): &&(String, String, Value)| {
+            path.split("/pods/").nth(1).and_then(|rest| rest.split('/').next()) == Some(pod)
+        };
         self.state().changes.iter().filter(of_pod).cloned().collect()
     }
 }
