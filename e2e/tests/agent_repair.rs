@@ -295,7 +295,10 @@ impl Cluster {
     fn may(&self, verb: &str, what: &str) -> Result<bool> {
         let account = format!("system:serviceaccount:{SYSTEM}:istio-cni");
         let admin = self.api.admin_kubeconfig();
-        let args = ["auth", "can-i", verb, what, "--as", &account, "--all-namespaces"];
+        // Behind a slash kubectl expects a name.
+        let (what, part) = what.split_once('/').unwrap_or((what, ""));
+        let part = format!("--subresource={part}");
+        let args = ["auth", "can-i", verb, what, &part, "--as", &account, "--all-namespaces"];
         Ok(self.api.kubectl_as(&admin, &args)?.stdout.trim() == "yes")
     }
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use broken::Api;
 use e2e::netns::{Families, Namespace, Topology, pod_address, remote_address};
@@ -20,6 +20,11 @@ const WEB: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
 const SHOP: &str = "11111111-2222-3333-4444-555555555555";
 const SUCCESS: &str = "istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}";
 
+/// The network namespace that the agent runs in, which stands for the host's: process 1 of this machine may not be looked at.
+fn hosts() -> PathBuf {
+    format!("/proc/{}/ns/net", std::process::id()).into()
+}
+
 /// The host's processes, as the agent sees them.
 struct Proc(tempfile::TempDir);
 
@@ -27,7 +32,7 @@ impl Proc {
     fn new(node: &mut Node) -> Self {
         let proc = Self(tempfile::tempdir().expect("a folder"));
         node.set("MOUNTED_PROC_DIR", &proc.0.path().display().to_string());
-        proc.add(1, "0::/init.scope\n", Path::new("/proc/1/ns/net"));
+        proc.add(1, "0::/init.scope\n", &hosts());
         // What is no process.
         fs::write(proc.0.path().join("uptime"), "1").expect("writes");
         proc
@@ -163,7 +168,7 @@ fn a_namespace_that_is_not_surely_the_pods_is_left_alone() {
         }),
         // A process of the pod on the host's network.
         ("not_found", |proc, _, _| {
-            proc.add_of(77, WEB, Path::new("/proc/1/ns/net"));
+            proc.add_of(77, WEB, &hosts());
             None
         }),
         // It cannot be told which one is the host's.
