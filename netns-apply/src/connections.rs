@@ -20,11 +20,7 @@ use redirect_core::{
     interference::{Opener, Opening, Pod, captures, is_own, proxy_users},
     rule::Protocol,
 };
-use std::{
-    collections::BTreeSet,
-    io,
-    net::SocketAddr,
-};
+use std::{collections::BTreeSet, io, net::SocketAddr};
 use wire::{Flow, Inet};
 
 /// How often sockets are looked at: connections that begin while rules are put in force are found by the second look.
@@ -152,8 +148,10 @@ impl Place<'_> {
 
     /// Datagrams that are tracked as they were before the rules; those of the proxy, which pass the rules, aside.
     fn untranslated<'f>(&self, sockets: &[Inet], flows: &'f [Flow]) -> Vec<&'f Flow> {
-        let is_proxys = |socket: &&Inet| socket.protocol == Protocol::Udp && self.proxies.contains(&self.user(socket));
-        let proxys: BTreeSet<u16> = sockets.iter().filter(is_proxys).map(|socket| socket.local.port()).collect();
+        let is_proxys =
+            |socket: &&Inet| socket.protocol == Protocol::Udp && self.proxies.contains(&self.user(socket));
+        let proxys: BTreeSet<u16> =
+            sockets.iter().filter(is_proxys).map(|socket| socket.local.port()).collect();
         let is_captured = |flow: &&Flow| {
             let Flow { protocol, source, destination, .. } = **flow;
             let opening = Opening { protocol, source, destination, by: Opener::Somebody };
@@ -190,8 +188,9 @@ impl Asking {
     /// All sockets of TCP and UDP. A kernel that cannot list those of a kind has no diag module for it, and is told so.
     fn sockets(&mut self) -> Result<Vec<Inet>, SeverError> {
         let mut all = Vec::new();
-        for (family, protocol) in
-            Family::BOTH.into_iter().flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|one| (family, one)))
+        for (family, protocol) in Family::BOTH
+            .into_iter()
+            .flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|one| (family, one)))
         {
             let question = |sequence| wire::list_sockets(sequence, family, protocol);
             self.dump("list sockets (inet_diag)", question, &mut all, |message| {
@@ -211,7 +210,9 @@ impl Asking {
             });
             match dumped {
                 // No connection tracking, no translation that it would have to remember.
-                Err(SeverError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => return Ok(Vec::new()),
+                Err(SeverError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
+                    return Ok(Vec::new());
+                }
                 dumped => dumped?,
             }
         }

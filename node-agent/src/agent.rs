@@ -67,7 +67,8 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
     let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let drift = tokio::spawn(drift);
-    let repair = repair::Controller::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
+    let repair =
+        repair::Controller::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let repair = tokio::spawn(repair);
     let keeper = Keeper::new(settings.plugin.clone(), token.clone(), cluster.clone(), metrics.clone());
     let keeper = Arc::new(keeper);

@@ -421,7 +421,10 @@ fn repair(raw: &mut Raw<'_>) -> RepairSettings {
         raw.reject("REPAIR_BROKEN_POD_LABEL_KEY", "not the key of a label, such as example.com/name");
     }
     if label_pods && !is_value(&label.1) {
-        raw.reject("REPAIR_BROKEN_POD_LABEL_VALUE", "not the value of a label: at most 63 letters, digits, dashes, dots and underscores");
+        raw.reject(
+            "REPAIR_BROKEN_POD_LABEL_VALUE",
+            "not the value of a label: at most 63 letters, digits, dashes, dots and underscores",
+        );
     }
     let label_selectors = LabelSelector::parse(&raw.text("REPAIR_LABEL_SELECTORS")).unwrap_or_else(|error| {
         raw.reject("REPAIR_LABEL_SELECTORS", &error.to_string());

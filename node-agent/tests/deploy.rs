@@ -83,9 +83,33 @@ fn the_drift_watch_is_switched_on_by_what_is_marked() {
 #[test]
 fn each_repair_is_switched_on_by_what_is_marked() {
     for (action, marked, parts) in [
-        ("repair-in-place", 11, ["REPAIR_REPAIR_PODS: \"true\"", "add: [NET_ADMIN, SYS_ADMIN, SYS_PTRACE]", "mountPath: /host/proc, readOnly: true}"]),
-        ("repair-delete", 4, ["REPAIR_DELETE_PODS: \"true\"", "resources: [pods], verbs: [list, watch, delete]}", "resources: [events], verbs: [create]}"]),
-        ("repair-label", 5, ["REPAIR_LABEL_PODS: \"true\"", "resources: [pods/status], verbs: [patch]}", "resources: [events], verbs: [create]}"]),
+        (
+            "repair-in-place",
+            11,
+            [
+                "REPAIR_REPAIR_PODS: \"true\"",
+                "add: [NET_ADMIN, SYS_ADMIN, SYS_PTRACE]",
+                "mountPath: /host/proc, readOnly: true}",
+            ],
+        ),
+        (
+            "repair-delete",
+            4,
+            [
+                "REPAIR_DELETE_PODS: \"true\"",
+                "resources: [pods], verbs: [list, watch, delete]}",
+                "resources: [events], verbs: [create]}",
+            ],
+        ),
+        (
+            "repair-label",
+            5,
+            [
+                "REPAIR_LABEL_PODS: \"true\"",
+                "resources: [pods/status], verbs: [patch]}",
+                "resources: [events], verbs: [create]}",
+            ],
+        ),
     ] {
         let mark = format!("# {action}: ");
         assert_eq!(manifest().matches(&mark).count(), marked, "{action}: with the command");

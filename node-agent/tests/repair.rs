@@ -5,7 +5,7 @@ mod pods;
 mod process;
 
 use broken::{Api, Fault, Verb};
-use pods::{metric, mesh_pod, wait, wait_at_least};
+use pods::{mesh_pod, metric, wait, wait_at_least};
 use process::{CALICO, Node};
 use serde_json::{Value, json};
 
@@ -25,16 +25,19 @@ fn broken_pod(name: &str, failures: u32) -> Value {
     let mut pod = mesh_pod(name, &["10.1.0.2"]);
     pod["status"]["phase"] = json!("Pending");
     let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": format!("containerd://{failures}"), "finishedAt": "2026-11-21T00:00:00Z"}});
-    pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "restartCount": failures, "state": end}]);
+    pod["status"]["initContainerStatuses"] =
+        json!([{"name": "istio-validation", "restartCount": failures, "state": end}]);
     pod
 }
 
 fn mended(pod: &mut Value) {
-    pod["status"]["initContainerStatuses"][0]["state"] = json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
+    pod["status"]["initContainerStatuses"][0]["state"] =
+        json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
 }
 
 fn fails_again(pod: &mut Value) {
-    pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["containerID"] = json!("containerd://again");
+    pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["containerID"] =
+        json!("containerd://again");
 }
 
 fn touched(pod: &mut Value) {
@@ -72,7 +75,8 @@ fn a_broken_pod_is_deleted_once_and_only_as_it_was_seen() {
     wait_at_least(&node, &repaired("delete", "success"), 1.0);
     wait(&node, "the event", || !api.events_about("web").is_empty());
     let event = api.events_about("web").remove(0);
-    let named = [&event["reason"], &event["type"], &event["source"]["component"], &event["involvedObject"]["uid"]];
+    let named =
+        [&event["reason"], &event["type"], &event["source"]["component"], &event["involvedObject"]["uid"]];
     assert_eq!(named, ["DeleteBrokenPod", "Warning", "cni-repair", "uid-of-web"]);
     let message = event["message"].as_str().expect("a message");
     assert!(message.starts_with("pod detected as broken (") && message.ends_with(", deleted"), "{message}");
@@ -102,7 +106,10 @@ fn a_broken_pod_is_labelled_through_its_status_once_for_each_failure() {
     wait_at_least(&node, &repaired("label", "success"), 2.0);
     wait_at_least(&node, &repaired("label", "skip"), 1.0);
     let (path, kind, patch) = api.changes_of("web").remove(0);
-    assert_eq!((path.as_str(), kind.as_str()), ("/api/v1/namespaces/shop/pods/web/status", "application/json-patch+json"));
+    assert_eq!(
+        (path.as_str(), kind.as_str()),
+        ("/api/v1/namespaces/shop/pods/web/status", "application/json-patch+json")
+    );
     assert_eq!(patch[0], json!({"op": "test", "path": "/metadata/uid", "value": "uid-of-web"}));
     for name in ["web", "bare"] {
         let labels = api.pod(name).expect("the pod")["metadata"]["labels"].clone();
@@ -167,7 +174,11 @@ fn an_api_server_that_fails_delays_and_doubles_nothing() {
         api.put(broken_pod("web", 1));
         let faults = [Fault::Status(500), Fault::Later(1), Fault::Silence];
         api.fail(&faults.map(|fault| (verb, fault)));
-        api.fail(&[(Verb::List, Fault::Status(500)), (Verb::Watch, Fault::Later(1)), (Verb::Watch, Fault::Silence)]);
+        api.fail(&[
+            (Verb::List, Fault::Status(500)),
+            (Verb::Watch, Fault::Later(1)),
+            (Verb::Watch, Fault::Silence),
+        ]);
         let _agent = node.start_ready();
         wait_at_least(&node, &repaired(kind, "success"), 1.0);
         assert_eq!(metric(&node, &attempts(kind, "unanswered")), Some(3.0), "{kind}");
@@ -224,7 +235,9 @@ fn a_watch_that_expires_or_breaks_misses_nobody() {
     api.put(broken_pod("after-all", 1));
     wait_at_least(&node, &repaired("delete", "success"), 2.0);
     assert_eq!(api.state().lists, lists, "the version was good still");
-    assert!(metric(&node, "istio_cni_watch_restarts_total{watch=\"pods\"}").is_some_and(|count| count >= 3.0));
+    assert!(
+        metric(&node, "istio_cni_watch_restarts_total{watch=\"pods\"}").is_some_and(|count| count >= 3.0)
+    );
 }
 
 #[test]
@@ -247,9 +260,10 @@ fn an_api_server_that_is_away_is_waited_for() {
 
 #[test]
 fn a_missing_right_is_named_in_log_and_event_and_counted() {
-    for (action, kind, verb, right) in
-        [(DELETE, "delete", Verb::Delete, "the verb delete on pods"), (LABEL, "label", Verb::Patch, "the verb patch on pods/status")]
-    {
+    for (action, kind, verb, right) in [
+        (DELETE, "delete", Verb::Delete, "the verb delete on pods"),
+        (LABEL, "label", Verb::Patch, "the verb patch on pods/status"),
+    ] {
         let mut node = node(action);
         let api = Api::start(&mut node);
         api.fail(&[(verb, Fault::Status(403)), (verb, Fault::Status(403))]);
@@ -286,7 +300,10 @@ fn selectors_are_sent_and_looked_at() {
     let state = api.state();
     assert!(state.queries.len() >= 2);
     for query in &state.queries {
-        for part in ["fieldSelector=metadata.namespace%21%3Dkube-system%2Cspec.nodeName%3Dnode-1", "labelSelector=app+in+%28web%2Cshop%29"] {
+        for part in [
+            "fieldSelector=metadata.namespace%21%3Dkube-system%2Cspec.nodeName%3Dnode-1",
+            "labelSelector=app+in+%28web%2Cshop%29",
+        ] {
             assert!(query.contains(part), "{query}");
         }
     }
@@ -294,11 +311,8 @@ fn selectors_are_sent_and_looked_at() {
 
 #[test]
 fn without_an_action_or_a_node_nobody_asks_for_pods() {
-    let cases: [&[(&str, &str)]; 3] = [
-        &[],
-        &[(DELETE, "true"), ("REPAIR_ENABLED", "false")],
-        &[(DELETE, "true"), ("NODE_NAME", "")],
-    ];
+    let cases: [&[(&str, &str)]; 3] =
+        [&[], &[(DELETE, "true"), ("REPAIR_ENABLED", "false")], &[(DELETE, "true"), ("NODE_NAME", "")]];
     for env in cases {
         let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
         for (name, value) in env {

@@ -48,7 +48,9 @@ impl Proc {
     /// A process of a pod, as containerd has it.
     fn add_of(&self, process: u32, uid: &str, namespace: &Path) {
         let slice = uid.replace('-', "_");
-        let path = format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{process}.scope\n");
+        let path = format!(
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{process}.scope\n"
+        );
         self.add(process, &path, namespace);
     }
 }
@@ -78,7 +80,12 @@ fn rules(namespace: &Namespace) -> String {
 }
 
 /// A connection, with a listener that stays: both ends.
-fn connect(from: &Namespace, to: &Namespace, address: IpAddr, port: u16) -> (TcpListener, TcpStream, TcpStream) {
+fn connect(
+    from: &Namespace,
+    to: &Namespace,
+    address: IpAddr,
+    port: u16,
+) -> (TcpListener, TcpStream, TcpStream) {
     let listener = to.enter(|| TcpListener::bind((address, port))).expect("enters").expect("listens");
     let one = from.enter(|| TcpStream::connect((address, port))).expect("enters").expect("connects");
     let (other, _) = listener.accept().expect("accepts");
@@ -125,8 +132,10 @@ fn a_pod_that_started_before_the_plugin_is_redirected_and_nothing_goes_on_beside
             assert!(message.contains(words), "{words} is not in {message}");
         }
         // A connection of today goes to the proxy.
-        let proxy = topology.pod.enter(|| TcpListener::bind("0.0.0.0:15001")).expect("enters").expect("listens");
-        let _new = topology.pod.enter(|| TcpStream::connect((remote, 80))).expect("enters").expect("connects");
+        let proxy =
+            topology.pod.enter(|| TcpListener::bind("0.0.0.0:15001")).expect("enters").expect("listens");
+        let _new =
+            topology.pod.enter(|| TcpStream::connect((remote, 80))).expect("enters").expect("connects");
         proxy.accept().expect("captured");
     }
 }
@@ -201,7 +210,8 @@ fn a_namespace_that_is_not_surely_the_pods_is_left_alone() {
 
 #[test]
 fn what_cannot_be_redirected_where_it_stands_is_said() {
-    let changes: [(&str, fn(&mut Value)); 4] = [
+    type Change = fn(&mut Value);
+    let changes: [(&str, Change); 4] = [
         ("not_meshed", |pod| pod["spec"]["hostNetwork"] = json!(true)),
         ("not_meshed", |pod| pod["metadata"]["namespace"] = json!("kube-system")),
         ("ended", |pod| pod["status"]["phase"] = json!("Failed")),
@@ -280,7 +290,8 @@ fn a_pod_that_is_redirected_and_fails_again_is_looked_at_again_and_not_changed()
     let _agent = node.start_ready();
     wait_at_least(&node, SUCCESS, 1.0);
     api.change("web", |pod| {
-        pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["containerID"] = json!("containerd://2");
+        pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["containerID"] =
+            json!("containerd://2");
     });
     wait_at_least(&node, SUCCESS, 2.0);
     assert_eq!(rules(&web), before);

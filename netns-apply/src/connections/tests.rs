@@ -54,7 +54,12 @@ fn is_alive((one, other): &mut (TcpStream, TcpStream)) -> bool {
     match one.write_all(b"x").and_then(|()| other.read_exact(&mut byte)) {
         Ok(()) => true,
         Err(error) => {
-            let kinds = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
+            let kinds = [
+                ErrorKind::ConnectionAborted,
+                ErrorKind::ConnectionReset,
+                ErrorKind::BrokenPipe,
+                ErrorKind::UnexpectedEof,
+            ];
             assert!(kinds.contains(&error.kind()), "{error}");
             false
         }
@@ -81,9 +86,18 @@ fn connections_that_were_open_before_do_not_go_on_beside_the_proxy() {
                 redirect(&topology.pod, &[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")]);
             assert_eq!(severed.sockets, 2, "v6 {v6}, tracked {tracked}: {severed:?}");
             assert!(!is_alive(&mut out) && !is_alive(&mut inward), "v6 {v6}, tracked {tracked}");
-            assert!(is_alive(&mut excluded) && is_alive(&mut open_door) && is_alive(&mut itself), "v6 {v6}, tracked {tracked}");
+            assert!(
+                is_alive(&mut excluded) && is_alive(&mut open_door) && is_alive(&mut itself),
+                "v6 {v6}, tracked {tracked}"
+            );
             // And what it leaves alone it leaves alone for ever.
-            assert_eq!(topology.pod.enter(|| sever(&plan(&[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")]))).unwrap(), Ok(Severed::default()));
+            assert_eq!(
+                topology
+                    .pod
+                    .enter(|| sever(&plan(&[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")])))
+                    .unwrap(),
+                Ok(Severed::default())
+            );
         }
     }
 }

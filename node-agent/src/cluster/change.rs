@@ -47,7 +47,9 @@ impl From<Failure> for ChangeError {
             Failure::NotFound(words) if words.by_api => Self::Gone,
             Failure::Busy { code: 409, .. } => Self::Changed,
             Failure::Unauthorized(_) | Failure::Forbidden(_) => Self::Refused(failure.to_string()),
-            Failure::Busy { code: 400..=499, .. } if !is_for_later(&failure) => Self::Rejected(failure.to_string()),
+            Failure::Busy { code: 400..=499, .. } if !is_for_later(&failure) => {
+                Self::Rejected(failure.to_string())
+            }
             Failure::Impossible(_) => Self::Rejected(failure.to_string()),
             Failure::NotFound(_)
             | Failure::Busy { .. }
@@ -110,10 +112,8 @@ impl Cluster {
     /// # Errors
     /// Why it was not deleted.
     pub async fn delete_pod(&self, pod: &SeenPod<'_>) -> Result<(), ChangeError> {
-        let seen = Preconditions {
-            uid: Some(pod.uid.to_owned()),
-            resource_version: Some(pod.version.to_owned()),
-        };
+        let seen =
+            Preconditions { uid: Some(pod.uid.to_owned()), resource_version: Some(pod.version.to_owned()) };
         let request = pod.collection().delete(pod.name, &DeleteParams::default().preconditions(seen));
         let done = self.client.json::<Value>(request, Limits::object(PATIENCE)).await;
         Ok(done.map(drop)?)
@@ -137,7 +137,9 @@ impl Cluster {
             Err(ChangeError::Rejected(why)) => match self.pod(pod.namespace, pod.name).await {
                 Ok(Some(now)) if now["metadata"]["uid"] != pod.uid => Err(ChangeError::Gone),
                 Ok(None) => Err(ChangeError::Gone),
-                Ok(Some(now)) if now["metadata"]["resourceVersion"] != pod.version => Err(ChangeError::Changed),
+                Ok(Some(now)) if now["metadata"]["resourceVersion"] != pod.version => {
+                    Err(ChangeError::Changed)
+                }
                 Ok(Some(_)) | Err(_) => Err(ChangeError::Rejected(why)),
             },
             Err(error) => Err(error),

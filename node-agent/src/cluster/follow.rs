@@ -36,7 +36,9 @@ pub enum WatchEnd {
     #[error("the version to watch from is too old (410)")]
     Expired,
     /// The server refuses (401, 403).
-    #[error("the agent may not watch pods: {0}; give its service account the verbs get, list and watch on pods (ClusterRole istio-cni)")]
+    #[error(
+        "the agent may not watch pods: {0}; give its service account the verbs get, list and watch on pods (ClusterRole istio-cni)"
+    )]
     Denied(String),
     /// It broke.
     #[error("{text}")]

@@ -92,7 +92,8 @@ impl Cluster {
         if self.identity.node.is_empty() {
             return Err(PodsError::NoNode);
         }
-        let of_node = Selection { fields: format!("spec.nodeName={}", self.identity.node), labels: String::new() };
+        let of_node =
+            Selection { fields: format!("spec.nodeName={}", self.identity.node), labels: String::new() };
         Ok(self.list_pods(&of_node, keep).await?.kept)
     }
 

@@ -128,6 +128,10 @@ pub const REASONS: [&str; 18] = [
 
 impl Trouble {
     /// One of [`REASONS`], and a sentence.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers have a text or an error that nobody else needs"
+    )]
     pub fn new(reason: &'static str, text: impl ToString) -> Self {
         Self { reason, text: text.to_string() }
     }
@@ -213,8 +217,12 @@ mod tests {
         let names = ["REPAIR_REPAIR_PODS", "REPAIR_DELETE_PODS", "REPAIR_LABEL_PODS"];
         for asked in 0..8_u8 {
             let on = |index: usize| asked & (1 << index) != 0;
-            let env: Vec<(&str, &str)> =
-                names.iter().enumerate().filter(|(index, _)| on(*index)).map(|(_, name)| (*name, "true")).collect();
+            let env: Vec<(&str, &str)> = names
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| on(*index))
+                .map(|(_, name)| (*name, "true"))
+                .collect();
             let first = [Action::Repair, Action::Delete, Action::Label].into_iter().enumerate();
             let wanted = first.filter(|(index, _)| on(*index)).map(|(_, action)| action).next();
             assert_eq!(Action::of(&settings(&env)), wanted, "{env:?}");

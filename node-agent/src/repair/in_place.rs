@@ -83,12 +83,7 @@ impl Mender {
         }
     }
 
-    async fn try_mend(
-        &self,
-        cluster: &Cluster,
-        filter: &Filter,
-        broken: &Broken,
-    ) -> Result<Mended, Outcome> {
+    async fn try_mend(&self, cluster: &Cluster, filter: &Filter, broken: &Broken) -> Result<Mended, Outcome> {
         let wanted = [NET_ADMIN, SYS_ADMIN, SYS_PTRACE];
         let missing = wanted.into_iter().filter(|wanted| capabilities::has(*wanted) == Some(false));
         let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
@@ -96,8 +91,9 @@ impl Mender {
             let text = format!("the agent's container lacks {}", missing.join(" and "));
             return Err(Trouble::new("no_capability", text).into());
         }
-        let conf = plugin_conf(&self.installer)
-            .map_err(|error| Trouble::new("no_entry", format!("the plugin's entry cannot be read: {error}")))?;
+        let conf = plugin_conf(&self.installer).map_err(|error| {
+            Trouble::new("no_entry", format!("the plugin's entry cannot be read: {error}"))
+        })?;
         // As it is now: addresses may be other ones than when its container failed.
         let pod = cluster.pod(&broken.name.namespace, &broken.name.name).await.map_err(unread)?;
         let pod = pod.ok_or(Outcome::Gone)?;
@@ -115,7 +111,8 @@ impl Mender {
             environment: self.environment.clone(),
         };
         let mended = tokio::task::spawn_blocking(move || practice.mend(&patient)).await;
-        let panicked = |error: tokio::task::JoinError| Trouble::new("not_applied", format!("it panicked: {error}"));
+        let panicked =
+            |error: tokio::task::JoinError| Trouble::new("not_applied", format!("it panicked: {error}"));
         Ok(mended.map_err(panicked)??)
     }
 }
@@ -132,10 +129,15 @@ impl Patient {
     fn of(pod: &Value, name: &PodName, conf: &Conf) -> Result<Self, Trouble> {
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
-            return Err(Trouble::new("not_meshed", "the pod is on the node's network, which is never redirected"));
+            return Err(Trouble::new(
+                "not_meshed",
+                "the pod is on the node's network, which is never redirected",
+            ));
         }
         if let phase @ ("Failed" | "Succeeded") = text("/status/phase") {
-            let text = format!("the pod has ended ({phase}) and will not run again; only another pod can be redirected");
+            let text = format!(
+                "the pod has ended ({phase}) and will not run again; only another pod can be redirected"
+            );
             return Err(Trouble::new("ended", text));
         }
         let alone = |why: &str| Trouble::new("not_meshed", format!("the plugin leaves the pod alone: {why}"));
@@ -202,7 +204,8 @@ impl Practice {
 impl Mended {
     fn words(&self) -> String {
         let Severed { sockets, tracked } = self.severed;
-        let rules = if self.changed { "its rules are in force now" } else { "its rules were in force already" };
+        let rules =
+            if self.changed { "its rules are in force now" } else { "its rules were in force already" };
         let ended = match sockets + tracked {
             0 => String::new(),
             count => format!("; {count} connections that bypassed the proxy were ended"),
@@ -219,7 +222,8 @@ mod tests {
     use serde_json::json;
 
     fn patient(pod: &Value) -> Result<Patient, &'static str> {
-        let conf = br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"]}"#;
+        let conf =
+            br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"]}"#;
         let conf = Envelope::read(conf, Command::Add).expect("JSON").conf().expect("a configuration");
         let namespace = pod["metadata"]["namespace"].as_str().expect("a namespace").to_owned();
         Patient::of(pod, &PodName { namespace, name: "web".into() }, &conf).map_err(|trouble| trouble.reason)

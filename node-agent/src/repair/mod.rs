@@ -187,7 +187,8 @@ impl Controller {
             Verdict::Sound(sound) => {
                 if self.forget(pod) && sound == Sound::EndedWell {
                     let metadata = &pod["metadata"];
-                    let name = [&metadata["namespace"], &metadata["name"]].map(|part| part.as_str().unwrap_or_default());
+                    let name = [&metadata["namespace"], &metadata["name"]]
+                        .map(|part| part.as_str().unwrap_or_default());
                     log::info!(target: SCOPE, pod = name.join("/"); "the pod is not broken any more");
                 }
             }
@@ -325,7 +326,8 @@ impl Controller {
         }
         let end = if gave_up { format!("; given up after {} tries", task.tries) } else { String::new() };
         let (failure, past) = (&task.pod.failure, self.action.past());
-        let message = format!("pod detected as broken ({failure}), but it could not be {past}: {trouble}{end}");
+        let message =
+            format!("pod detected as broken ({failure}), but it could not be {past}: {trouble}{end}");
         log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), reason = trouble.reason; "{message}");
         self.send(cluster, task, "Warning", &message).await;
     }

@@ -133,20 +133,28 @@ mod tests {
         let slice = UID.replace('-', "_");
         let texts = [
             // containerd, cgroup v2, systemd driver
-            format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-ab12.scope\n"),
+            format!(
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-ab12.scope\n"
+            ),
             // the same, seen from a container with a cgroup namespace of its own
             format!("0::/../../kubepods-besteffort-pod{slice}.slice/cri-containerd-ab12.scope\n"),
             // a guaranteed pod has no class in its name
             format!("0::/kubepods.slice/kubepods-pod{slice}.slice/crio-ab12.scope\n"),
             // a cluster in a container, which puts all pods below one slice
-            format!("0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{slice}.slice/cri-containerd-ab12.scope\n"),
+            format!(
+                "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{slice}.slice/cri-containerd-ab12.scope\n"
+            ),
             // CRI-O, and what the container makes below
-            format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/crio-ab12.scope/container/pod00000000\n"),
+            format!(
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/crio-ab12.scope/container/pod00000000\n"
+            ),
             // cgroupfs driver
             format!("0::/kubepods/burstable/pod{UID}/ab12\n"),
             format!("0::/kubepods/pod{UID}/ab12\n"),
             // cgroup v1
-            format!("12:pids:/kubepods/besteffort/pod{UID}/ab12\n11:memory:/kubepods/besteffort/pod{UID}/ab12\n1:name=systemd:/system.slice\n"),
+            format!(
+                "12:pids:/kubepods/besteffort/pod{UID}/ab12\n11:memory:/kubepods/besteffort/pod{UID}/ab12\n1:name=systemd:/system.slice\n"
+            ),
             format!("9:name=systemd:/\n0::/kubepods/besteffort/pod{UID}/ab12\n"),
         ];
         for text in texts {

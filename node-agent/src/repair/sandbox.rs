@@ -64,11 +64,15 @@ pub fn open(wanted: &Wanted<'_>, mounted: &Path, proc: &Path) -> Result<Netns, T
         (1, None) => found.pop().ok_or_else(|| nowhere(wanted, mounted, &census)),
         (0, None) => Err(nowhere(wanted, mounted, &census)),
         (_, Some(other)) => {
-            let text = format!("processes of another pod (UID {other}) are in the network namespace that has the pod's addresses; it is left alone");
+            let text = format!(
+                "processes of another pod (UID {other}) are in the network namespace that has the pod's addresses; it is left alone"
+            );
             Err(Trouble::new("other_pod", text))
         }
         (several, None) => {
-            let text = format!("processes of the pod are in {several} network namespaces that have its addresses; which one is the pod's cannot be told");
+            let text = format!(
+                "processes of the pod are in {several} network namespaces that have its addresses; which one is the pod's cannot be told"
+            );
             Err(Trouble::new("ambiguous", text))
         }
     }
@@ -88,7 +92,8 @@ fn is_the_pods(netns: &Netns, addresses: &[IpAddr], census: &Census) -> Result<b
 /// Why there is none.
 fn nowhere(wanted: &Wanted<'_>, mounted: &Path, census: &Census) -> Trouble {
     if let Some(error) = census.hidden.get(wanted.uid) {
-        let text = format!("processes of the pod cannot be looked at: {error}; add SYS_PTRACE to the capabilities");
+        let text =
+            format!("processes of the pod cannot be looked at: {error}; add SYS_PTRACE to the capabilities");
         return Trouble::new("not_found", text);
     }
     let addresses: BTreeSet<IpAddr> = wanted.addresses.iter().copied().collect();

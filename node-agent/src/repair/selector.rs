@@ -77,9 +77,9 @@ impl LabelSelector {
     /// The first part that is no condition.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         let parts = split(text);
-        let conditions = parts.into_iter().map(|part| {
-            label_condition(part).ok_or_else(|| SelectorError::Label(part.to_owned()))
-        });
+        let conditions = parts
+            .into_iter()
+            .map(|part| label_condition(part).ok_or_else(|| SelectorError::Label(part.to_owned())));
         Ok(Self { text: text.trim().to_owned(), conditions: conditions.collect::<Result<_, _>>()? })
     }
 
@@ -208,7 +208,9 @@ pub(crate) fn is_key(key: &str) -> bool {
     let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     let domain = |prefix: &str| {
         prefix.len() <= 253
-            && prefix.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte))
+            && prefix
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte))
             && prefix.split('.').all(|part| is_ended_well(part) && !part.is_empty())
     };
     !name.is_empty() && is_value(name) && prefix.is_none_or(domain)
@@ -266,9 +268,21 @@ mod tests {
 
     #[test]
     fn what_is_no_selector_is_refused() {
-        for selector in
-            ["=web", "app=a=b", "app in web", "app in (web", "app of (web)", ",", "app,", "a b", "-a", "app=ü", "!", "/x", "a in b (c)"]
-        {
+        for selector in [
+            "=web",
+            "app=a=b",
+            "app in web",
+            "app in (web",
+            "app of (web)",
+            ",",
+            "app,",
+            "a b",
+            "-a",
+            "app=ü",
+            "!",
+            "/x",
+            "a in b (c)",
+        ] {
             assert!(LabelSelector::parse(selector).is_err(), "{selector}");
         }
         assert!(matches!(FieldSelector::parse("status.phase"), Err(SelectorError::Field(_))));

@@ -155,7 +155,11 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
             given("DRIFT_WATCH_INTERVAL").is_none() && !in_place,
             "only the drift watch and repairs in place look there, and neither DRIFT_WATCH_INTERVAL nor REPAIR_REPAIR_PODS is set",
         ),
-        ("MOUNTED_PROC_DIR", !in_place, "only repairs in place look there, and REPAIR_REPAIR_PODS is not set"),
+        (
+            "MOUNTED_PROC_DIR",
+            !in_place,
+            "only repairs in place look there, and REPAIR_REPAIR_PODS is not set",
+        ),
         ("REPAIR_DELETE_PODS", in_place && on("REPAIR_DELETE_PODS"), "REPAIR_REPAIR_PODS wins"),
         ("REPAIR_LABEL_PODS", in_place && on("REPAIR_LABEL_PODS"), "REPAIR_REPAIR_PODS wins"),
         (

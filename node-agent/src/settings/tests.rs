@@ -44,8 +44,8 @@ fn a_flag_is_the_lower_case_of_its_variable() {
 fn defaults_are_those_of_the_interface() {
     let settings = settings(&[], &[]);
     let Paths { source_bin, bin, net, netns, proc, run, service_account } = &settings.paths;
-    let paths =
-        [source_bin, bin, net, netns, proc, run, service_account].map(|path| path.to_str().unwrap_or_default());
+    let paths = [source_bin, bin, net, netns, proc, run, service_account]
+        .map(|path| path.to_str().unwrap_or_default());
     assert_eq!(
         paths,
         [
@@ -437,6 +437,7 @@ fn selectors_and_labels_that_are_none_are_refused_together() {
     ];
     let problems = read(&[], &wrong).expect_err("all wrong");
     assert_eq!(problems.len(), 4, "{problems:?}");
-    let settings = read(&[], &[("REPAIR_BROKEN_POD_LABEL_KEY", "-x"), ("NODE_NAME", "n")]).expect("nobody labels");
+    let settings =
+        read(&[], &[("REPAIR_BROKEN_POD_LABEL_KEY", "-x"), ("NODE_NAME", "n")]).expect("nobody labels");
     assert_eq!(settings.0.repair.node, "n", "where REPAIR_NODE_NAME is not given");
 }

@@ -180,7 +180,9 @@ impl State {
 
     /// Deletes or patches a pod if it is as the request says; the status.
     fn change(&mut self, verb: Verb, name: &str, body: &Value) -> u16 {
-        let Some(mut pod) = self.pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned() else { return 404 };
+        let Some(mut pod) = self.pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned() else {
+            return 404;
+        };
         if let Some(meanwhile) = self.meanwhile.take() {
             meanwhile(&mut pod);
             self.put(pod.clone());
@@ -205,7 +207,10 @@ impl State {
                 _ if field == "labels" => pod["metadata"]["labels"] = step["value"].clone(),
                 _ => {
                     let key = field.strip_prefix("labels/").expect("a label").replace("~1", "/");
-                    pod["metadata"]["labels"].as_object_mut().expect("labels").insert(key, step["value"].clone());
+                    pod["metadata"]["labels"]
+                        .as_object_mut()
+                        .expect("labels")
+                        .insert(key, step["value"].clone());
                 }
             }
         }
@@ -223,7 +228,9 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let verb = match method {
-        _ if path.contains("/daemonsets") && query.contains("watch=true") => return drop(stream.read(&mut [0])),
+        _ if path.contains("/daemonsets") && query.contains("watch=true") => {
+            return drop(stream.read(&mut [0]));
+        }
         _ if path.contains("/daemonsets") => return send(&mut stream, 200, &daemon_set(false), None),
         _ if path.ends_with("/events") => Verb::Event,
         "DELETE" => Verb::Delete,
@@ -258,7 +265,9 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
             None => (404, failure(404)),
         },
         Verb::Delete | Verb::Patch => {
-            let kind = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-type: ").map(str::to_owned));
+            let kind = head
+                .lines()
+                .find_map(|line| line.to_lowercase().strip_prefix("content-type: ").map(str::to_owned));
             state.changes.push((path.to_owned(), kind.unwrap_or_default(), body.clone()));
             let status = state.change(verb, name, &body);
             shared.1.notify_all();
@@ -289,7 +298,8 @@ fn watch(mut stream: TcpStream, query: &str, shared: &(Mutex<State>, Condvar), f
     }
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let mut alive = stream.write_all(head.as_bytes()).is_ok();
-    let mut chunk = |text: &str| stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).is_ok();
+    let mut chunk =
+        |text: &str| stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).is_ok();
     if let Some(Fault::InStream(code)) = fault {
         let status: Value = serde_json::from_str(&failure(code)).expect("JSON");
         chunk(&(json!({"type": "ERROR", "object": status}).to_string() + "\n"));
@@ -304,7 +314,11 @@ fn watch(mut stream: TcpStream, query: &str, shared: &(Mutex<State>, Condvar), f
                 alive &= chunk(&(json!({"type": kind, "object": pod}).to_string() + "\n"));
             }
         }
-        state = shared.1.wait_timeout(state, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
+        state = shared
+            .1
+            .wait_timeout(state, Duration::from_millis(200))
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
     }
     if !state.down {
         chunk("");
@@ -318,7 +332,8 @@ fn read(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
         head.push(byte[0]);
     }
     let head = String::from_utf8_lossy(&head).into_owned();
-    let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let length =
+        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     stream.read_exact(&mut body).ok()?;
     Some((head, body))
@@ -326,7 +341,10 @@ fn read(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
 
 fn send(stream: &mut TcpStream, status: u16, body: &str, retry_after: Option<u16>) {
     let retry = retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
-    let head = format!("HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{retry}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let head = format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{retry}Content-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
     let _ = stream.write_all((head + body).as_bytes());
 }
 

@@ -139,12 +139,8 @@ mod tests {
     fn is_captured(plan: &RulePlan, by: Opener, protocol: Protocol, from: &str, to: &str) -> bool {
         let addresses = ["10.1.0.2", "fd00::2"].map(|address| address.parse().unwrap());
         let pod = Pod { addresses: &addresses, interfaces: &["eth0".to_string()] };
-        let opening = Opening {
-            protocol,
-            source: from.parse().unwrap(),
-            destination: to.parse().unwrap(),
-            by,
-        };
+        let opening =
+            Opening { protocol, source: from.parse().unwrap(), destination: to.parse().unwrap(), by };
         captures(plan, &pod, &opening)
     }
 
@@ -156,7 +152,10 @@ mod tests {
             is_captured(&plan, by, TCP, from, to)
         };
         for to in ["192.0.2.1:80", "[2001:db8::1]:443"] {
-            assert!(out(Opener::User(0), to) && out(Opener::Somebody, to) && out(Opener::User(1000), to), "{to}");
+            assert!(
+                out(Opener::User(0), to) && out(Opener::Somebody, to) && out(Opener::User(1000), to),
+                "{to}"
+            );
             assert!(!out(Opener::User(1337), to), "the proxy's own: {to}");
         }
         assert!(!out(Opener::User(0), "127.0.0.1:80") && !out(Opener::User(0), "10.1.0.2:80"), "to itself");

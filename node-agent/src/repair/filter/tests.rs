@@ -94,10 +94,25 @@ fn the_seventeen_cases_of_the_reference() {
         ("the named container failed", &by_name, waits, true),
         ("another container failed", &by_name, beside, false),
         ("the named container ended well", &by_name, fine.clone(), false),
-        ("the message is the one, but for white space", &by_message, one(waiting(), says("no rules here \n")), true),
-        ("the message is the one, and it stands in it", &by_message, one(says(" no rules here"), says("no rules here")), true),
+        (
+            "the message is the one, but for white space",
+            &by_message,
+            one(waiting(), says("no rules here \n")),
+            true,
+        ),
+        (
+            "the message is the one, and it stands in it",
+            &by_message,
+            one(says(" no rules here"), says("no rules here")),
+            true,
+        ),
         ("the message is another", &by_message, one(waiting(), says("no rules")), false),
-        ("the message was the one, and then all was well", &by_message, one(done(), says("no rules here")), false),
+        (
+            "the message was the one, and then all was well",
+            &by_message,
+            one(done(), says("no rules here")),
+            false,
+        ),
         ("no message where one is wanted", &by_message, fine, false),
     ];
     for (name, filter, pod, broken) in cases {
@@ -162,7 +177,11 @@ fn every_reason_for_being_sound() {
         ("/status/initContainerStatuses", json!([status("x", waiting(), failed())]), Sound::NeverRan),
         ("/status/initContainerStatuses", json!([validation(waiting(), json!({}))]), Sound::NotEnded),
         ("/status/initContainerStatuses", json!([validation(done(), failed())]), Sound::EndedWell),
-        ("/status/initContainerStatuses", json!([validation(ended(1, "Error", ""), json!({}))]), Sound::FailedOtherwise),
+        (
+            "/status/initContainerStatuses",
+            json!([validation(ended(1, "Error", ""), json!({}))]),
+            Sound::FailedOtherwise,
+        ),
     ];
     for (pointer, value, why) in changes {
         let mut pod = broken.clone();
@@ -179,7 +198,11 @@ fn every_reason_for_being_sound() {
 }
 
 fn any_state() -> impl Strategy<Value = Value> {
-    let ended = (prop_oneof![Just(0), Just(1), Just(126)], prop_oneof![Just("Completed"), Just("Error")], "[ab ]{0,2}");
+    let ended = (
+        prop_oneof![Just(0), Just(1), Just(126)],
+        prop_oneof![Just("Completed"), Just("Error")],
+        "[ab ]{0,2}",
+    );
     prop_oneof![
         Just(json!({})),
         Just(waiting()),
@@ -189,23 +212,32 @@ fn any_state() -> impl Strategy<Value = Value> {
 }
 
 fn any_pod() -> impl Strategy<Value = Value> {
-    let status = ("istio-validation|other", any_state(), any_state()).prop_map(|(name, state, last)| status(&name, state, last));
-    (prop::collection::vec(status, 0..4), any::<bool>(), any::<bool>()).prop_map(|(statuses, ending, annotated)| {
-        let mut pod = pod(&json!(statuses));
-        if ending {
-            pod["metadata"]["deletionTimestamp"] = json!("t");
-        }
-        if !annotated {
-            pod["metadata"]["annotations"] = json!({});
-        }
-        pod
-    })
+    let status = ("istio-validation|other", any_state(), any_state())
+        .prop_map(|(name, state, last)| status(&name, state, last));
+    (prop::collection::vec(status, 0..4), any::<bool>(), any::<bool>()).prop_map(
+        |(statuses, ending, annotated)| {
+            let mut pod = pod(&json!(statuses));
+            if ending {
+                pod["metadata"]["deletionTimestamp"] = json!("t");
+            }
+            if !annotated {
+                pod["metadata"]["annotations"] = json!({});
+            }
+            pod
+        },
+    )
 }
 
 fn any_filter() -> impl Strategy<Value = Filter> {
     let code = prop_oneof![Just(0), Just(1), Just(126)];
     ("istio-validation|", "[ab ]{0,2}", code, "sidecar.istio.io/status|").prop_map(
-        |(container, message, exit_code, annotation)| Filter { container, message, exit_code, annotation, ..usual() },
+        |(container, message, exit_code, annotation)| Filter {
+            container,
+            message,
+            exit_code,
+            annotation,
+            ..usual()
+        },
     )
 }
 
