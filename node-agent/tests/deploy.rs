@@ -115,8 +115,8 @@ fn each_repair_is_switched_on_by_what_is_marked() {
         assert_eq!(manifest().matches(&mark).count(), marked, "{action}: with the command");
         let manifest = manifest().replace(&mark, "");
         for part in parts {
-            let line = manifest.lines().find(|line| line.contains(part));
-            assert!(line.is_some_and(|line| !line.trim().starts_with('#')), "{action}: {part}");
+            let is_in_force = |line: &str| line.contains(part) && !line.trim().starts_with('#');
+            assert!(manifest.lines().any(is_in_force), "{action}: {part}");
         }
     }
     let proc = SETTINGS.iter().find(|setting| setting.name() == "MOUNTED_PROC_DIR").expect("a setting");
