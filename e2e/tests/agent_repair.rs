@@ -97,7 +97,7 @@ const USUAL: &[Scenario] = &[
     }),
     sound("no-status-yet", |pod| pod["status"] = json!({"phase": "Pending"})),
     sound("waits-for-the-first-time", |pod| {
-        validation(pod, json!({"waiting": {"reason": "PodInitializing"}}), json!({}))
+        validation(pod, json!({"waiting": {"reason": "PodInitializing"}}), json!({}));
     }),
     sound("runs-for-the-first-time", |pod| validation(pod, runs(), json!({}))),
     sound("ended-well", |pod| validation(pod, done(), json!({}))),
