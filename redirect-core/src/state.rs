@@ -7,6 +7,7 @@ use crate::{
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     string::String,
+    sync::Arc,
     vec::Vec,
 };
 
@@ -19,6 +20,12 @@ pub enum Entry {
     Foreign(String),
 }
 
+impl From<&Rule> for Entry {
+    fn from(rule: &Rule) -> Self {
+        Self::Rule(rule.canonical())
+    }
+}
+
 impl From<Rule> for Entry {
     fn from(rule: Rule) -> Self {
         Self::Rule(rule.canonical())
@@ -29,10 +36,11 @@ impl From<Rule> for Entry {
 ///
 /// Built-in chains without rules do not: they are always there.
 ///
-/// Two are equal when they hold the same rules; whether those are signed means nothing.
+/// Two are equal when they hold the same rules; whether those are signed means nothing. A copy costs nothing: rules are
+/// shared until one of the copies changes.
 #[derive(Debug, Clone, Default)]
 pub struct RuleState {
-    tables: BTreeMap<Table, BTreeMap<Chain, Vec<Entry>>>,
+    tables: Arc<BTreeMap<Table, BTreeMap<Chain, Vec<Entry>>>>,
     /// Rules of built-in chains that carry this program's signature. Only nf_tables can hold one.
     signed: BTreeMap<Table, BTreeSet<(Chain, Entry)>>,
 }
@@ -54,7 +62,7 @@ impl RuleState {
 
     /// Declares a chain, empty unless it is there already.
     pub fn declare(&mut self, table: Table, chain: Chain) -> &mut Vec<Entry> {
-        self.tables.entry(table).or_default().entry(chain).or_default()
+        Arc::make_mut(&mut self.tables).entry(table).or_default().entry(chain).or_default()
     }
 
     /// Notes that a rule of a built-in chain carries this program's signature.

@@ -11,7 +11,10 @@ mod words;
 pub use pages::{Pages, completions};
 pub use reference::reference;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, builder::PossibleValuesParser};
+use clap::{
+    Arg, ArgAction, ArgMatches, Command, ValueHint,
+    builder::{PossibleValuesParser, StyledStr},
+};
 use clap_complete::Shell;
 use logging::LevelError;
 use redirect_core::{
@@ -21,9 +24,8 @@ use redirect_core::{
     values::Problem,
 };
 use std::{
-    collections::BTreeMap,
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fmt::Write as _,
     io::{self, ErrorKind, Write as _},
     process::ExitCode,
@@ -110,25 +112,29 @@ impl Program {
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Asked, UsageError> {
-        let mut command = self.command();
-        command.build();
-        let sorted = words::sort(&command, args);
-        let name = std::iter::once(OsString::from(self.name));
-        let matches = match command.try_get_matches_from(name.chain(sorted.understood)) {
+        // Nearly every start needs the names of the flags and not what help says of them, which takes longer to make.
+        let parser = self.parser();
+        let sorted = words::sort(&parser, args);
+        let words: Vec<OsString> =
+            std::iter::once(OsString::from(self.name)).chain(sorted.understood).collect();
+        let command = if sorted.has_subcommand { self.command() } else { parser };
+        let matches = match command.try_get_matches_from(&words) {
             Ok(matches) => matches,
             Err(error) if error.use_stderr() => return Err(UsageError(error.to_string())),
-            Err(help) => return Ok(Asked::Print(help.to_string())),
+            Err(_) => return Ok(Asked::Print(self.help(&words))),
         };
         if let Some((name, matches)) = matches.subcommand() {
             return Ok(Asked::Print(self.generate(name, matches)));
         }
-        let env: BTreeMap<String, String> =
-            env.into_iter().map(|(name, value)| (lossy(name), lossy(value))).collect();
+        let env: Vec<(OsString, OsString)> = env.into_iter().collect();
+        let variable = |wanted: &str| {
+            env.iter().find(|(name, _)| name.as_os_str() == wanted).map(|(_, value)| lossy(value))
+        };
         let mut settings = RawSettings::new();
         for (given, problem) in sorted.refused {
             settings.refuse(Source::CommandLine, &given, problem);
         }
-        settings.read_environment(|_| true, |name| env.get(name).cloned());
+        settings.read_environment(|_| true, variable);
         for setting in SETTINGS {
             if let Some((flag, text)) = setting.flag.zip(given(&matches, setting.flag)) {
                 settings.set(setting.key, text, Source::Flag(flag));
@@ -140,28 +146,47 @@ impl Program {
             }
             logging::Config::default()
         });
-        let misspelt = misspelt_variables(env.keys().map(String::as_str));
+        let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()));
         Ok(Asked::Run(Box::new(Input { settings, log, misspelt })))
     }
 
     /// The definition of the command line.
     #[must_use]
     pub fn command(&self) -> Command {
+        self.definition(true).after_help(self.pages.examples_text() + &environment_only())
+    }
+
+    /// The same as far as words without a subcommand need it. Flags for help and version are said here, because the parser
+    /// adds its own only when it is built, and words are sorted before.
+    fn parser(&self) -> Command {
+        let help = Arg::new("help").short('h').long("help").action(ArgAction::Help);
+        let version = Arg::new("version").short('V').long("version").action(ArgAction::Version);
+        self.definition(false).disable_help_flag(true).disable_version_flag(true).args([help, version])
+    }
+
+    /// The definition, with what the help says of each flag where it is explained.
+    fn definition(&self, is_explained: bool) -> Command {
         let shells =
             Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
+        let settings = SETTINGS.iter().filter_map(|setting| setting_arg(setting, is_explained));
+        let logging = logging::FLAGS.iter().map(|flag| log_arg(flag, is_explained));
         Command::new(self.name)
             .about(self.about)
             .version(self.version)
             .args_override_self(true)
             .args_conflicts_with_subcommands(true)
             .disable_help_subcommand(true)
-            .after_help(self.pages.examples_text() + &environment_only())
-            .args(SETTINGS.iter().filter_map(setting_arg))
-            .args(logging::FLAGS.iter().map(log_arg))
+            .args(settings)
+            .args(logging)
             .subcommand(Command::new("help").about("Print this"))
             .subcommand(Command::new("version").about("Print the version"))
             .subcommand(Command::new("man").about("Print the manual page (man 8 form)"))
             .subcommand(Command::new("completion").about("Print completions for a shell").arg(shells))
+    }
+
+    /// What these words, which ask for help or the version, print.
+    fn help(&self, words: &[OsString]) -> String {
+        self.command().try_get_matches_from(words).err().map_or_else(String::new, |help| help.to_string())
     }
 
     fn generate(&self, subcommand: &str, matches: &ArgMatches) -> String {
@@ -200,8 +225,8 @@ fn refuse(settings: &mut RawSettings, error: logging::ConfigError) {
     settings.refuse(Source::Flag(flag), &value, problem);
 }
 
-fn lossy(text: OsString) -> String {
-    text.into_string().unwrap_or_else(|text| text.to_string_lossy().into_owned())
+fn lossy(text: &OsStr) -> String {
+    text.to_string_lossy().into_owned()
 }
 
 /// Standard output belongs to what the user asked for. A reader that has gone away is no failure.
@@ -233,8 +258,7 @@ fn given(matches: &ArgMatches, flag: Option<&str>) -> Option<String> {
     Some(values.map(String::as_str).collect::<Vec<_>>().join(","))
 }
 
-fn setting_arg(setting: &Setting) -> Option<Arg> {
-    let flag = setting.flag?;
+fn setting_help(setting: &Setting) -> String {
     let mut help = setting.meaning.to_owned();
     if !setting.env.is_empty() {
         let _ = write!(help, " [env: {}]", setting.env.join(", "));
@@ -242,6 +266,12 @@ fn setting_arg(setting: &Setting) -> Option<Arg> {
     if !setting.default.is_empty() && setting.kind != Kind::Bool {
         let _ = write!(help, " [default: {}]", setting.default);
     }
+    help
+}
+
+fn setting_arg(setting: &Setting, is_explained: bool) -> Option<Arg> {
+    let flag = setting.flag?;
+    let help = if is_explained { setting_help(setting).into() } else { StyledStr::new() };
     let arg = Arg::new(flag).long(flag).short(setting.short).help(help);
     Some(match setting.kind {
         Kind::Bool => switch(arg),
@@ -266,8 +296,9 @@ fn value_name(key: Key) -> &'static str {
     names.iter().find(|(keys, _)| keys.contains(&key)).map_or("VALUE", |(_, name)| name)
 }
 
-fn log_arg(flag: &logging::Flag) -> Arg {
-    let arg = Arg::new(flag.name).long(flag.name).help(flag.meaning).help_heading("Logging");
+fn log_arg(flag: &logging::Flag, is_explained: bool) -> Arg {
+    let help = if is_explained { flag.meaning } else { "" };
+    let arg = Arg::new(flag.name).long(flag.name).help(help).help_heading("Logging");
     match flag.kind {
         logging::FlagKind::Switch => switch(arg),
         logging::FlagKind::Text => text(arg, "VALUE"),

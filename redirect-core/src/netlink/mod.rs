@@ -35,7 +35,7 @@ mod tests;
 pub use batch::{Batch, BatchError, FinishedBatch};
 pub use foreign::without_bytes;
 pub use iptables::Unencodable;
-pub use native::{NativeForm, NativeRules};
+pub use native::NativeForm;
 pub use native_state::NativeState;
 pub use observed::{Observed, Obstacle};
 pub use part::{Part, Place, extensions};

@@ -1,7 +1,7 @@
 //! What is encoded is what iptables-nft sends, and what is encoded can be read back.
 
 use super::{
-    Batch, BatchError, Messages, NativeForm, NativeRules, Observed,
+    Batch, BatchError, Messages, NativeForm, NativeState, Observed,
     abi::{attribute, flags, kind, meta},
     decode,
     expression::Expressions,
@@ -308,9 +308,9 @@ fn a_chain_that_is_not_iptables_is_left_alone() {
 fn sets_take_the_place_of_long_lists() {
     let plan = everything();
     let count = |form| {
-        let (nothing, rules) = (Observed::at(1), NativeRules::new(&plan, form));
+        let (nothing, wanted) = (Observed::at(1), NativeState::wanted(&plan, form));
         let mut batch = Batch::new(&nothing);
-        batch.native(&rules);
+        batch.native_change(nothing.native(), &wanted);
         let finished = batch.finish().unwrap();
         let of = |wanted| Messages::new(finished.bytes()).filter(|message| message.kind == wanted).count();
         (of(kind::NEW_RULE), of(kind::NEW_SET))
@@ -505,9 +505,9 @@ fn state(chains: &[(OurChain, Vec<u16>)]) -> RuleState {
 #[test]
 fn a_plan_of_native_rules_has_every_rule_once() {
     let plan = everything();
-    let (nothing, rules) = (Observed::at(1), NativeRules::new(&plan, NativeForm::Plain));
+    let (nothing, wanted) = (Observed::at(1), NativeState::wanted(&plan, NativeForm::Plain));
     let mut batch = Batch::new(&nothing);
-    batch.native(&rules);
+    batch.native_change(nothing.native(), &wanted);
     let finished = batch.finish().unwrap();
     let sent = Messages::new(finished.bytes()).filter(|message| message.kind == kind::NEW_RULE).count();
     let text = render::nft_text(&plan);
