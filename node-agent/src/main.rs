@@ -3,8 +3,18 @@
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
+use std::sync::Arc;
+
 use install_cni::agent;
+use install_cni::disk::Real;
+use install_cni::install::Installer;
+use install_cni::once::{self, Done};
+use install_cni::plugin::Program;
+use install_cni::plugin_token::PluginToken;
 use install_cni::settings::{Action, Problem, Settings, command, completions, manual};
+
+/// The scope of the agent's lines.
+const SCOPE: &str = "cni-agent";
 
 fn main() -> ExitCode {
     let given = match command().try_get_matches() {
@@ -22,7 +32,7 @@ fn main() -> ExitCode {
         Action::Help => return say(command().render_long_help().to_string().trim_end()),
         Action::Man => return say(manual().trim_end()),
         Action::Completion(shell) => return say(completions(shell).trim_end()),
-        Action::Run | Action::Cleanup => {}
+        Action::Run | Action::Once | Action::Uninstall => {}
     }
     let (settings, notices) = match Settings::read(&given, &env) {
         Ok(read) => read,
@@ -33,11 +43,12 @@ fn main() -> ExitCode {
         Err(error) => return complain(&error.to_string()),
     };
     for notice in notices {
-        log::warn!(target: "cni-agent", "{notice}");
+        log::warn!(target: SCOPE, "{notice}");
     }
     let done = match action {
         Action::Run => run(settings, &logs),
-        Action::Cleanup => cleanup(settings),
+        Action::Once => install_once(settings),
+        Action::Uninstall => uninstall(settings),
         Action::Version | Action::Help | Action::Man | Action::Completion(_) => ExitCode::SUCCESS,
     };
     logs.flush();
@@ -54,25 +65,54 @@ fn run(settings: Settings, logs: &logging::Handle) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error!(target: "cni-agent", "{error:#}");
+            log::error!(target: SCOPE, "{error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn cleanup(settings: Settings) -> ExitCode {
-    match agent::cleanup(settings) {
+fn install_once(settings: Settings) -> ExitCode {
+    if let Err(error) = once::prepare(&settings.paths) {
+        return fail(&error);
+    }
+    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
+    let installer = installer(settings).with_token(token);
+    let done = match once::install(&installer) {
+        Ok(done) => done,
+        Err(error) => return fail(&error),
+    };
+    if let Done::Installed { changed, credentials } = &done {
+        agent::report(changed);
+        if !credentials {
+            log::warn!(target: SCOPE, "{}", once::without_credentials(&installer));
+        }
+    }
+    log::info!(target: SCOPE, "{done}");
+    ExitCode::SUCCESS
+}
+
+fn uninstall(settings: Settings) -> ExitCode {
+    match once::uninstall(&installer(settings)) {
         Ok(()) => {
-            log::info!(target: "cni-agent", "the plugin is removed");
+            log::info!(target: SCOPE, "the plugin is removed");
             ExitCode::SUCCESS
         }
         Err(errors) => {
             for error in errors {
-                log::error!(target: "cni-agent", "removal: {error}");
+                log::error!(target: SCOPE, "removal: {error}");
             }
             ExitCode::FAILURE
         }
     }
+}
+
+fn installer(settings: Settings) -> Installer {
+    Installer::new(Arc::new(Real), Arc::new(Program), settings)
+}
+
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    log::error!(target: SCOPE, "{error}");
+    ExitCode::FAILURE
 }
 
 fn refuse(problems: &[Problem]) -> ExitCode {

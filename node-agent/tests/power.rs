@@ -11,6 +11,7 @@ use install_cni::conflist::{NetConf, PLUGIN_TYPE};
 use install_cni::disk::{Disk, Lock, Output, Stat};
 use install_cni::install::{Conflist, Installer};
 use install_cni::leave;
+use install_cni::once;
 use install_cni::plan::{Directory, ORIGINAL};
 use install_cni::plugin::{Ask, Question, Refusal};
 use install_cni::settings::{Settings, command};
@@ -184,6 +185,27 @@ fn installing_may_be_cut_short_at_any_moment() {
         let before = node(conf);
         let goal = start(before.copy(), env);
         moments += cut_short_everywhere(&before, env, &goal, &install);
+    }
+    assert!(moments >= 200, "only {moments} moments");
+}
+
+#[test]
+fn a_single_install_may_be_cut_short_at_any_moment() {
+    let mut moments = 0;
+    for (conf, env) in CASES {
+        let before = node(conf);
+        let goal = start(before.copy(), env);
+        moments +=
+            cut_short_everywhere(&before, env, &goal, &|installer| drop(once::install_alone(installer)));
+        // And a second one ends what the first began, and finds nothing more to do.
+        let model = Arc::new(before.copy());
+        model.break_at(Some(Fault::Death { at: model.operations() + 5 }));
+        assert!(once::install_alone(&installer(&model, env)).is_err());
+        model.break_at(None);
+        let installer = installer(&model, env);
+        assert!(once::install_alone(&installer).is_ok_and(|done| done.has_changed()));
+        assert!(once::install_alone(&installer).is_ok_and(|done| !done.has_changed()));
+        assert_eq!(model.everything(), goal.everything());
     }
     assert!(moments >= 200, "only {moments} moments");
 }

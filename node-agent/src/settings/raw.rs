@@ -17,8 +17,10 @@ pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub enum Action {
     /// Install and keep installed.
     Run,
+    /// Install and end.
+    Once,
     /// Take everything out of the node and end.
-    Cleanup,
+    Uninstall,
     /// Say the version and end.
     Version,
     /// Print help and end.
@@ -34,16 +36,19 @@ const PAGES: Pages = Pages {
     examples: &[
         ("Install into the list that the runtime uses, and keep it there", "install-cni"),
         (
-            "Once by hand, with the node's directories in place of those of a container",
-            "install-cni --mounted-cni-net-dir /etc/cni/net.d",
+            "Once, on the node itself instead of in a container (docs/node-image.md)",
+            "install-cni install --once --source-cni-bin-dir /usr/local/lib/istio-cni \\\n      --mounted-cni-bin-dir /opt/cni/bin --mounted-cni-net-dir /etc/cni/net.d",
         ),
-        ("Take everything out of the node again", "install-cni cleanup"),
+        ("Take everything out of the node again", "install-cni uninstall"),
     ],
     exit_status: &[
-        (0, "Done: ended by SIGTERM or SIGINT, or there is nothing left to do."),
+        (
+            0,
+            "Done: ended by SIGTERM or SIGINT; with install --once, the runtime calls the plugin; with uninstall, nothing is left.",
+        ),
         (
             1,
-            "A flag or variable is wrong, or what a start needs is not there. Nothing on the node was changed by it.",
+            "A flag or variable is wrong, or what a start needs is not there: nothing on the node was changed. With install --once, pods would not be redirected; with uninstall, not everything could be removed, or an agent runs. The log says why.",
         ),
     ],
     files: &[
@@ -61,7 +66,8 @@ impl Action {
     #[must_use]
     pub fn of(given: &ArgMatches) -> Self {
         match given.subcommand() {
-            Some(("cleanup", _)) => Self::Cleanup,
+            Some(("install", of)) if of.get_flag("once") => Self::Once,
+            Some(("uninstall", _)) => Self::Uninstall,
             Some(("version", _)) => Self::Version,
             Some(("help", _)) => Self::Help,
             Some(("man", _)) => Self::Man,
@@ -103,7 +109,19 @@ pub fn command() -> Command {
         .after_help(PAGES.examples_text())
         .args(flags.chain(logging).map(|arg| arg.global(true)))
         .subcommand(
-            Command::new("cleanup").about("Takes the plugin out of the node: entry, kubeconfig, binary"),
+            Command::new("install")
+                .about("Installs the plugin and keeps it installed, as without a command; with --once, ends then")
+                .arg(
+                    Arg::new("once")
+                        .long("once")
+                        .action(ArgAction::SetTrue)
+                        .help("End when the plugin is installed, or cannot be, which is exit code 1"),
+                ),
+        )
+        .subcommand(
+            Command::new("uninstall")
+                .visible_alias("cleanup")
+                .about("Takes the plugin out of the node: entry, kubeconfig, binary"),
         )
         .subcommand(Command::new("help").about("Prints this"))
         .subcommand(Command::new("version").about("Says the version"))
@@ -173,6 +191,8 @@ impl std::fmt::Display for Origin {
 /// All values as texts.
 pub(super) struct Raw<'a> {
     given: &'a ArgMatches,
+    /// Whether the API server has to be named.
+    needs_server: bool,
     values: Vec<(&'static Setting, Origin, String)>,
     problems: Vec<Problem>,
 }
@@ -193,7 +213,8 @@ impl<'a> Raw<'a> {
                 (None, None) => (setting, Origin::Default(setting.name()), setting.default.to_owned()),
             }
         };
-        Self { given, values: SETTINGS.iter().map(find).collect(), problems: Vec::new() }
+        let needs_server = Action::of(given) == Action::Run;
+        Self { given, needs_server, values: SETTINGS.iter().map(find).collect(), problems: Vec::new() }
     }
 
     /// The settings that somebody gave, with where and what.
@@ -211,10 +232,18 @@ impl<'a> Raw<'a> {
         self.value(name).1.to_owned()
     }
 
-    pub(super) fn required(&mut self, name: &'static str) -> String {
+    /// Host and port of the API server. Where nobody says either and it is not needed, both are empty.
+    pub(super) fn server(&mut self) -> [String; 2] {
+        let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
+        let is_needed = self.needs_server || names.iter().any(|name| !self.text(name).is_empty());
+        names.map(|name| if is_needed { self.required(name) } else { String::new() })
+    }
+
+    fn required(&mut self, name: &'static str) -> String {
         let value = self.text(name);
         if value.is_empty() {
-            let reason = "missing; the kubelet gives it to every container, and a test has to set it";
+            let reason =
+                "missing; the kubelet gives it to every container, and who runs this elsewhere has to set it";
             self.problems.push(Problem { origin: name.to_owned(), value: None, reason: reason.to_owned() });
         }
         value
