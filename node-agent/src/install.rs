@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cni_core::conf::Envelope;
+use cni_core::conf::{Conf, Envelope};
 use cni_core::wire::Command;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
@@ -454,13 +454,19 @@ impl Installer {
         self.ask(conf)
     }
 
-    /// Whether the runtime calls the plugin, which may lack credentials.
+    /// Whether the runtime calls the plugin, and whether that has the credentials it needs. Without them it can be asked nothing.
     ///
     /// # Errors
-    /// The reason why not.
-    pub(crate) fn check_entry(&self) -> Result<(), Reason> {
+    /// The reason why the runtime does not call it, or why it could not work with its credentials.
+    pub(crate) fn check_once(&self) -> Result<bool, Reason> {
         self.check_binaries()?;
-        self.handed().map(drop)
+        let Some(conf) = self.handed()? else { return Ok(self.has_kubeconfig()) };
+        let reads_manifests = accepted(&conf).is_ok_and(|conf| conf.manifest_dir.is_some());
+        let is_equipped = reads_manifests || self.has_kubeconfig();
+        if is_equipped {
+            self.ask(conf)?;
+        }
+        Ok(is_equipped)
     }
 
     fn check_binaries(&self) -> Result<(), Reason> {
@@ -495,8 +501,7 @@ impl Installer {
 
     /// Whether the plugin's own parser takes a configuration, and whether it leads to what the agent writes.
     fn accept(&self, conf: &str) -> Result<(), String> {
-        let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
-        let conf = envelope.conf().map_err(|error| error.to_string())?;
+        let conf = accepted(conf)?;
         let written = self.settings.paths.run.join(kubeconfig::FILE);
         if conf.manifest_dir.is_none() && conf.kubeconfig != written {
             let (looks, written) = (conf.kubeconfig.display(), written.display());
@@ -523,6 +528,12 @@ impl Installer {
         *asked = Some(Asked { at: Instant::now(), conf, files });
         Ok(())
     }
+}
+
+/// A configuration as the plugin's own parser reads it, or what that says against it.
+fn accepted(conf: &str) -> Result<Conf, String> {
+    let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
+    envelope.conf().map_err(|error| error.to_string())
 }
 
 /// The name of the file that Istio's agent was writing under this name, such as `istio-cni` for `istio-cni.tmp.2481`.

@@ -30,7 +30,7 @@ pub enum Done {
     Installed {
         /// What this run changed.
         changed: Pass,
-        /// Whether the plugin has credentials; without them it holds back every pod that it has to look up.
+        /// Whether the plugin has the credentials it needs; without them it holds back every pod that it has to look up.
         credentials: bool,
     },
     /// An agent runs on this node, which keeps its own installation.
@@ -112,9 +112,7 @@ pub fn install(installer: &Installer) -> Result<Done, OnceError> {
 pub fn install_alone(installer: &Installer) -> Result<Done, OnceError> {
     installer.sweep().map_err(OnceError::Sweep)?;
     let changed = pass(installer)?;
-    let credentials = installer.has_kubeconfig();
-    let checked = if credentials { installer.check() } else { installer.check_entry() };
-    checked.map_err(OnceError::NotCalled)?;
+    let credentials = installer.check_once().map_err(OnceError::NotCalled)?;
     Ok(Done::Installed { changed, credentials })
 }
 

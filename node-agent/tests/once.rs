@@ -250,3 +250,18 @@ fn several_at_once_are_as_one() {
         assert_eq!(left, 1, "round {round}: temporary files");
     }
 }
+
+#[test]
+fn a_plugin_that_reads_manifests_needs_no_credentials() {
+    let mut node = bare(&[("10-calico.conflist", CALICO)]);
+    node.use_real_plugin();
+    let template = serde_json::json!({
+        "type": "istio-cni", "cni_agent_run_dir": node.path("run"), "pod_manifest_dir": node.path("manifests"),
+    });
+    node.set("CNI_NETWORK_CONFIG", &template.to_string());
+    assert_ends(&run(&node, &["install", "--once"]), 1, &["manifests"]);
+    fs::create_dir(node.path("manifests")).expect("makes");
+    let done = run(&node, &["install", "--once"]);
+    assert_ends(&done, 0, &["was installed already"]);
+    assert!(!said(&done).contains("credentials"), "{}", said(&done));
+}
