@@ -1,8 +1,6 @@
 //! `install-cni`: reads its settings, starts logging, runs what was asked for.
 
-use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
-
 use std::sync::Arc;
 
 use install_cni::agent;
@@ -11,36 +9,29 @@ use install_cni::install::Installer;
 use install_cni::once::{self, Done};
 use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
-use install_cni::settings::{Action, Problem, Settings, command, completions, manual};
+use install_cni::settings::{Action, Problem, Settings, command_line};
+use settings_cli::Line;
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
 
 fn main() -> ExitCode {
-    let given = match command().try_get_matches() {
-        Ok(given) => given,
-        // Wrong input ends with the same exit code here as everywhere.
-        Err(error) if error.use_stderr() => return complain(error.to_string().trim_end()),
-        Err(help) => return say(help.to_string().trim_end()),
+    let given = match command_line().read(std::env::args_os().skip(1)) {
+        Ok(Line::Work(given)) => given,
+        Ok(Line::Print(text)) => return settings_cli::print(&text),
+        Err(usage) => return settings_cli::complain(&usage.to_string()),
     };
     let env: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
     let action = Action::of(&given);
-    match action {
-        Action::Version => return say(concat!("install-cni ", env!("CARGO_PKG_VERSION"))),
-        Action::Help => return say(command().render_long_help().to_string().trim_end()),
-        Action::Man => return say(manual().trim_end()),
-        Action::Completion(shell) => return say(completions(shell).trim_end()),
-        Action::Run | Action::Once | Action::Uninstall => {}
-    }
     let (settings, notices) = match Settings::read(&given, &env) {
         Ok(read) => read,
         Err(problems) => return refuse(&problems),
     };
     let logs = match logging::init(settings.logging.clone()) {
         Ok(logs) => logs,
-        Err(error) => return complain(&error.to_string()),
+        Err(error) => return settings_cli::complain(&error.to_string()),
     };
     for notice in notices {
         log::warn!(target: SCOPE, "{notice}");
@@ -49,7 +40,6 @@ fn main() -> ExitCode {
         Action::Run => run(settings, &logs),
         Action::Once => install_once(settings),
         Action::Uninstall => uninstall(settings),
-        Action::Version | Action::Help | Action::Man | Action::Completion(_) => ExitCode::SUCCESS,
     };
     logs.flush();
     done
@@ -117,19 +107,5 @@ fn fail(error: &dyn std::error::Error) -> ExitCode {
 
 fn refuse(problems: &[Problem]) -> ExitCode {
     let lines: Vec<String> = problems.iter().map(|problem| format!("install-cni: {problem}")).collect();
-    complain(&lines.join("\n"))
-}
-
-#[expect(clippy::print_stderr, reason = "there is no log yet")]
-fn complain(text: &str) -> ExitCode {
-    eprintln!("{text}");
-    ExitCode::FAILURE
-}
-
-/// The answer to a question. A reader that has gone away is no failure.
-fn say(text: &str) -> ExitCode {
-    match writeln!(io::stdout(), "{text}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => complain(&error.to_string()),
-        Ok(()) | Err(_) => ExitCode::SUCCESS,
-    }
+    settings_cli::complain(&lines.join("\n"))
 }

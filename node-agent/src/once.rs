@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -22,6 +22,9 @@ use crate::settings::Paths;
 const ATTEMPTS: u32 = 20;
 /// How long it waits in between.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long an agent may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What became of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,10 +130,23 @@ pub fn uninstall(installer: &Installer) -> Result<(), Vec<UninstallError>> {
     }
 }
 
-/// The socket of an agent that runs on this node. A file that an agent left behind has nobody who listens.
+/// The socket of an agent that runs on this node.
 fn agent(installer: &Installer) -> Option<PathBuf> {
     let socket = installer.settings().paths.run.join(logging::SOCKET_NAME);
-    UnixStream::connect(&socket).is_ok().then_some(socket)
+    is_answered(&socket).then_some(socket)
+}
+
+/// Whether somebody answers at a socket. A file that an agent left behind has nobody who listens; and a child that an agent was about to
+/// start when it was killed holds the socket for a moment, and ends it without an answer. Whoever keeps silent is at work.
+fn is_answered(socket: &Path) -> bool {
+    let Ok(mut agent) = UnixStream::connect(socket) else { return false };
+    let asked = agent
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| agent.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    match asked.and_then(|()| agent.read(&mut [0])) {
+        Ok(count) => count > 0,
+        Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+    }
 }
 
 /// One pass, and others for as long as somebody else writes at the same time.

@@ -17,7 +17,7 @@ use crate::conflist::{Entry, EntryError, Facts, Template};
 
 pub use cluster_client::Trust;
 pub use notice::Notice;
-pub use raw::{Action, Problem, command, completions, manual};
+pub use raw::{Action, Problem, command_line};
 use raw::{LOCALHOST, Raw};
 
 /// Everything the agent is told.
@@ -204,7 +204,7 @@ impl Settings {
     /// # Errors
     /// Everything wrong with them, together.
     pub fn read(
-        given: &clap::ArgMatches,
+        given: &settings_cli::Words,
         env: &[(String, String)],
     ) -> Result<(Self, Vec<Notice>), Vec<Problem>> {
         let mut raw = Raw::new(given, env);

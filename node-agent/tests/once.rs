@@ -4,6 +4,7 @@ mod process;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -212,6 +213,19 @@ fn an_agent_that_runs_keeps_its_own_installation() {
     // Its socket stays behind and means nothing.
     assert_ends(&run(&node, &["uninstall"]), 0, &["the plugin is removed"]);
     assert_eq!(node.conf("10-calico.conflist").as_deref(), Some(CALICO));
+}
+
+/// As a child does that an agent had not quite started when it was killed.
+#[test]
+fn a_socket_that_ends_without_an_answer_is_no_agent() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    assert_ends(&run(&node, &["install", "--once"]), 0, &[]);
+    let listener = UnixListener::bind(node.path("run/log.sock")).expect("listens");
+    let mut uninstall = node.command(&["uninstall"]);
+    let uninstall = uninstall.stderr(Stdio::piped()).spawn().expect("starts");
+    drop(listener.accept().expect("is asked"));
+    drop(listener);
+    assert_ends(&uninstall.wait_with_output().expect("ends"), 0, &["the plugin is removed"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use install_cni::leave;
 use install_cni::once;
 use install_cni::plan::{Directory, ORIGINAL};
 use install_cni::plugin::{Ask, Question, Refusal};
-use install_cni::settings::{Settings, command};
+use install_cni::settings::Settings;
 use model::{Fault, Model};
 
 const NET: &str = "/host/etc/cni/net.d";
@@ -38,7 +38,7 @@ fn node(conf: (&str, &str)) -> Model {
 }
 
 fn settings(env: &[(&str, &str)]) -> Settings {
-    let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+    let given = settings_cli::Words::default();
     let required = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
     let env: Vec<_> =
         required.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();

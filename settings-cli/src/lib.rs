@@ -202,8 +202,8 @@ fn lossy(text: OsString) -> String {
     text.into_string().unwrap_or_else(|text| text.to_string_lossy().into_owned())
 }
 
-/// Standard output belongs to what the user asked for. A reader that has gone away is no failure.
-fn print(text: &str) -> ExitCode {
+/// Prints what the user asked for on standard output, which belongs to that. A reader that has gone away is no failure.
+pub fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             complain(&format!("cannot write to standard output: {error}"))
@@ -212,8 +212,8 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-/// What goes wrong before there is a log goes to standard error as it is.
-fn complain(text: &str) -> ExitCode {
+/// Says what goes wrong before there is a log: on standard error, as it is.
+pub fn complain(text: &str) -> ExitCode {
     let _ = writeln!(io::stderr(), "{text}");
     ExitCode::FAILURE
 }
