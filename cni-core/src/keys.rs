@@ -120,7 +120,7 @@ mod tests {
         for (path, value) in keys {
             match path.split_once('.') {
                 Some((outer, inner)) => {
-                    object.entry(outer).or_insert_with(|| json!({}))[inner] = value.clone()
+                    object.entry(outer).or_insert_with(|| json!({}))[inner] = value.clone();
                 }
                 None => drop(object.insert((*path).to_owned(), value.clone())),
             }
