@@ -144,7 +144,7 @@ impl Program {
             }
             logging::Config::default()
         });
-        let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()));
+        let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
         let not_in_force = self.judge(&mut settings, &line.flags);
         Ok(Asked::Run(Box::new(Input { settings, log, misspelt, not_in_force })))
     }
