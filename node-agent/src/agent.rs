@@ -126,7 +126,11 @@ async fn depart(
     keeper: &Keeper,
 ) {
     let lookup = match connection.last_look(seen).await {
-        Lookup::Denied { .. } => Lookup::Denied { plugin_works: token.works(connection).await },
+        Lookup::Denied { .. } => {
+            // In this order: it takes some seconds until the plugin's rights have gone as well.
+            let pod = connection.own_pod_at_the_end().await;
+            Lookup::Denied { plugin_works: token.works(connection).await, pod }
+        }
         other @ (Lookup::Present { .. } | Lookup::Absent | Lookup::Unreachable(_)) => other,
     };
     match leave::decide(&lookup, seen.get()) {
