@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults swap check setup bench release
+.PHONY: demo test faults swap rollouts check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -25,6 +25,11 @@ swap:
 	scripts/setup-apt.sh
 	cargo build --locked -p istio-iptables -p e2e
 	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
+
+# The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
+rollouts: setup
+	cargo build --locked -p install-cni -p istio-cni -p e2e
+	ROLLOUTS=10 cargo test --locked -p e2e --test agent_rollout a_daemon_set_that_rolls -- --nocapture
 
 setup:
 	scripts/setup-apt.sh

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds what the real-node tests run and Debian does not carry, or only older: cnitool, the plugins bridge and
-# host-local (Debian's stop at CNI 1.0.0), kube-apiserver, kube-controller-manager, kubectl, kubelet.
+# host-local (Debian's stop at CNI 1.0.0), kube-apiserver, kube-controller-manager, kube-scheduler,
+# kubectl, kubelet.
 #
 #   setup-kube.sh           build what is missing, print where it is
 #   setup-kube.sh cnitool   cnitool alone: seconds instead of minutes
@@ -100,7 +101,7 @@ build_from_module() {
 # does not carry. Each is replaced by the release that was cut from it: v1.34.4 goes with v0.34.4.
 build_kubernetes() {
     commands=
-    for command in kube-apiserver kube-controller-manager kubectl kubelet; do
+    for command in kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet; do
         if ! is_built "$command" "$KUBERNETES_VERSION" && ! is_provided "$command"; then
             commands="$commands $command"
         fi
@@ -156,7 +157,10 @@ version_file() {
 }
 
 is_provided() {
-    [ "$1" != kubelet ] && [ "$1" != kube-controller-manager ] && [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ]
+    case $1 in
+        kube-apiserver | kubectl) [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ] ;;
+        *) false ;;
+    esac
 }
 
 # The version is written last, so that an interrupted build is done again.
