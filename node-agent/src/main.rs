@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use install_cni::agent;
+use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::settings::{Action, Problem, Settings, command, completions, manual};
 
 fn main() -> ExitCode {
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
         Action::Completion(shell) => return say(completions(shell).trim_end()),
         Action::Run | Action::Cleanup => {}
     }
-    let (settings, notices) = match Settings::read(&given, &env) {
+    let Reading { settings, notices, reloader } = match Sources::new(given, env).read() {
         Ok(read) => read,
         Err(problems) => return refuse(&problems),
     };
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
         log::warn!(target: "cni-agent", "{notice}");
     }
     let done = match action {
-        Action::Run => run(settings, &logs),
+        Action::Run => run(settings, reloader, &logs),
         Action::Cleanup => cleanup(settings),
         Action::Version | Action::Help | Action::Man | Action::Completion(_) => ExitCode::SUCCESS,
     };
@@ -45,10 +46,10 @@ fn main() -> ExitCode {
 }
 
 /// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
-fn run(settings: Settings, logs: &logging::Handle) -> ExitCode {
+fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(3).build();
     let done = match runtime {
-        Ok(runtime) => runtime.block_on(agent::run(settings, Some(logs.clone()))),
+        Ok(runtime) => runtime.block_on(agent::run(settings, reloader, Some(logs.clone()))),
         Err(error) => Err(error.into()),
     };
     match done {

@@ -12,6 +12,9 @@ use settings_cli::Pages;
 /// What `localhost` stands for.
 pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+/// The flag of the log levels.
+const LEVEL_FLAG: &str = "log_output_level";
+
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -313,6 +316,11 @@ impl<'a> Raw<'a> {
         0o600
     }
 
+    /// Whether the flag of the log levels is given.
+    pub(super) fn has_level_flag(&self) -> bool {
+        self.given.try_contains_id(LEVEL_FLAG).unwrap_or_default()
+    }
+
     /// Whether somebody asked for stack traces at any level.
     pub(super) fn stack_traces(&self) -> bool {
         let asked = self.given.try_get_one::<String>("log_stacktrace_level").ok().flatten();
@@ -322,7 +330,12 @@ impl<'a> Raw<'a> {
 
     pub(super) fn logging(&mut self) -> logging::Config {
         let given = self.given;
+        let level = (!self.has_level_flag()).then(|| self.text("LOG_OUTPUT_LEVEL"));
+        let level = level.filter(|level| !level.is_empty());
         let values = |name: &str| {
+            if let (LEVEL_FLAG, Some(level)) = (name, &level) {
+                return Some(level.clone());
+            }
             let values = given.try_get_many::<String>(name).ok().flatten()?;
             Some(values.cloned().collect::<Vec<_>>().join(","))
         };
@@ -330,6 +343,8 @@ impl<'a> Raw<'a> {
             self.problems.extend(errors.iter().map(|error| {
                 let text = error.to_string();
                 let (origin, reason) = text.split_once(": ").unwrap_or(("logging", &text));
+                let is_variable = level.is_some() && origin.ends_with(LEVEL_FLAG);
+                let origin = if is_variable { "LOG_OUTPUT_LEVEL" } else { origin };
                 Problem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
             }));
             logging::Config::default()

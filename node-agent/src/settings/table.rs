@@ -148,6 +148,8 @@ pub const SETTINGS: &[Setting] = &[
     used("ctrlz_port", &[], Number, "9876", "Port of run-time control; 0: none."),
     used("ctrlz_address", &[], Text, "localhost", "Address of run-time control."),
     used("daemonset-name", &["DAEMONSET_NAME"], Text, "istio-cni-node", "The agent's own DaemonSet, which tells an upgrade from removal."),
+    used("settings-dir", &["SETTINGS_DIR"], Text, "", "Folder of a mounted ConfigMap, from which some settings are read again whenever it changes; empty: none."),
+    used("", &["LOG_OUTPUT_LEVEL"], Text, "", "What flag --log_output_level says, where that is not given."),
     used("", &["EXCLUDE_NAMESPACES"], List, "", "Namespaces whose pods are left alone."),
     used("", &["POD_NAMESPACE"], Text, "", "The agent's namespace."),
     used("", &["POD_NAME"], Text, "", "The agent's pod, which its events are about."),
