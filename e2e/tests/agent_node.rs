@@ -69,6 +69,8 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
         })
     })?;
 
+    follow_the_config_map(&api, &node)?;
+
     // The DaemonSet is there, so this is an upgrade.
     agent.delete(POD)?;
     ensure!(entries(&node)?.contains("\"istio-cni\""), "an upgrade took the entry");
@@ -88,6 +90,44 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let plain = node.start_pod(&plain_pod("plain"))?;
     plain.wait_running(POD)?;
     Ok(())
+}
+
+/// The agent follows the ConfigMap as the kubelet mounts it, and says in an event what it refuses of it.
+fn follow_the_config_map(api: &ApiServer, node: &Node<'_>) -> Result<()> {
+    let publish = |name: &str, value: &str| {
+        let data = json!({"data": {name: value}}).to_string();
+        api.kubectl(&["-n", NAMESPACE, "patch", "configmap", "istio-cni-config", "-p", &data])
+    };
+    let mut touches = 0;
+    // The kubelet looks at the ConfigMaps of a pod about once a minute, and when the pod changes.
+    let mut until = |what: &str, is_so: &dyn Fn() -> Result<bool>| {
+        until(what, POD, &[], || {
+            touches += 1;
+            let touched = format!("touched={touches}");
+            api.kubectl(&[
+                "-n",
+                NAMESPACE,
+                "annotate",
+                "--overwrite",
+                "pod",
+                "istio-cni-node-one",
+                &touched,
+            ])?;
+            Ok(is_so()?.then_some(()))
+        })
+    };
+    publish("EXCLUDE_NAMESPACES", "quiet")?;
+    until("the exclusion", &|| Ok(entries(node)?.contains("\"quiet\"")))?;
+    publish("NATIVE_NFTABLES", "maybe")?;
+    until("the event", &|| {
+        let events = api.list("events", NAMESPACE)?;
+        let mut refused = events.iter().filter(|event| event["reason"] == "SettingsRefused");
+        Ok(refused.any(|event| event["message"].as_str().is_some_and(|text| text.contains("maybe"))))
+    })?;
+    ensure!(entries(node)?.contains("\"quiet\""), "what was before stays");
+    publish("NATIVE_NFTABLES", "true")?;
+    until("the plugin's key", &|| Ok(entries(node)?.contains("\"native_nftables\": true")))?;
+    publish("NATIVE_NFTABLES", "false").map(drop)
 }
 
 /// The token that the kubelet gave the agent's pod, which is bound to that pod.
