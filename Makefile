@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults swap rollouts check setup bench release
+.PHONY: demo test faults swap rollouts runtimes check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -30,6 +30,12 @@ swap:
 rollouts: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	ROLLOUTS=10 cargo test --locked -p e2e --test agent_rollout a_daemon_set_that_rolls -- --nocapture
+
+# The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test` does without.
+runtimes: setup
+	scripts/setup-kube.sh runtimes
+	cargo build --locked -p install-cni -p istio-cni -p e2e
+	cargo test --locked -p e2e --test agent_runtimes -- --ignored
 
 setup:
 	scripts/setup-apt.sh

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use agent_support::{
-    MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, apply_manifest, assert_redirected, entries, import_image,
-    is_ready, programs, run_dir, wait_loaded,
+    LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, agent_pod, apply_manifest, assert_redirected, entries,
+    import_image, is_ready, programs, run_dir, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
@@ -21,23 +21,6 @@ use e2e::node::{Node, plain_pod, sidecar_pod};
 use e2e::process::{self, Background, once_in, until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-
-/// The pod that the DaemonSet's controller would make.
-fn agent_pod(daemon_set: &Value, api: &ApiServer, name: &str) -> Value {
-    let mut pod = daemon_set["spec"]["template"].clone();
-    pod["apiVersion"] = json!("v1");
-    pod["kind"] = json!("Pod");
-    pod["metadata"]["name"] = json!(name);
-    pod["metadata"]["namespace"] = json!(NAMESPACE);
-    let container = &mut pod["spec"]["containers"][0];
-    container["imagePullPolicy"] = json!("Never");
-    // There is no service network; the agent is on the node's.
-    let mut env = container["env"].as_array().cloned().unwrap_or_default();
-    env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"}));
-    env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": api.port().to_string()}));
-    container["env"] = json!(env);
-    pod
-}
 
 #[test]
 fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
@@ -47,7 +30,7 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let before = entries(&node)?;
     let daemon_set = apply_manifest(&api, &node, MANIFEST)?;
 
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     ensure!(entries(&node)?.contains("\"istio-cni\""), "no entry");
     let log = agent.log("install-cni")?;
@@ -79,7 +62,7 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     assert_redirected(&node, &second)?;
 
     // All of it goes at once, as `kubectl delete -f` does it.
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-two"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-two"))?;
     agent.wait("ready", POD, is_ready)?;
     api.kubectl(&["-n", NAMESPACE, "delete", "daemonset", "istio-cni-node", "--cascade=background"])?;
     api.kubectl(&["delete", "clusterrolebinding", "istio-cni", "istio-cni-plugin"])?;
@@ -146,7 +129,7 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
     let node = Node::joined(&api)?;
     import_image(&node)?;
     let daemon_set = apply_manifest(&api, &node, MANIFEST)?;
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     let token = projected_token(&node, &api, "istio-cni-node-one")?;
     let kubeconfig = || fs::read_to_string(run_dir(&node).join("istio-cni-kubeconfig"));
@@ -164,7 +147,7 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
     alone.wait_running(POD)?;
     assert_redirected(&node, &alone)?;
 
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-two"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-two"))?;
     agent.wait("ready", POD, is_ready)?;
     ensure!(!kubeconfig()?.contains(&token), "the old token is back");
     let after = node.start_pod(&sidecar_pod("after"))?;
@@ -188,7 +171,7 @@ fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
     import_image(&node)?;
     let manifest = MANIFEST.replace("# drift-watch: ", "").replace("INTERVAL: 5m", "INTERVAL: 2s");
     let daemon_set = apply_manifest(&api, &node, &manifest)?;
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
 
     // These start after the agent: their namespaces have to come through to it.

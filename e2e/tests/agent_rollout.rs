@@ -8,19 +8,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_support::{
-    DAEMON_SET, IMAGE, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, apply_manifest, assert_redirected,
-    current_agent, entries, import_image, import_image_as, run_dir, wait_loaded, wait_rolled_out,
-    with_server,
+    DAEMON_SET, GATEWAY, IMAGE, LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, apply_manifest,
+    assert_redirected, chart, current_agent, entries, import_image, import_image_as, run_dir, wait_loaded,
+    wait_rolled_out, with_server,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{Node, plain_pod, sidecar_pod};
 use e2e::process::until;
 use serde_json::{Value, json};
-
-const CHART: &str = include_str!("../manifests/istio-chart.yaml");
-/// The API server as pods reach it.
-const GATEWAY: &str = "10.88.0.1";
 
 /// Runs `change` and meanwhile looks all the time whether the plugin and its entry are there.
 fn while_plugin_stays<T>(node: &Node<'_>, change: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -73,11 +69,6 @@ fn remove(api: &ApiServer, removal: Removal) -> Result<()> {
     }
 }
 
-fn chart(host_network: bool) -> String {
-    let pod = "      serviceAccountName: istio-cni\n";
-    CHART.replace(pod, &format!("      hostNetwork: {host_network}\n{pod}"))
-}
-
 #[test]
 fn under_istios_chart_the_agent_is_ready_redirects_upgrades_and_uninstalls() -> Result<()> {
     let api = ApiServer::start()?;
@@ -87,7 +78,7 @@ fn under_istios_chart_the_agent_is_ready_redirects_upgrades_and_uninstalls() -> 
     let before = entries(&node)?;
     for (name, host_network, removal) in [("pods", false, Removal::AsHelm), ("host", true, Removal::Orphans)]
     {
-        let server = if host_network { "127.0.0.1" } else { GATEWAY };
+        let server = if host_network { LOOPBACK } else { GATEWAY };
         if !host_network {
             // The gateway's address is there as soon as a pod is.
             node.start_pod(&plain_pod("first"))?.wait_running(POD)?;
@@ -206,7 +197,7 @@ fn a_daemon_set_that_rolls_under_load_fails_no_pod_and_lets_none_bypass() -> Res
         import_image_as(&node, &format!("{IMAGE}-{version}"), version)?;
     }
     node.ctr(&["images", "tag", &format!("{IMAGE}-1"), IMAGE])?;
-    let manifest = with_server(MANIFEST, "127.0.0.1", api.port());
+    let manifest = with_server(MANIFEST, LOOPBACK, api.port());
     let template = format!("  CHAINED_CNI_PLUGIN: \"true\"\n  CNI_NETWORK_CONFIG: '{PATIENT_ENTRY}'\n");
     apply_manifest(&api, &node, &manifest.replace("  CHAINED_CNI_PLUGIN: \"true\"\n", &template))?;
     wait_rolled_out(&api, &node, &controllers)?;

@@ -21,6 +21,11 @@ pub const POD: Duration = Duration::from_secs(300);
 pub const IMAGE: &str = "localhost/install-cni:test";
 pub const NAMESPACE: &str = "istio-system";
 pub const MANIFEST: &str = include_str!("../../../deploy/istio-cni-node.yaml");
+const CHART: &str = include_str!("../../manifests/istio-chart.yaml");
+/// The API server as the node and its own processes reach it.
+pub const LOOPBACK: &str = "127.0.0.1";
+/// The API server as pods reach it.
+pub const GATEWAY: &str = "10.88.0.1";
 pub const DAEMON_SET: &str = "istio-cni-node";
 
 /// Programs of this workspace, built as the tests are, with `more` arguments and compiler flags.
@@ -66,6 +71,12 @@ pub fn run_dir(node: &Node<'_>) -> PathBuf {
     node.state_dir().join("run")
 }
 
+/// What Istio's own chart starts.
+pub fn chart(host_network: bool) -> String {
+    let pod = "      serviceAccountName: istio-cni\n";
+    CHART.replace(pod, &format!("      hostNetwork: {host_network}\n{pod}"))
+}
+
 /// A manifest whose agents reach the API server at this address: there is no service network.
 pub fn with_server(manifest: &str, host: &str, port: u16) -> String {
     let env = "          env:\n";
@@ -73,6 +84,27 @@ pub fn with_server(manifest: &str, host: &str, port: u16) -> String {
         "{env}            - {{name: KUBERNETES_SERVICE_HOST, value: {host}}}\n            - {{name: KUBERNETES_SERVICE_PORT, value: \"{port}\"}}\n"
     );
     manifest.replace(env, &server)
+}
+
+/// The pod that the DaemonSet's controller would make.
+pub fn agent_pod(daemon_set: &Value, server: &str, api: &ApiServer, name: &str) -> Value {
+    let mut pod = daemon_set["spec"]["template"].clone();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    pod["metadata"]["name"] = json!(name);
+    pod["metadata"]["namespace"] = json!(NAMESPACE);
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "name": DAEMON_SET, "uid": daemon_set["metadata"]["uid"],
+        "controller": true, "blockOwnerDeletion": true,
+    }]);
+    let container = &mut pod["spec"]["containers"][0];
+    container["imagePullPolicy"] = json!("Never");
+    // There is no service network.
+    let mut env = container["env"].as_array().cloned().unwrap_or_default();
+    env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": server}));
+    env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": api.port().to_string()}));
+    container["env"] = json!(env);
+    pod
 }
 
 /// The pod of the DaemonSet that is there now and is not being deleted.
