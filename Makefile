@@ -10,7 +10,7 @@ demo:
 	cargo build --release --locked -p istio-iptables -p istio-cni -p e2e --bin istio-iptables --bin istio-cni --bin demo --bin e2e-helper
 	"$${CARGO_TARGET_DIR:-target}/release/demo"
 
-# Every test. The first run builds a Kubernetes API server and kubelet from their Go modules (about five minutes).
+# Every test. The first run builds a Kubernetes control plane and kubelet from their Go modules (about six minutes).
 test: setup
 	scripts/test.sh
 

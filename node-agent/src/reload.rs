@@ -76,7 +76,8 @@ impl Sources {
         let mut reloader =
             Reloader { sources: self, at_start: files.clone(), last: Ok(files.clone()), said: Vec::new() };
         let (settings, notices) = reloader.sources.with(&files)?;
-        let notices = reloader.news(&files, &notices);
+        let mut notices = reloader.news(&files, &notices);
+        notices.extend(reloader.sources.overridden(&files));
         Ok(Reading { settings, notices, reloader: Some(reloader) })
     }
 
@@ -89,6 +90,19 @@ impl Sources {
         let of_folder = files.iter().filter(|(name, _)| is_reloaded(name) || !known(name));
         let of_folder = of_folder.map(|(name, value)| (name.clone(), value.clone()));
         Settings::read(&self.given, &of_environment.chain(of_folder).collect::<Vec<_>>())
+    }
+
+    /// Settings that the environment alone says, and that are read from the folder. At the start, these cannot come from the same ConfigMap.
+    fn overridden(&self, files: &Files) -> Option<String> {
+        let given = self.env.iter().map(|(name, _)| name.as_str());
+        let names: Vec<&str> =
+            given.filter(|name| RELOADED.contains(name) && !files.contains_key(*name)).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "{}: no effect in the environment, because SETTINGS_DIR is given; write them there",
+                names.join(", ")
+            )
+        })
     }
 
     /// What is in force of a setting that the environment says.

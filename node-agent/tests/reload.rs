@@ -189,8 +189,11 @@ fn the_drift_watch_is_switched_on_and_off_by_the_folder() {
 #[test]
 fn what_cannot_be_reloaded_is_said_to_need_a_restart() {
     let mut node = node();
+    node.set("NATIVE_NFTABLES", "true");
     let map = ConfigMap::mounted(&mut node, &[("CHAINED_CNI_PLUGIN", "true")]);
     let agent = node.start_ready();
+    assert!(node.log().contains("\tNATIVE_NFTABLES: no effect in the environment"), "{}", node.log());
+    assert_eq!(entry(&node)["native_nftables"], false);
     assert!(!node.log().contains("the environment counts"), "{}", node.log());
     let changed = [("CHAINED_CNI_PLUGIN", "false"), ("HEALTH_PORT", "1"), ("EXCLUDE_NAMESPACE", "x")];
     map.publish(&changed);

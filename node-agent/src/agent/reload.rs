@@ -35,7 +35,9 @@ impl Agent {
                 );
             }
             Reload::Taken { settings, notices } => {
-                self.metrics.settings_refused.set(0);
+                if self.metrics.settings_refused.set(0) == 1 {
+                    log::info!(target: SCOPE, "the settings in the settings folder are not refused any more");
+                }
                 for notice in notices {
                     log::warn!(target: SCOPE, "{notice}");
                 }

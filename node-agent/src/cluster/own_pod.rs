@@ -11,13 +11,15 @@ use crate::leave::OwnPod;
 
 /// How long the agent waits for its rights to go. Uninstalling deletes the DaemonSet and the roles with one command, a few requests apart.
 const UNINSTALL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long refusals have to last to be believed: older charts leave the agent five seconds in all.
+const BELIEVED: Duration = Duration::from_secs(2);
 
 impl Connection {
     /// What becomes of the agent's pod. A rollout and the deletion of the DaemonSet look the same in the pod, so the agent watches whether it
     /// loses its rights meanwhile; the last answer counts, because roles that are applied anew are missing for a moment.
     pub async fn own_pod_at_the_end(&self) -> OwnPod {
         let start = Instant::now();
-        let mut last = OwnPod::Unknown;
+        let (mut last, mut refused_since) = (OwnPod::Unknown, None);
         loop {
             let seen = match self.get() {
                 Ok(cluster) => cluster.own_pod().await,
@@ -25,10 +27,15 @@ impl Connection {
             };
             match seen {
                 OwnPod::Stays | OwnPod::Unowned | OwnPod::Gone => return seen,
-                OwnPod::Replaced | OwnPod::Refused => last = seen,
+                OwnPod::Replaced => (last, refused_since) = (seen, None),
+                OwnPod::Refused => {
+                    last = seen;
+                    refused_since.get_or_insert_with(Instant::now);
+                }
                 OwnPod::Unknown => {}
             }
-            if start.elapsed() >= UNINSTALL_PATIENCE {
+            let is_believed = refused_since.is_some_and(|since| since.elapsed() >= BELIEVED);
+            if is_believed || start.elapsed() >= UNINSTALL_PATIENCE {
                 return last;
             }
             tokio::time::sleep(REFUSAL_PAUSE).await;
