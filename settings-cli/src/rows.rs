@@ -8,8 +8,10 @@ const NO_LOCK: Status =
     Status::WithoutEffect("no lock of the node is ever taken, only one of the network namespace");
 
 /// What is not in force in `istio-iptables`.
-pub const IPTABLES: &[(Key, Status)] =
-    &[(Key::CniMode, NO_LOCK), (Key::Reconcile, Status::WithoutEffect("they are always replaced"))];
+pub const IPTABLES: &[(Key, Status)] = &[
+    (Key::CniMode, NO_LOCK),
+    (Key::Reconcile, Status::WithoutEffect("another configuration is always replaced")),
+];
 
 /// What is not in force in `istio-validation`.
 pub const VALIDATION: &[(Key, Status)] = &[
