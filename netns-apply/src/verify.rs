@@ -9,9 +9,9 @@ use crate::{
 };
 use redirect_core::{
     Family, RulePlan,
-    change::{Difference, DifferenceKind},
+    change::Difference,
     interference::Finding,
-    netlink::{NativeState, without_bytes},
+    netlink::NativeState,
     options::Variant,
     routing::{self, FoundRouting},
     steps::{Observation, VARIANTS},
@@ -80,7 +80,7 @@ pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch
     }
     let seen = Seen::now(&mut handles, Instant::now() + options.patience)?;
     let observed = &seen.state;
-    let (backend, _) = backend::choose(options.backend, observed, &mut handles, plan)?;
+    let (backend, _) = backend::choose(options.backend, &seen, &mut handles, plan)?;
     let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
     if redirected + usize::from(!observed.native.is_empty()) > 1 {
         return Ok(Some(Mismatch::TwoBackends));
@@ -133,23 +133,6 @@ pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
 fn different(observed: &Observation, variant: Variant, plan: &RulePlan) -> Option<Mismatch> {
     Family::BOTH.into_iter().find_map(|family| {
         let difference = Difference::find(observed.rules(variant).of(family), &plan.rules(family))?;
-        Some(Mismatch::Rule { family, difference: readable(difference) })
+        Some(Mismatch::Rule { family, difference })
     })
-}
-
-/// The same in words for people: rules of others without the bytes that would make them again.
-fn readable(difference: Difference) -> Difference {
-    let Difference { table, chain, kind } = difference;
-    let kind = match kind {
-        DifferenceKind::StrayRule { number, found } => {
-            DifferenceKind::StrayRule { number, found: without_bytes(found) }
-        }
-        DifferenceKind::OtherRule { number, wanted, found } => {
-            DifferenceKind::OtherRule { number, wanted, found: without_bytes(found) }
-        }
-        DifferenceKind::MissingChain | DifferenceKind::StrayChain | DifferenceKind::MissingRule { .. } => {
-            kind
-        }
-    };
-    Difference { table, chain, kind }
 }

@@ -6,7 +6,7 @@ use crate::{
     rule::{Chain, Hook, Table},
     state::{Entry, RuleState},
 };
-use alloc::{string::String, vec::Vec};
+use alloc::vec::Vec;
 use core::fmt;
 
 /// One step within a table.
@@ -72,7 +72,7 @@ impl Change {
                     let kept = entries.iter().filter(|entry| ours(state, table, chain, entry));
                     (chain.clone(), kept.cloned().collect::<Vec<Entry>>())
                 });
-                all.filter(|(chain, kept)| chain.is_the_meshs() || !kept.is_empty()).collect()
+                all.filter(|(chain, kept)| chain.belongs_to_mesh() || !kept.is_empty()).collect()
             };
             chains(now) != chains(before)
         };
@@ -86,7 +86,7 @@ impl Change {
                             back.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())),
                         );
                     }
-                    Chain::Ours(_) | Chain::Other(_) if chain.is_the_meshs() => {
+                    Chain::Ours(_) | Chain::Other(_) if chain.belongs_to_mesh() => {
                         steps.extend(entries.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
                     }
                     Chain::Ours(_) | Chain::Other(_) => {}
@@ -145,11 +145,11 @@ fn replace(
 ) -> TableChange {
     let mut steps = Vec::new();
     let mesh_chains = |state: &RuleState| -> Vec<Chain> {
-        state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::is_the_meshs).collect()
+        state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::belongs_to_mesh).collect()
     };
     let wanted = mesh_chains(to);
     steps.extend(wanted.iter().cloned().map(Step::DeclareEmpty));
-    for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
+    for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
         let going = entries.iter().filter(|entry| ours(from, table, chain, entry));
         steps.extend(going.map(|entry| Step::Delete(chain.clone(), entry.clone())));
     }
@@ -231,7 +231,7 @@ impl Difference {
                 .rules(table, chain)
                 .iter()
                 .filter(|entry| observed.owns_beside(wanted, table, chain, entry));
-            let kind = if chain.is_the_meshs() && !observed.has(table, chain) {
+            let kind = if chain.belongs_to_mesh() && !observed.has(table, chain) {
                 Some(DifferenceKind::MissingChain)
             } else {
                 first_difference(entries.iter(), found)
@@ -243,7 +243,7 @@ impl Difference {
         let unplanned = observed.chains(table).filter(|(chain, _)| !wanted.has(table, chain));
         for (chain, entries) in unplanned {
             let found = entries.iter().filter(|entry| observed.owns_beside(wanted, table, chain, entry));
-            let kind = if chain.is_the_meshs() {
+            let kind = if chain.belongs_to_mesh() {
                 Some(DifferenceKind::StrayChain)
             } else {
                 first_difference([].iter(), found)
@@ -279,21 +279,14 @@ impl fmt::Display for Difference {
             DifferenceKind::MissingChain => write!(f, "chain {place} is missing"),
             DifferenceKind::StrayChain => write!(f, "chain {place} should not be there"),
             DifferenceKind::MissingRule { number, wanted } => {
-                write!(f, "{place}: rule {number} is missing: {}", text(wanted))
+                write!(f, "{place}: rule {number} is missing: {wanted}")
             }
             DifferenceKind::StrayRule { number, found } => {
-                write!(f, "{place}: rule {number} should not be there: {}", text(found))
+                write!(f, "{place}: rule {number} should not be there: {found}")
             }
             DifferenceKind::OtherRule { number, wanted, found } => {
-                write!(f, "{place}: rule {number} is {}, not {}", text(found), text(wanted))
+                write!(f, "{place}: rule {number} is {found}, not {wanted}")
             }
         }
-    }
-}
-
-fn text(entry: &Entry) -> String {
-    match entry {
-        Entry::Rule(rule) => render::rule_text(rule),
-        Entry::Foreign(text) => text.clone(),
     }
 }

@@ -107,7 +107,7 @@ impl Chain {
 
     /// Whether it belongs to the mesh: a chain of a plan, or of an earlier or later version's.
     #[must_use]
-    pub fn is_the_meshs(&self) -> bool {
+    pub fn belongs_to_mesh(&self) -> bool {
         match self {
             Self::Hook(_) => false,
             Self::Ours(_) => true,

@@ -33,7 +33,7 @@ mod xt;
 mod tests;
 
 pub use batch::{Batch, BatchError, FinishedBatch};
-pub use foreign::without_bytes;
+pub(crate) use foreign::RawRule;
 pub use iptables::Unencodable;
 pub use native::NativeForm;
 pub use native_state::NativeState;
