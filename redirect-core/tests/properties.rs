@@ -13,7 +13,7 @@ use proptest::{
 };
 use redirect_core::{
     Family, Redirect,
-    change::{Change, Difference, Step},
+    change::{Change, RuleDifference, Step},
     options::RunOptions,
     parse,
     plan::FamilyRules,
@@ -253,7 +253,7 @@ impl Kernel {
         let observed = self.observe();
         let ours = observed.of_mesh_beside(wanted.state());
         prop_assert_eq!(Self::holding(&ours), Self::holding(wanted.state()));
-        prop_assert_eq!(Difference::find(&observed, wanted), None);
+        prop_assert_eq!(RuleDifference::first(&observed, wanted), None);
         for table in Table::ALL {
             for hook in Hook::ALL {
                 let (chain, leading) = (Chain::Hook(hook), wanted.leading(table, hook));
