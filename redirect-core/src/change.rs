@@ -94,7 +94,7 @@ impl Change {
                 }
             }
         };
-        let tables = Table::ALL.into_iter().filter(|table| differs(*table));
+        let tables = Table::ALL.iter().copied().filter(|table| differs(*table));
         Self { tables: tables.map(|table| replace(table, now, before, &ours, add)).collect() }
     }
 
@@ -121,9 +121,9 @@ impl Change {
         let mut tables = Table::ALL;
         if captures_inbound(Table::Nat, wanted.state()) {
             // The table that takes over inbound capture goes first, so that there is no moment without it.
-            tables = [Table::Raw, Table::Nat, Table::Mangle];
+            tables = &[Table::Raw, Table::Nat, Table::Mangle];
         }
-        let changed = tables.into_iter().filter(|table| changes(*table));
+        let changed = tables.iter().copied().filter(|table| changes(*table));
         let to = wanted.state();
         let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
             state.owns_beside(to, table, chain, entry)
@@ -224,13 +224,13 @@ impl RuleDifference {
     #[must_use]
     pub fn first(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
         let in_table = |table| in_table(table, observed, wanted).into_iter().next();
-        Table::ALL.into_iter().filter(|table| differs(*table, observed, wanted)).find_map(in_table)
+        Table::ALL.iter().copied().filter(|table| differs(*table, observed, wanted)).find_map(in_table)
     }
 
     /// All of them, table by table: first the chains that are wanted, then those that are not.
     #[must_use]
     pub fn all(observed: &RuleState, wanted: &FamilyRules) -> Vec<Self> {
-        let differing = Table::ALL.into_iter().filter(|table| differs(*table, observed, wanted));
+        let differing = Table::ALL.iter().copied().filter(|table| differs(*table, observed, wanted));
         differing.flat_map(|table| in_table(table, observed, wanted)).collect()
     }
 }

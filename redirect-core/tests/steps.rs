@@ -59,7 +59,7 @@ fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
 /// Where inbound connections are captured: backend, family and table.
 fn captures(observed: &Observation) -> Vec<String> {
     let mut places = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for family in Family::BOTH {
             for variant in [Variant::Legacy, Variant::Nft] {
                 if observed.rules(variant).of(family).captures_inbound(table) {
@@ -87,7 +87,7 @@ fn take(observed: &mut Observation, step: &Step, wanted: &Observation) {
             Family::V6 => &mut states.v6,
         };
         let mut next = redirect_core::state::RuleState::new();
-        for table in Table::ALL {
+        for table in Table::ALL.iter().copied() {
             let from = if changed.contains(&table) { &to } else { &*state };
             for (chain, rules) in from.chains(table) {
                 *next.declare(table, chain.clone()) = rules.to_vec();

@@ -96,7 +96,10 @@ fn proxy(path: &str, container: &Value, reader: &mut Reader) -> ProxyContainer {
             env.insert(name.to_owned(), value.to_owned());
         }
     }
-    ProxyContainer { args, env, run_as_user, run_as_group }
+    let mut proxy = ProxyContainer::default();
+    (proxy.args, proxy.env) = (args, env);
+    (proxy.run_as_user, proxy.run_as_group) = (run_as_user, run_as_group);
+    proxy
 }
 
 fn string_map(path: &str, value: Option<&Value>, reader: &mut Reader) -> BTreeMap<String, String> {

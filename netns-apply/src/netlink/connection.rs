@@ -160,8 +160,8 @@ impl Connection {
     pub fn missing_for(&mut self, plan: &RulePlan) -> Result<Vec<Missing>, NetlinkError> {
         let mut needs = BTreeSet::new();
         for family in plan.families() {
-            let planned = plan.planned_rules().iter().filter(|planned| planned.scope.covers(*family));
-            let extensions = planned.flat_map(|planned| redirect_core::netlink::extensions(&planned.rule));
+            let planned = plan.planned_rules().iter().filter(|planned| planned.scope().covers(*family));
+            let extensions = planned.flat_map(|planned| redirect_core::netlink::extensions(planned.rule()));
             needs.extend(extensions.map(|extension| (*family, extension)));
         }
         self.missing(needs)
@@ -171,7 +171,7 @@ impl Connection {
         let mut whole = self.ask("list tables", request::tables, |message| observed.take(message))?;
         for family in Family::BOTH {
             let tables: Vec<Table> =
-                Table::ALL.into_iter().filter(|table| observed.has_table(family, *table)).collect();
+                Table::ALL.iter().copied().filter(|table| observed.has_table(family, *table)).collect();
             if tables.is_empty() {
                 continue;
             }

@@ -405,7 +405,7 @@ fn marks_given(rule: &NativeRule) -> impl Iterator<Item = Mark> + '_ {
         let (bytes, _) = (first == "immediate" && stores_mark)
             .then(|| loaded.find(immediate::DATA).and_then(value))
             .flatten()?;
-        Some(Mark(u32::from_ne_bytes(bytes.try_into().ok()?)))
+        Mark::new(u32::from_ne_bytes(bytes.try_into().ok()?))
     })
 }
 
