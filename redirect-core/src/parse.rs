@@ -113,9 +113,9 @@ fn rule(words: &[&str]) -> Option<Rule> {
         }
     }
     let has_flags = matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
-    if names_port_module(words) && !has_flags && !matches.iter().any(compares_ports) {
+    if names_port_module(words) && !has_flags && !matches.iter().any(Match::compares_ports) {
         // iptables-save leaves away a comparison with all ports, and prints only the module that would make it.
-        matches.push(Match::DestinationPort(Is::so(PortRange::ALL)));
+        matches.push(Match::DestinationPort(Is::equals(PortRange::ALL)));
     }
     let rule = Rule { matches, target: target? };
     says_its_protocol(&rule).then_some(rule)
@@ -132,10 +132,6 @@ fn with_direction(matches: &mut [Match], name: &str) -> Option<()> {
     tracked.direction.replace(of_name).is_none().then_some(())
 }
 
-const fn compares_ports(condition: &Match) -> bool {
-    matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
-}
-
 /// Whether a rule that compares ports or flags says of which protocol, and says it once.
 fn says_its_protocol(rule: &Rule) -> bool {
     let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
@@ -144,7 +140,7 @@ fn says_its_protocol(rule: &Rule) -> bool {
         _ if protocols > 1 => false,
         Some(Protocol::Tcp) => true,
         Some(Protocol::Udp) => !has_flags,
-        None => !has_flags && !rule.matches.iter().any(compares_ports),
+        None => !has_flags && !rule.matches.iter().any(Match::compares_ports),
     }
 }
 

@@ -22,6 +22,7 @@ use alloc::{
 
 /// Why a change cannot be written as a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BatchError {
     /// A step names a chain that is not there.
     #[error("{0}: there is no such chain")]
@@ -257,10 +258,10 @@ fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), Une
 pub(super) fn base_chain(body: &mut Writer, table: Table, hook: Hook) {
     body.nested(attribute::chain::HOOK, |data| {
         data.u32(attribute::hook::NUMBER, abi::hook_number(hook));
-        data.u32(attribute::hook::PRIORITY, abi::priority(table, hook).cast_unsigned());
+        data.u32(attribute::hook::PRIORITY, table.priority(hook).cast_unsigned());
     });
     body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
-    body.text(attribute::chain::TYPE, abi::chain_type(table, hook));
+    body.text(attribute::chain::TYPE, table.chain_type(hook));
 }
 
 const fn head(sequence: u32) -> Head {

@@ -270,7 +270,7 @@ fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<
         Loaded::Field(Field::Ct(_)) | Loaded::Value(_) | Loaded::Remarked(_) => None,
         Loaded::Field(Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 }) if !not => {
             let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
-            let is = |bytes| Is::so(PortRange::single(u16::from_be_bytes(bytes)));
+            let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
             Some([Match::SourcePort(is([a, b])), Match::DestinationPort(is([c, d]))].into())
         }
         Loaded::Field(Field::Payload { base: base::TRANSPORT, .. }) => {

@@ -172,8 +172,8 @@ fn is_as_iptables_has_it(table: Table, chain: &Chain, facts: &super::observed::C
     match (chain, &facts.hook) {
         (Chain::Hook(hook), Some(found)) => {
             found.number == abi::hook_number(*hook)
-                && found.priority == abi::priority(table, *hook)
-                && found.kind == abi::chain_type(table, *hook)
+                && found.priority == table.priority(*hook)
+                && found.kind == table.chain_type(*hook)
         }
         (Chain::Ours(_) | Chain::Other(_), None) => true,
         (Chain::Hook(_), None) | (Chain::Ours(_) | Chain::Other(_), Some(_)) => false,

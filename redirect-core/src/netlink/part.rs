@@ -38,6 +38,7 @@ impl fmt::Display for Place<'_> {
 
 /// What one message of a transaction is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Part<'a> {
     /// A table is created.
     Table(&'a str),
