@@ -1,5 +1,6 @@
 //! The API server, as far as the agent needs it: its own DaemonSet, its node's labels and pods, events.
 
+mod own_pod;
 mod pods;
 mod token;
 
@@ -19,7 +20,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::leave::{Lookup, Seen};
+use crate::leave::{Lookup, OwnPod, Seen};
 use crate::ready::State;
 use crate::settings::{Identity, Settings};
 
@@ -185,7 +186,9 @@ impl Cluster {
         let found: DaemonSet = match self.client.json(request, Limits::object(PATIENCE)).await {
             Ok(found) => found,
             Err(Failure::NotFound(words)) if words.by_api => return Lookup::Absent,
-            Err(failure) if failure.is_refusal() => return Lookup::Denied { plugin_works: false },
+            Err(failure) if failure.is_refusal() => {
+                return Lookup::Denied { plugin_works: false, pod: OwnPod::Unknown };
+            }
             Err(failure) => return Lookup::Unreachable(failure.to_string()),
         };
         let deleting = found.metadata.deletion_timestamp.is_some();
@@ -252,7 +255,7 @@ impl Cluster {
                 Ok("0".to_owned())
             }
             Err(failure) if failure.is_refusal() => Err(format!(
-                "the agent may not get DaemonSet {name}; at its end it will not tell an upgrade from removal ({failure})"
+                "the agent may not get DaemonSet {name}; at its end it takes it for removed if its own rights go within seconds ({failure})"
             )
             .into()),
             Err(failure) => Err(failure.into()),

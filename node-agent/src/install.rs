@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cni_core::conf::{Conf, Envelope};
@@ -18,7 +18,7 @@ use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
 use crate::plugin_token::PluginToken;
 use crate::ready::Reason;
-use crate::settings::{OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
+use crate::settings::{EntrySettings, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
 
 /// How long a yes of the plugin holds where nothing that the agent knows of has changed.
 const ANSWER_HOLDS: Duration = Duration::from_secs(30);
@@ -30,6 +30,8 @@ pub struct Installer {
     disk: Arc<dyn Disk>,
     plugin: Arc<dyn Ask>,
     settings: Settings,
+    /// What the plugin is told, which may change while the agent runs.
+    entry: RwLock<EntrySettings>,
     token: Arc<PluginToken>,
     /// Binaries whose content was compared, by target: what source and target were then.
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
@@ -138,8 +140,8 @@ impl Installer {
     /// An installer for a node.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
-        let token = Arc::default();
-        Self { disk, plugin, settings, token, compared: Mutex::default(), asked: Mutex::default() }
+        let (token, entry) = (Arc::default(), RwLock::new(settings.entry.clone()));
+        Self { disk, plugin, settings, entry, token, compared: Mutex::default(), asked: Mutex::default() }
     }
 
     /// The same with tokens of the plugin's own.
@@ -343,7 +345,30 @@ impl Installer {
     /// # Errors
     /// When there is a template and it cannot be read or is none.
     pub fn want(&self) -> Result<Want, InstallError> {
-        let Settings { entry, paths, kubeconfig, identity, placement, .. } = &self.settings;
+        let entry = self.entry.read().unwrap_or_else(PoisonError::into_inner).clone();
+        self.want_with(&entry)
+    }
+
+    /// What the plugin is told from now on, by the next pass.
+    pub fn tell(&self, entry: EntrySettings) {
+        *self.entry.write().unwrap_or_else(PoisonError::into_inner) = entry;
+    }
+
+    /// Whether the plugin would take an entry.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn would_accept(&self, entry: &EntrySettings) -> Result<(), String> {
+        let want = self.want_with(entry).map_err(|error| error.to_string())?;
+        let mut conf: serde_json::Value =
+            serde_json::from_str(&want.entry.standalone()).map_err(|error| error.to_string())?;
+        // In a list, the list's name counts.
+        conf["name"] = PLUGIN_TYPE.into();
+        self.accept(&conf.to_string()).map_err(|why| format!("the plugin would refuse its entry: {why}"))
+    }
+
+    fn want_with(&self, entry: &EntrySettings) -> Result<Want, InstallError> {
+        let Settings { paths, kubeconfig, identity, placement, .. } = &self.settings;
         let file = match &entry.template {
             Some(TemplateSource::File(path)) => {
                 Some(disk::read_text(self.disk(), path).map_err(InstallError::Conflist)?)

@@ -27,6 +27,7 @@ pub mod plugin;
 pub mod plugin_token;
 pub mod pod_netns;
 pub mod ready;
+pub mod reload;
 pub mod serve;
 pub mod settings;
 pub mod watch;

@@ -9,6 +9,7 @@ use install_cni::install::Installer;
 use install_cni::once::{self, Done};
 use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
+use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::settings::{Action, Problem, Settings, command_line};
 use settings_cli::Line;
 
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
     let action = Action::of(&given);
-    let (settings, notices) = match Settings::read(&given, &env) {
+    let Reading { settings, notices, reloader } = match Sources::new(given, env).read() {
         Ok(read) => read,
         Err(problems) => return refuse(&problems),
     };
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         log::warn!(target: SCOPE, "{notice}");
     }
     let done = match action {
-        Action::Run => run(settings, &logs),
+        Action::Run => run(settings, reloader, &logs),
         Action::Once => install_once(settings),
         Action::Uninstall => uninstall(settings),
     };
@@ -46,10 +47,10 @@ fn main() -> ExitCode {
 }
 
 /// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
-fn run(settings: Settings, logs: &logging::Handle) -> ExitCode {
+fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(3).build();
     let done = match runtime {
-        Ok(runtime) => runtime.block_on(agent::run(settings, Some(logs.clone()))),
+        Ok(runtime) => runtime.block_on(agent::run(settings, reloader, Some(logs.clone()))),
         Err(error) => Err(error.into()),
     };
     match done {

@@ -198,6 +198,13 @@ pub struct RepairSettings {
     pub from_host_namespace: bool,
 }
 
+/// The folder whose files are settings that are read anew when they change; none where none is named.
+#[must_use]
+pub fn folder(given: &settings_cli::Words, env: &[(String, String)]) -> Option<PathBuf> {
+    let folder = Raw::new(given, env).text("SETTINGS_DIR");
+    (!folder.is_empty()).then(|| folder.into())
+}
+
 impl Settings {
     /// Reads the settings of a command line and an environment.
     ///

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use install_cni::metrics::METRICS;
+use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
 use settings_cli::log_rows;
 use settings_table::markdown;
@@ -58,4 +59,15 @@ fn the_reference_shows_every_placeholder() {
     let names: Vec<&str> = names.collect();
     assert!(names.len() >= 10, "{names:?}");
     assert!(names.iter().all(|name| text.contains(&format!("`__{name}__`"))), "{names:?}");
+}
+
+#[test]
+fn the_reference_lists_what_is_reloaded() {
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md")).expect("docs");
+    let (_, section) = text.split_once("### Settings that are reloaded").expect("a section");
+    let (list, _) = section.split_once("- **Precedence**").expect("a list");
+    let listed: Vec<&str> = list.split('`').filter(|word| RELOADED.contains(word)).collect();
+    assert_eq!(listed, RELOADED);
+    assert!(RELOADED.iter().all(|name| SETTINGS.iter().any(|setting| setting.name() == *name)));
 }

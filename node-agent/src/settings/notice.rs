@@ -117,6 +117,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     let cases = [
         ("ISTIO_OWNED_CNI_CONFIG", (!is_chained, "CHAINED_CNI_PLUGIN is false")),
         ("ISTIO_OWNED_CNI_CONFIG_FILENAME", (!is_owned, "ISTIO_OWNED_CNI_CONFIG is false")),
+        ("LOG_OUTPUT_LEVEL", (raw.has_level_flag(), "flag --log_output_level wins")),
         (
             "LOG_LEVEL",
             (

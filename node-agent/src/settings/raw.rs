@@ -12,6 +12,9 @@ use settings_table::{Given, NotInForce, Takes};
 /// What `localhost` stands for.
 pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+/// The flag of the log levels.
+const LEVEL_FLAG: &str = "log_output_level";
+
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -308,13 +311,25 @@ impl<'a> Raw<'a> {
         !Takes::Switch.is_off(&self.text(name))
     }
 
+    /// Whether the flag of the log levels is given.
+    pub(super) fn has_level_flag(&self) -> bool {
+        self.given.flags.contains_key(LEVEL_FLAG)
+    }
+
     pub(super) fn logging(&mut self) -> logging::Config {
         let given = self.given;
-        let value = |name: &str| given.flags.get(name).cloned();
+        let level = (!self.has_level_flag()).then(|| self.text("LOG_OUTPUT_LEVEL"));
+        let level = level.filter(|level| !level.is_empty());
+        let value = |name: &str| match (name, &level) {
+            (LEVEL_FLAG, Some(level)) => Some(level.clone()),
+            _ => given.flags.get(name).cloned(),
+        };
         let mut config = logging::Config::from_flags(value).unwrap_or_else(|errors| {
             self.problems.extend(errors.iter().map(|error| {
                 let text = error.to_string();
                 let (origin, reason) = text.split_once(": ").unwrap_or(("logging", &text));
+                let is_variable = level.is_some() && origin.ends_with(LEVEL_FLAG);
+                let origin = if is_variable { "LOG_OUTPUT_LEVEL" } else { origin };
                 Problem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
             }));
             logging::Config::default()
