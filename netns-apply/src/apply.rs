@@ -101,7 +101,7 @@ pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyErro
         Some(_) => Seen::default(),
         None => Seen::now(&mut handles, Instant::now() + options.patience)?,
     };
-    backend::choose(options.backend, &seen.state, &mut handles, &RulePlan::empty())
+    backend::choose(options.backend, &seen, &mut handles, &RulePlan::empty())
 }
 
 /// A run: what is wanted, the means, and what takes back what was done.
@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
             let mut seen = Seen::now(&mut self.handles, self.deadline)?;
             let (backend, because) = match chosen {
                 Some(choice) => choice,
-                None => backend::choose(self.options.backend, &seen.state, &mut self.handles, self.plan)?,
+                None => backend::choose(self.options.backend, &seen, &mut self.handles, self.plan)?,
             };
             chosen = Some((backend, because));
             let mut steps = self.steps(&seen, backend);

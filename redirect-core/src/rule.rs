@@ -20,6 +20,30 @@ pub enum Table {
 }
 
 impl Table {
+    /// The type of the base chain that iptables has for a hook in this table. Native tables have the same.
+    #[must_use]
+    pub const fn chain_type(self, hook: Hook) -> &'static str {
+        match (self, hook) {
+            (Self::Nat, _) => "nat",
+            (Self::Mangle, Hook::Output) => "route",
+            (
+                Self::Mangle | Self::Raw,
+                Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Output | Hook::Postrouting,
+            ) => "filter",
+        }
+    }
+
+    /// The priority of the base chain that iptables has for a hook in this table. Native tables have the same.
+    #[must_use]
+    pub const fn priority(self, hook: Hook) -> i32 {
+        match (self, hook) {
+            (Self::Raw, _) => -300,
+            (Self::Mangle, _) => -150,
+            (Self::Nat, Hook::Prerouting | Hook::Output) => -100,
+            (Self::Nat, Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
+        }
+    }
+
     /// All of them.
     pub const ALL: &'static [Self] = &[Self::Raw, Self::Mangle, Self::Nat];
 
@@ -108,7 +132,7 @@ impl Chain {
 
     /// Whether it belongs to the mesh: a chain of a plan, or of an earlier or later version's.
     #[must_use]
-    pub fn is_the_meshs(&self) -> bool {
+    pub fn belongs_to_mesh(&self) -> bool {
         match self {
             Self::Hook(_) => false,
             Self::Ours(_) => true,
@@ -234,13 +258,13 @@ pub struct Is<T> {
 }
 
 impl<T> Is<T> {
-    /// Matches when it is so.
-    pub const fn so(value: T) -> Self {
+    /// Matches what equals the value, or lies in it.
+    pub const fn equals(value: T) -> Self {
         Self { value, not: false }
     }
 
-    /// Matches when it is not so.
-    pub const fn not(value: T) -> Self {
+    /// Matches everything else.
+    pub const fn not_equals(value: T) -> Self {
         Self { value, not: true }
     }
 }
@@ -452,6 +476,12 @@ impl Match {
             | Self::Mark(_)
             | Self::ConnMark(_) => false,
         }
+    }
+
+    /// Whether it compares ports.
+    #[must_use]
+    pub const fn compares_ports(&self) -> bool {
+        matches!(self, Self::SourcePort(_) | Self::DestinationPort(_) | Self::DestinationPorts(_))
     }
 
     /// Whether it is about a field of the rule's protocol: it means nothing without one.

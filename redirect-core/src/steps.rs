@@ -159,6 +159,8 @@ pub struct Goal<'a> {
 }
 
 /// One step. It happens wholly or not at all, but for [`Step::Restore`], which happens table by table.
+///
+/// Exhaustive on purpose, as [`Inverse`] is: who takes steps has to take every kind of them, so a new kind is a new version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Adds what rules need.

@@ -13,7 +13,7 @@ use proptest::{
 };
 use redirect_core::{
     Family, Redirect,
-    change::{Change, Difference, Step},
+    change::{Change, RuleDifference, Step},
     netlink::{Batch, NativeForm, NativeState, Observed},
     parse,
     plan::FamilyRules,
@@ -125,7 +125,7 @@ impl Kernel {
         let state = self.observe();
         let mut others = BTreeMap::new();
         for table in Table::ALL.iter().copied() {
-            for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
+            for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
                 let kept: Vec<Entry> = rules
                     .iter()
                     .filter(|rule| !state.owns_beside(wanted.state(), table, chain, rule))
@@ -145,11 +145,9 @@ fn goes_to(entry: &Entry) -> Option<Chain> {
     match entry {
         Entry::Rule(Rule { target: Target::Jump(chain), .. }) => Some(chain.clone()),
         Entry::Rule(_) => None,
-        Entry::Foreign(text) => {
-            let name = text.split_ascii_whitespace().skip_while(|word| *word != "-j").nth(1)?;
-            let extension = matches!(name, "ACCEPT" | "DROP" | "RETURN" | "LOG" | "MASQUERADE" | "DNAT");
-            (!extension).then(|| Chain::named(name))
-        }
+        Entry::Foreign(rule) => rule.jumps_to().filter(|chain| {
+            !matches!(chain.name(), "ACCEPT" | "DROP" | "RETURN" | "LOG" | "MASQUERADE" | "DNAT")
+        }),
     }
 }
 
@@ -253,9 +251,9 @@ impl Kernel {
     /// Whether a plan is in force exactly: nothing of the mesh but what is wanted, in order, and what leads in front.
     fn check(&self, wanted: &FamilyRules) -> Result<(), TestCaseError> {
         let observed = self.observe();
-        let ours = observed.the_meshs_beside(wanted.state());
+        let ours = observed.of_mesh_beside(wanted.state());
         prop_assert_eq!(Self::holding(&ours), Self::holding(wanted.state()));
-        prop_assert_eq!(Difference::find(&observed, wanted), None);
+        prop_assert_eq!(RuleDifference::first(&observed, wanted), None);
         for table in Table::ALL.iter().copied() {
             for hook in Hook::ALL.iter().copied() {
                 let (chain, leading) = (Chain::Hook(hook), wanted.leading(table, hook));

@@ -13,6 +13,7 @@ use ipnet::IpNet;
 
 /// Why a rule has no encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Unencodable {
     /// It names an address of the other family.
     #[error("it names an address of the other family")]

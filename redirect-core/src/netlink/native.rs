@@ -68,8 +68,8 @@ fn table(
         if let Chain::Hook(hook) = chain {
             to.hook = Some(NativeHook {
                 number: abi::hook_number(hook),
-                priority: abi::priority(table, hook).cast_unsigned(),
-                kind: abi::chain_type(table, hook).into(),
+                priority: table.priority(hook).cast_unsigned(),
+                kind: table.chain_type(hook).into(),
                 policy: abi::POLICY_ACCEPT,
             });
         }
@@ -124,7 +124,7 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         }
         Match::TcpFlags(is) => {
             // As nft does: a comparison of ports before it has said the protocol already.
-            if !rule.matches.iter().any(compares_ports) {
+            if !rule.matches.iter().any(Match::compares_ports) {
                 out.protocol(Protocol::Tcp.number());
             }
             out.flags(is);
@@ -141,10 +141,6 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
             out.is(is.not, &is.value.value().to_ne_bytes());
         }
     }
-}
-
-const fn compares_ports(condition: &Match) -> bool {
-    matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
 }
 
 fn tracked(out: &mut Expressions<'_>, rule: &Rule, Tracked { state, direction }: Tracked) {

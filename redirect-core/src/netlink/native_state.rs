@@ -299,9 +299,14 @@ impl TableState {
         self.chains.entry(name.into()).or_default()
     }
 
+    /// Whether its chains are not on their hooks.
+    pub(super) const fn is_dormant(&self) -> bool {
+        self.flags & abi::DORMANT != 0
+    }
+
     /// Whether two tables do the same to packets.
     fn same(&self, other: &Self) -> bool {
-        self.flags & abi::DORMANT == other.flags & abi::DORMANT
+        self.is_dormant() == other.is_dormant()
             && self.chains.len() == other.chains.len()
             && self.chains.iter().zip(&other.chains).all(|((name, one), (other_name, two))| {
                 name == other_name && self.same_chain(one, other, two)

@@ -1,6 +1,6 @@
 //! What a message of a transaction is about, to say which one the kernel refused.
 
-use super::{decode, foreign, wire::Attribute, xt::Extension};
+use super::{seen, wire::Attribute, xt::Extension};
 use crate::{
     render,
     rule::{Chain, Rule, Table},
@@ -38,6 +38,7 @@ impl fmt::Display for Place<'_> {
 
 /// What one message of a transaction is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Part<'a> {
     /// A table is created.
     Table(&'a str),
@@ -93,9 +94,9 @@ impl fmt::Display for Part<'_> {
             Self::Chain(place) => write!(f, "chain {place}"),
             Self::RemovedChain(place) => write!(f, "removal of chain {place}"),
             Self::RemovedRule(place) => write!(f, "removal of a rule of {place}"),
-            Self::Rule(place, entry) => write!(f, "{place}: rule {}", foreign::entry_text(entry)),
+            Self::Rule(place, entry) => write!(f, "{place}: rule {entry}"),
             Self::NativeRule { table, chain, expressions } => {
-                let words = decode::description(Attribute(expressions).attributes());
+                let words = seen::rule(Attribute(expressions).attributes());
                 write!(f, "native {table} {chain}: rule {words}")
             }
             Self::Native(words) => f.write_str(words),

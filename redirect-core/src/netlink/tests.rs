@@ -22,6 +22,7 @@ use crate::{
     state::{Entry, RuleState},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange},
 };
+use alloc::string::ToString;
 use ipnet::IpNet;
 use proptest::{prelude::*, sample::select};
 use std::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec, vec::Vec};
@@ -259,7 +260,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
         Expressions(&mut writer).is(false, &[0, 0, 0, 1]);
         Expressions(&mut writer).counter();
         Expressions(&mut writer).jump(target);
-        Entry::Foreign(super::foreign::text(Attribute(&writer.finish().unwrap()), None, true))
+        Entry::Foreign(super::RawRule::new(writer.attributes(), None).into())
     };
     let mut kernel = Kernel::default();
     let mut commit = |change: &Change| {
@@ -273,9 +274,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
     let output = Chain::from(Hook::Output);
     let rules = |state: &RuleState| state.rules(Table::Nat, &output).to_vec();
     let targets = |state: &RuleState| -> Vec<String> {
-        let text = |entry: &Entry| {
-            super::foreign::entry_text(entry).rsplit(' ').next().unwrap_or_default().to_owned()
-        };
+        let text = |entry: &Entry| entry.to_string().rsplit(' ').next().unwrap_or_default().to_owned();
         rules(state).iter().map(text).collect()
     };
     let mut steps = vec![Step::DeclareEmpty(Chain::named("ISTIO_OLD"))];
@@ -451,8 +450,8 @@ proptest! {
         let index = at.index(bytes.len());
         bytes[index] = to;
         let _ = decoded(&bytes, family);
-        let text = super::foreign::text(Attribute(&bytes), None, true);
-        let _ = super::foreign::whole(&text);
+        let rule = super::RawRule::new(Attribute(&bytes).attributes(), None);
+        let _ = (rule.to_string(), rule.jumps_to(), rule.protocol());
     }
 
     #[test]
@@ -478,7 +477,8 @@ proptest! {
 
 /// The chains that matter, with their rules.
 fn held(state: &RuleState) -> Vec<(Chain, Vec<Entry>)> {
-    let chains = state.chains(Table::Nat).filter(|(chain, rules)| chain.is_the_meshs() || !rules.is_empty());
+    let chains =
+        state.chains(Table::Nat).filter(|(chain, rules)| chain.belongs_to_mesh() || !rules.is_empty());
     chains.map(|(chain, rules)| (chain.clone(), rules.to_vec())).collect()
 }
 

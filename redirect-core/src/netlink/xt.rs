@@ -451,11 +451,11 @@ mod tests {
         let guard = MaskedMark::new(0x53b0_0000, 0xfff0_0000).unwrap();
         let ports = ["53", "15008", "100:200"].map(|port| PortRange::parse(port, PortSyntax::Saved).unwrap());
         for (condition, start) in [
-            (Match::OwnerUid(Is::so(1337)), "3905000039050000000000000000000001000000"),
-            (Match::OwnerGid(Is::not(1337)), "00000000000000003905000039050000020200"),
-            (Match::DestinationPorts(Is::not(ports.into())), "01043500a03a6400c800000000"),
-            (Match::ConnMark(Is::so(Mark::known(0x539).into())), "39050000ffffffff00"),
-            (Match::ConnMark(Is::so(guard)), "0000b0530000f0ff0000000000000000"),
+            (Match::OwnerUid(Is::equals(1337)), "3905000039050000000000000000000001000000"),
+            (Match::OwnerGid(Is::not_equals(1337)), "00000000000000003905000039050000020200"),
+            (Match::DestinationPorts(Is::not_equals(ports.into())), "01043500a03a6400c800000000"),
+            (Match::ConnMark(Is::equals(Mark::known(0x539).into())), "39050000ffffffff00"),
+            (Match::ConnMark(Is::equals(guard)), "0000b0530000f0ff0000000000000000"),
         ] {
             assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
         }
@@ -494,12 +494,15 @@ mod tests {
         tcp[2..4].fill(0xff);
         tcp[4..8].copy_from_slice(&[80_u16.to_ne_bytes(), 90_u16.to_ne_bytes()].concat());
         let range = PortRange::new(80, 90).unwrap();
-        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::so(range))].into()));
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::equals(range))].into()));
         tcp[11] = 2;
-        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::not(range))].into()));
+        assert_eq!(
+            decode_match("tcp", 0, &tcp),
+            Some([Match::DestinationPort(Is::not_equals(range))].into())
+        );
         tcp[9..11].copy_from_slice(&[0x17, 0x02]);
         let flags = |not| Match::TcpFlags(Is { value: TcpFlags::OPENING, not });
-        let port = Match::DestinationPort(Is::not(range));
+        let port = Match::DestinationPort(Is::not_equals(range));
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
         tcp[11] |= 8;
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));

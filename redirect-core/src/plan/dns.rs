@@ -83,8 +83,8 @@ fn dns_redirects(r: &Redirect, rules: &mut Rules<'_>) {
 }
 
 fn dns_proxy_zones(r: &Redirect, rules: &mut Rules<'_>) {
-    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
-    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::so(*gid))));
+    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::equals(*uid))));
+    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::equals(*gid))));
     for (because, owned) in uids.chain(gids) {
         let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
         let query = [udp(), to_port(DNS), owned.clone()];

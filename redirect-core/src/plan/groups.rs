@@ -210,16 +210,16 @@ fn proxy_users(r: &Redirect, rules: &mut Rules<'_>) {
         let ports = if *r.dns() == DnsCapture::Off {
             not_to_port(r.tunnel_port())
         } else {
-            Match::DestinationPorts(Is::not(vec![DNS, r.tunnel_port().into()]))
+            Match::DestinationPorts(Is::not_equals(vec![DNS, r.tunnel_port().into()]))
         };
-        let (owned, not_owned) = (Match::OwnerUid(Is::so(*uid)), Match::OwnerUid(Is::not(*uid)));
+        let (owned, not_owned) = (Match::OwnerUid(Is::equals(*uid)), Match::OwnerUid(Is::not_equals(*uid)));
         proxy_owner(r, Key::ProxyUid, &ports, owned, not_owned, rules);
     }
 }
 
 fn proxy_groups(r: &Redirect, rules: &mut Rules<'_>) {
     for gid in r.proxy_gids() {
-        let (owned, not_owned) = (Match::OwnerGid(Is::so(*gid)), Match::OwnerGid(Is::not(*gid)));
+        let (owned, not_owned) = (Match::OwnerGid(Is::equals(*gid)), Match::OwnerGid(Is::not_equals(*gid)));
         proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port()), owned, not_owned, rules);
     }
 }
@@ -270,12 +270,12 @@ fn owner_groups(r: &Redirect, rules: &mut Rules<'_>) {
         OwnerGroups::AllExcept(groups) => {
             let mut group = rules.group(Key::OwnerGroupsExclude, "this group's traffic is left alone");
             for gid in groups {
-                let matches = [Match::OwnerGid(Is::so(*gid))];
+                let matches = [Match::OwnerGid(Is::equals(*gid))];
                 group.append(Table::Nat, OurChain::Output, matches, Target::Return);
             }
         }
         OwnerGroups::Only(groups) => {
-            let matches = groups.iter().map(|gid| Match::OwnerGid(Is::not(*gid))).collect();
+            let matches = groups.iter().map(|gid| Match::OwnerGid(Is::not_equals(*gid))).collect();
             rules.group(Key::OwnerGroups, "only these groups' traffic is captured").append_all(
                 Table::Nat,
                 OurChain::Output,
@@ -358,8 +358,8 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
     group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
     let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback are left alone");
     group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
-    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
-    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::so(*gid))));
+    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::equals(*uid))));
+    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::equals(*gid))));
     for (because, owned) in uids.chain(gids) {
         for family in Family::BOTH {
             let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
@@ -370,7 +370,7 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
         }
     }
     let mut group = rules.group(Key::TproxyMark, "packets get the mark their connection remembers");
-    let remembered = Match::ConnMark(Is::so(shared.unwrap_or(mark.into())));
+    let remembered = Match::ConnMark(Is::equals(shared.unwrap_or(mark.into())));
     let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
     group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
 }

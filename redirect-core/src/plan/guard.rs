@@ -25,7 +25,7 @@ pub(super) fn strict_capture(r: &Redirect, rules: &mut Rules<'_>) {
     let mut group = rules.group(Key::StrictCapture, "what opens a connection, or answers");
     let opens = [not_in_by_loopback(), tcp(), opening()];
     group.insert(Table::Mangle, Hook::Prerouting, 1, opens, Target::Jump(OurChain::GuardIn.into()));
-    let opens_or_answers = [tcp(), Match::TcpFlags(Is::so(TcpFlags::SYNCHRONIZING))];
+    let opens_or_answers = [tcp(), Match::TcpFlags(Is::equals(TcpFlags::SYNCHRONIZING))];
     group.insert(Table::Mangle, Hook::Output, 1, opens_or_answers, Target::Jump(OurChain::GuardOut.into()));
     guard_in(r, rules);
     guard_out(r, rules);
@@ -56,7 +56,7 @@ fn guard_out(r: &Redirect, rules: &mut Rules<'_>) {
     if let InterceptionMode::Tproxy(tproxy) = r.mode()
         && let Some(shared) = shared_mark(r, tproxy)
     {
-        let answers = Match::ConnMark(Is::so(shared));
+        let answers = Match::ConnMark(Is::equals(shared));
         rules.group(Key::TproxyMark, "the application's answers to the proxy, which are sent to lo").append(
             Table::Mangle,
             OurChain::GuardOut,
@@ -82,22 +82,22 @@ fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut Rules<'_>) {
 
 /// Whose connections are not captured: the proxy's users and groups, and the groups left alone.
 fn exempt_senders(r: &Redirect) -> Vec<Vec<Match>> {
-    let users = r.proxy_uids().iter().map(|uid| Match::OwnerUid(Is::so(*uid)));
-    let groups = r.proxy_gids().iter().map(|gid| Match::OwnerGid(Is::so(*gid)));
+    let users = r.proxy_uids().iter().map(|uid| Match::OwnerUid(Is::equals(*uid)));
+    let groups = r.proxy_gids().iter().map(|gid| Match::OwnerGid(Is::equals(*gid)));
     let mut senders: Vec<Vec<Match>> = users.chain(groups).map(|sender| [sender].into()).collect();
     match r.owner_groups() {
         OwnerGroups::AllExcept(groups) => {
-            senders.extend(groups.iter().map(|gid| [Match::OwnerGid(Is::so(*gid))].into()));
+            senders.extend(groups.iter().map(|gid| [Match::OwnerGid(Is::equals(*gid))].into()));
         }
         OwnerGroups::Only(groups) => {
-            senders.push(groups.iter().map(|gid| Match::OwnerGid(Is::not(*gid))).collect());
+            senders.push(groups.iter().map(|gid| Match::OwnerGid(Is::not_equals(*gid))).collect());
         }
     }
     senders
 }
 
 fn guarded() -> Match {
-    Match::ConnMark(Is::so(GUARD_MARK))
+    Match::ConnMark(Is::equals(GUARD_MARK))
 }
 
 fn invalid() -> Match {

@@ -6,7 +6,7 @@ use crate::{
         sets::{self, Kind, Line, Ranges},
     },
     plan::RulePlan,
-    rule::{Chain, ConnState, Direction, Hook, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
+    rule::{Chain, ConnState, Direction, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
     values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
 };
 use alloc::{
@@ -84,17 +84,7 @@ fn line(text: &mut String, words: &str) {
 fn chain_declaration(table: Table, chain: &Chain) -> String {
     let name = chain_name(chain);
     let Chain::Hook(hook) = chain else { return name };
-    let kind = match (table, hook) {
-        (Table::Nat, _) => "nat",
-        (Table::Mangle, Hook::Output) => "route",
-        (Table::Mangle | Table::Raw, _) => "filter",
-    };
-    let priority = match (table, hook) {
-        (Table::Raw, _) => -300,
-        (Table::Mangle, _) => -150,
-        (Table::Nat, Hook::Prerouting | Hook::Output) => -100,
-        (Table::Nat, Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
-    };
+    let (kind, priority) = (table.chain_type(*hook), table.priority(*hook));
     format!("{name} {{ type {kind} hook {name} priority {priority}; policy accept; }}")
 }
 
