@@ -41,6 +41,8 @@ pub mod options;
 pub mod parse;
 pub mod plan;
 pub mod pod;
+#[cfg(feature = "pod-json")]
+pub mod pod_json;
 mod redirect;
 pub mod render;
 pub mod routing;
