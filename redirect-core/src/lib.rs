@@ -36,6 +36,8 @@ extern crate std;
 
 pub mod change;
 pub mod interference;
+#[cfg(feature = "serde")]
+pub mod json;
 #[cfg(feature = "model")]
 pub mod model;
 pub mod netlink;
