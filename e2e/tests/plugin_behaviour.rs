@@ -308,6 +308,8 @@ fn what_a_pod_says_in_vain_is_warned_of() -> Result<()> {
 #[test]
 fn at_level_debug_every_rule_is_explained() -> Result<()> {
     let (run_dir, namespace) = web()?;
+    let excluded = ("traffic.sidecar.istio.io/excludeOutboundPorts", "3306");
+    run_dir.write_manifest("web.json", &sidecar("web", &[excluded]))?;
     let mut conf = run_dir.manifest_conf();
     conf["plugin_log_level"] = json!("debug");
     let log = Invocation::new("ADD", &conf).netns(&namespace).pod("default", "web").run()?.log()?;
@@ -319,6 +321,9 @@ fn at_level_debug_every_rule_is_explained() -> Result<()> {
     let rules = saved.lines().filter(|line| line.starts_with("-A")).count();
     assert!(rules > 10 && told("  # ") >= rules, "{} lines for {rules} rules: {log:#?}", told("  # "));
     assert_eq!(told("--to-ports 15006"), 1, "{log:#?}");
+    // TCP and UDP.
+    assert_eq!(told("[annotation traffic.sidecar.istio.io/excludeOutboundPorts]"), 2, "{log:#?}");
+    assert!(told("[default of --istio-inbound-ports]") > 0, "{log:#?}");
     Ok(())
 }
 

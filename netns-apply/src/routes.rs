@@ -214,7 +214,8 @@ fn passthrough_address(dumped: &Dumped) -> Option<FoundRouting> {
 struct PolicyRule<'a> {
     dumped: &'a Dumped,
     priority: u32,
-    mark: Option<Mark>,
+    /// The mark it compares with; 0 is that of packets without one.
+    mark: Option<u32>,
     /// Which bits of the mark it compares.
     mask: u32,
     table: u32,
@@ -253,7 +254,7 @@ impl<'a> PolicyRule<'a> {
     fn attribute(&mut self, attribute: &RuleAttribute) {
         match attribute {
             RuleAttribute::Priority(value) => self.priority = *value,
-            RuleAttribute::FwMark(value) => self.mark = Some(Mark(*value)),
+            RuleAttribute::FwMark(value) => self.mark = Some(*value),
             RuleAttribute::FwMask(mask) => self.mask = *mask,
             RuleAttribute::Table(value) => self.table = *value,
             RuleAttribute::Iifname(_) => self.conditions.push("iif"),
@@ -284,7 +285,7 @@ impl<'a> PolicyRule<'a> {
     /// Whether it takes packets with this mark, all of them or those of an interface, somewhere else than to the kernel's
     /// table of local addresses.
     fn takes_all(&self, mark: Mark) -> bool {
-        let fits = self.mark.is_none_or(|own| own.0 & self.mask == mark.0 & self.mask);
+        let fits = self.mark.is_none_or(|own| own & self.mask == mark.value() & self.mask);
         // Marked packets come in by some interface, or are on their way to one.
         let limits = self.conditions.iter().any(|condition| !["iif", "oif"].contains(condition));
         fits && !limits && !(self.looks_up && self.table == LOCAL_TABLE)
@@ -294,7 +295,7 @@ impl<'a> PolicyRule<'a> {
 /// A rule that sends packets with a mark to a table, with the reason why it would not, if there is one.
 fn marked_lookup(family: Family, rules: &[PolicyRule<'_>], index: usize) -> Option<FoundRouting> {
     let rule = rules.get(index)?;
-    let mark = rule.mark.filter(|_| rule.looks_up && rule.mask == u32::MAX)?;
+    let mark = rule.mark.and_then(Mark::new).filter(|_| rule.looks_up && rule.mask == u32::MAX)?;
     let table = RouteTable::new(rule.table)?;
     let item = RoutingItem::Rule(family, mark, table);
     let earlier = rules.get(..index)?.iter().find(|other| {

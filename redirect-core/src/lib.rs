@@ -56,9 +56,10 @@ pub mod state;
 pub mod steps;
 pub mod values;
 
+pub use ipnet;
 pub use plan::RulePlan;
 pub use redirect::{
-    DNS_PORT, DnsCapture, GUARD_MARK, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups,
-    PROXY_MARK, Redirect, Tproxy,
+    ALWAYS_EXCLUDED_INBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode,
+    OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Redirect, RedirectBuilder, Tproxy,
 };
 pub use values::Family;

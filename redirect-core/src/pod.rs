@@ -282,7 +282,7 @@ fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
         (Key::ProxyGid, proxy.run_as_group, "securityContext.runAsGroup"),
     ];
     for (key, id, field) in ids {
-        let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::redirect::PROXY_ID));
+        let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::PROXY_ID));
         raw.set(key, id.to_string(), Source::ProxyField(field));
     }
 }
@@ -399,14 +399,14 @@ mod tests {
     fn the_proxys_own_ports_are_always_excluded() {
         let pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeInboundPorts", "15090, 22,22")]);
         let ports = [15090, 22, 22, 15020, 15021].map(PortRange::single);
-        assert_eq!(redirect(&pod).inbound, InboundPorts::AllExcept(ports.into()));
+        assert_eq!(*redirect(&pod).inbound(), InboundPorts::AllExcept(ports.into()));
     }
 
     #[test]
     fn ranges_are_possible_in_annotations() {
         let pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", "80,8000-8099")]);
         let wanted = [PortRange::single(80), PortRange::new(8000, 8099).unwrap()];
-        assert_eq!(redirect(&pod).outbound_ports_exclude, wanted);
+        assert_eq!(redirect(&pod).outbound_ports_exclude(), wanted);
     }
 
     #[test]
@@ -416,12 +416,9 @@ mod tests {
         (proxy.run_as_user, proxy.run_as_group) = (Some(2102), Some(0));
         proxy.env.insert("ISTIO_META_DNS_CAPTURE".into(), "yes".into());
         let redirect = redirect(&pod);
-        assert_eq!(
-            (redirect.proxy_uids.as_slice(), redirect.proxy_gids.as_slice()),
-            (&[2102][..], &[1337][..])
-        );
-        assert!(matches!(redirect.mode, InterceptionMode::Tproxy(_)));
-        assert_eq!(redirect.dns, crate::DnsCapture::Off);
+        assert_eq!((redirect.proxy_uids(), redirect.proxy_gids()), (&[2102][..], &[1337][..]));
+        assert!(matches!(redirect.mode(), InterceptionMode::Tproxy(_)));
+        assert_eq!(*redirect.dns(), crate::DnsCapture::Off);
         assert_eq!(unreadable_switches(&pod), [("ISTIO_META_DNS_CAPTURE", "yes".to_owned())]);
     }
 

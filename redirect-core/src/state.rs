@@ -269,7 +269,7 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
             (!is.not).then_some(is.value)
         }
         (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
-            (!is.not && is.value.mask() == u32::MAX).then_some(Mark(is.value.value()))
+            is.value.whole().filter(|_| !is.not)
         }
         // With strict capture the guard's mark stands beside it.
         (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SetConnMark(set)) => {

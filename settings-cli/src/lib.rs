@@ -4,10 +4,12 @@
 //! reference reads them: a switch may stand alone or be given `=value`, the last of a repeated flag wins, a value may
 //! begin with a dash.
 
+mod options;
 mod pages;
 mod reference;
 mod words;
 
+pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
 pub use reference::reference;
 
@@ -15,9 +17,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, builder::PossibleValu
 use clap_complete::Shell;
 use logging::LevelError;
 use redirect_core::{
-    settings::{
-        InputErrors, Key, Kind, Misspelt, RawSettings, SETTINGS, Setting, Source, misspelt_variables,
-    },
+    settings::{InputErrors, Kind, Misspelt, RawSettings, SETTINGS, Setting, Source, misspelt_variables},
     values::Problem,
 };
 use std::{
@@ -183,7 +183,7 @@ impl Program {
             (Some(flag), Kind::Bool) => {
                 command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(["true", "false"])))
             }
-            (Some(_), Kind::Text | Kind::Path) | (None, _) => command,
+            (Some(_) | None, _) => command,
         })
     }
 }
@@ -245,25 +245,9 @@ fn setting_arg(setting: &Setting) -> Option<Arg> {
     let arg = Arg::new(flag).long(flag).short(setting.short).help(help);
     Some(match setting.kind {
         Kind::Bool => switch(arg),
-        Kind::Path => text(arg, "PATH").value_hint(ValueHint::AnyPath),
-        Kind::Choice(_) => text(arg, "WORD"),
-        Kind::Text => text(arg, value_name(setting.key)),
+        Kind::Path => text(arg, setting.kind.value_name()).value_hint(ValueHint::AnyPath),
+        kind => text(arg, kind.value_name()),
     })
-}
-
-/// What the value is called in the help text.
-fn value_name(key: Key) -> &'static str {
-    let names: [(&[Key], &str); 5] = [
-        (&[Key::ProxyPort, Key::InboundCapturePort, Key::InboundTunnelPort, Key::ProbePort], "PORT"),
-        (
-            &[Key::InboundPorts, Key::InboundExcludePorts, Key::OutboundPorts, Key::OutboundExcludePorts],
-            "PORTS",
-        ),
-        (&[Key::OutboundRanges, Key::OutboundExcludeRanges], "RANGES"),
-        (&[Key::ProxyUid, Key::ProxyGid], "IDS"),
-        (&[Key::ExcludeInterfaces, Key::VirtualInterfaces], "INTERFACES"),
-    ];
-    names.iter().find(|(keys, _)| keys.contains(&key)).map_or("VALUE", |(_, name)| name)
 }
 
 fn log_arg(flag: &logging::Flag) -> Arg {
@@ -302,7 +286,7 @@ fn environment_only() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redirect_core::options::RunOptions;
+    use redirect_core::settings::Key;
 
     pub(crate) const PROGRAM: Program = Program {
         name: "istio-iptables",

@@ -24,10 +24,8 @@ pub fn reference() -> String {
 }
 
 fn section(setting: &Setting, page: &mut String) {
-    let name = setting.flag.map(|flag| format!("--{flag}"));
-    let title = name.or_else(|| setting.env.first().map(|name| (*name).to_owned())).unwrap_or_default();
     // Writing to a string cannot fail.
-    let _ = write!(page, "\n## `{title}`\n\n{}\n\n", setting.meaning);
+    let _ = write!(page, "\n## `{}`\n\n{}\n\n", setting.name(), setting.meaning);
     let mut row = |what: &str, value: String| {
         let _ = writeln!(page, "- {what}: {value}");
     };

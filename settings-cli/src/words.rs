@@ -6,7 +6,7 @@
 use clap::{Arg, Command};
 use clap_lex::{ParsedArg, RawArgs};
 use redirect_core::{
-    settings::{Key, SETTINGS, meant},
+    settings::{Kind, SETTINGS, Star, meant},
     values::Problem,
 };
 use std::ffi::OsString;
@@ -225,8 +225,8 @@ fn after_value(flag: &Arg) -> Option<String> {
     let name = flag.get_long()?;
     let setting = SETTINGS.iter().find(|setting| setting.flag == Some(name))?;
     let dashes = setting.short.map_or_else(|| format!("--{name}"), |short| format!("-{short}"));
-    let is_list = ["PORTS", "RANGES", "IDS", "INTERFACES"].contains(&crate::value_name(setting.key));
-    let takes_star = [Key::InboundPorts, Key::OutboundRanges].contains(&setting.key);
+    let is_list = matches!(setting.kind, Kind::Ports | Kind::Ranges | Kind::Ids | Kind::Interfaces);
+    let takes_star = setting.star == Star::Everything;
     let mut write = format!("follows the one value of --{name}: a list has commas and no blanks");
     if takes_star {
         let more = format!(", and an unquoted * has become the names of files; for all write {dashes} '*'");

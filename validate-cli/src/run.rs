@@ -10,10 +10,11 @@ use netns_apply::{
 };
 use redirect_core::{
     Redirect,
-    options::{BackendChoice, RunOptions},
+    options::BackendChoice,
     settings::{InputErrors, Key, NamespaceFacts, RawSettings, Source},
     values::Problem,
 };
+use settings_cli::RunOptions;
 use std::{io, net::IpAddr, time::Instant};
 
 /// Why there is no verdict.

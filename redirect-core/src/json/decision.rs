@@ -2,8 +2,7 @@
 
 use super::{Family, VERSION, ports};
 use crate::{
-    pod,
-    redirect::{self, Tproxy},
+    pod, redirect,
     values::{self, PortRange},
 };
 use alloc::{
@@ -176,7 +175,9 @@ pub enum DnsCapture {
 impl From<&pod::Decision> for Decision {
     fn from(decision: &pod::Decision) -> Self {
         let verdict = match decision {
-            pod::Decision::Redirect(redirect) => Verdict::Redirect { redirect: Box::new(redirect.as_ref().into()) },
+            pod::Decision::Redirect(redirect) => {
+                Verdict::Redirect { redirect: Box::new(redirect.as_ref().into()) }
+            }
             pod::Decision::Skip(reason) => Verdict::Skip {
                 reason: reason.word().to_owned(),
                 explanation: reason.explanation().to_owned(),
@@ -191,40 +192,40 @@ impl From<&redirect::Redirect> for Redirect {
         let all_ports = |ranges: &[PortRange]| ranges.iter().copied().map(ports).collect();
         let names = |names: &[values::InterfaceName]| names.iter().map(ToString::to_string).collect();
         Self {
-            mode: redirect.mode.into(),
-            families: redirect.families().iter().copied().map(Family::from).collect(),
-            proxy_port: redirect.proxy_port.number(),
-            inbound_port: redirect.inbound_port.number(),
-            tunnel_port: redirect.tunnel_port.number(),
-            proxy_uids: redirect.proxy_uids.to_vec(),
-            proxy_gids: redirect.proxy_gids.to_vec(),
-            inbound: match &redirect.inbound {
+            mode: redirect.mode().into(),
+            families: redirect.families().iter().map(Family::from).collect(),
+            proxy_port: redirect.proxy_port().number(),
+            inbound_port: redirect.inbound_port().number(),
+            tunnel_port: redirect.tunnel_port().number(),
+            proxy_uids: redirect.proxy_uids().to_vec(),
+            proxy_gids: redirect.proxy_gids().to_vec(),
+            inbound: match redirect.inbound() {
                 redirect::InboundPorts::None => InboundPorts::None,
                 redirect::InboundPorts::AllExcept(ports) => {
                     InboundPorts::AllExcept { ports: all_ports(ports) }
                 }
                 redirect::InboundPorts::Only(ports) => InboundPorts::Only { ports: all_ports(ports) },
             },
-            outbound: match &redirect.outbound {
+            outbound: match redirect.outbound() {
                 redirect::OutboundRanges::All => OutboundRanges::All,
                 redirect::OutboundRanges::Only(only) => OutboundRanges::Only { ranges: ranges(only) },
             },
-            outbound_exclude: ranges(&redirect.outbound_exclude),
-            outbound_ports: all_ports(&redirect.outbound_ports),
-            outbound_ports_exclude: all_ports(&redirect.outbound_ports_exclude),
-            owner_groups: match &redirect.owner_groups {
+            outbound_exclude: ranges(redirect.outbound_exclude()),
+            outbound_ports: all_ports(redirect.outbound_ports()),
+            outbound_ports_exclude: all_ports(redirect.outbound_ports_exclude()),
+            owner_groups: match redirect.owner_groups() {
                 redirect::OwnerGroups::AllExcept(groups) => OwnerGroups::AllExcept { groups: groups.clone() },
                 redirect::OwnerGroups::Only(groups) => OwnerGroups::Only { groups: groups.clone() },
             },
-            dns: match &redirect.dns {
+            dns: match redirect.dns() {
                 redirect::DnsCapture::Off => DnsCapture::Off,
                 redirect::DnsCapture::Servers(servers) => DnsCapture::Servers { servers: servers.clone() },
                 redirect::DnsCapture::All => DnsCapture::All,
             },
-            exclude_interfaces: names(&redirect.exclude_interfaces),
-            virtual_interfaces: names(&redirect.virtual_interfaces),
-            drop_invalid: redirect.drop_invalid,
-            strict_capture: redirect.strict_capture,
+            exclude_interfaces: names(redirect.exclude_interfaces()),
+            virtual_interfaces: names(redirect.virtual_interfaces()),
+            drop_invalid: redirect.drop_invalid(),
+            strict_capture: redirect.strict_capture(),
             loopback: redirect.loopback(values::Family::V4).to_string(),
         }
     }
@@ -234,8 +235,8 @@ impl From<redirect::InterceptionMode> for InterceptionMode {
     fn from(mode: redirect::InterceptionMode) -> Self {
         match mode {
             redirect::InterceptionMode::Redirect => Self::Redirect,
-            redirect::InterceptionMode::Tproxy(Tproxy { mark, table }) => {
-                Self::Tproxy { mark: mark.0, table: table.number() }
+            redirect::InterceptionMode::Tproxy(tproxy) => {
+                Self::Tproxy { mark: tproxy.mark().value(), table: tproxy.table().number() }
             }
         }
     }

@@ -6,7 +6,6 @@ use crate::{
     plan::{self, Position},
     render::rule_text,
     rule::{self, Scope},
-    settings,
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::net::Ipv6Addr;
@@ -117,29 +116,29 @@ impl From<&RulePlan> for Plan {
 
 fn planned_rule(plan: &RulePlan, planned: &plan::PlannedRule) -> PlannedRule {
     let families = plan.families().iter().copied();
-    let families = families.filter(|family| match planned.scope {
+    let families = families.filter(|family| match planned.scope() {
         Scope::Every => true,
         Scope::Only(one) => one == *family,
     });
-    let is_built_in = matches!(planned.chain, rule::Chain::Hook(_));
+    let is_built_in = matches!(planned.chain(), rule::Chain::Hook(_));
     PlannedRule {
         families: families.map(Family::from).collect(),
-        conditions: planned.rule.matches.iter().map(Condition::from).collect(),
-        target: (&planned.rule.target).into(),
-        text: rule_text(&planned.rule),
-        before_others: is_built_in && matches!(planned.position, Position::Before(_)),
-        setting: setting_name(planned.because).to_owned(),
-        source: settings::Source::Default.into(),
-        purpose: planned.purpose.to_owned(),
+        conditions: planned.rule().matches.iter().map(Condition::from).collect(),
+        target: (&planned.rule().target).into(),
+        text: rule_text(planned.rule()),
+        before_others: is_built_in && matches!(planned.position(), Position::Before(_)),
+        setting: setting_name(planned.because()).to_owned(),
+        source: planned.source().into(),
+        purpose: planned.purpose().to_owned(),
     }
 }
 
 impl From<&plan::PolicyRoutes> for PolicyRouting {
     fn from(routes: &plan::PolicyRoutes) -> Self {
         Self {
-            mark: routes.tproxy.mark.0,
-            table: routes.tproxy.table.number(),
-            families: routes.families.iter().copied().map(Family::from).collect(),
+            mark: routes.tproxy().mark().value(),
+            table: routes.tproxy().table().number(),
+            families: routes.families().iter().copied().map(Family::from).collect(),
         }
     }
 }

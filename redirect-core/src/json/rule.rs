@@ -217,7 +217,7 @@ impl From<&Match> for Condition {
             }),
             Match::OwnerUid(is) => Self::of(is, |uid| Test::OwnerUid { uid: *uid }),
             Match::OwnerGid(is) => Self::of(is, |gid| Test::OwnerGid { gid: *gid }),
-            Match::Mark(is) => Self::of(is, |mark| Test::Mark { mark: mark.0 }),
+            Match::Mark(is) => Self::of(is, |mark| Test::Mark { mark: mark.value() }),
             Match::ConnMark(is) => Self::of(is, |mark| Test::ConnectionMark((*mark).into())),
         }
     }
@@ -246,8 +246,8 @@ impl From<&Target> for Action {
             Target::Return => Self::Return,
             Target::Jump(chain) => Self::Jump { chain: chain.name().to_owned() },
             Target::Redirect(port) => Self::Redirect { port: port.number() },
-            Target::Tproxy { port, mark } => Self::Tproxy { port: port.number(), mark: mark.0 },
-            Target::SetMark(mark) => Self::SetMark { mark: mark.0 },
+            Target::Tproxy { port, mark } => Self::Tproxy { port: port.number(), mark: mark.value() },
+            Target::SetMark(mark) => Self::SetMark { mark: mark.value() },
             Target::SaveMark => Self::SaveMark,
             Target::RestoreMark => Self::RestoreMark,
             Target::SetConnMark(mark) => Self::SetConnectionMark((*mark).into()),

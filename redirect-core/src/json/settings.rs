@@ -14,9 +14,13 @@ const CONFIGURATION_KEYS: [&str; 1] = ["strict_capture"];
 /// The fields of a pod's proxy container that are settings.
 const PROXY_FIELDS: [&str; 2] = ["securityContext.runAsUser", "securityContext.runAsGroup"];
 
+/// What a program that has written settings is called by one that has read them.
+const SOMEBODY: &str = "settings from JSON";
+
 /// What was said about settings: the counterpart of [`RawSettings`].
 ///
-/// Values are not checked; that is what [`Redirect::parse`](crate::Redirect::parse) does.
+/// Values are not checked; that is what [`Redirect::parse`](crate::Redirect::parse) does. Read back, they say the same and
+/// name the same sources, but for the words of [`Source::Caller`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[non_exhaustive]
@@ -64,6 +68,8 @@ pub enum Source {
     ProxyField(String),
     /// The addresses of the network namespace.
     Namespace,
+    /// A program that uses the library, in its own words.
+    Caller(String),
 }
 
 /// Why settings that were read from JSON are none.
@@ -148,6 +154,8 @@ fn known_source(setting: &Setting, source: &Source) -> Result<settings::Source, 
         Source::ProxyEnvironment(name) => Known::ProxyEnvironment(find(name, &setting.proxy_env)?),
         Source::ProxyField(name) => Known::ProxyField(find(name, &PROXY_FIELDS)?),
         Source::Namespace => Known::Namespace,
+        // Its words end with the program that wrote them.
+        Source::Caller(_) => Known::Caller(SOMEBODY),
     })
 }
 
@@ -164,6 +172,7 @@ impl From<settings::Source> for Source {
             Known::ProxyEnvironment(name) => Self::ProxyEnvironment(name.to_string()),
             Known::ProxyField(name) => Self::ProxyField(name.to_string()),
             Known::Namespace => Self::Namespace,
+            Known::Caller(words) => Self::Caller(words.to_string()),
         }
     }
 }

@@ -98,7 +98,7 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
         Match::Protocol(protocol) => out.protocol(protocol.number()),
         Match::Mark(is) => {
             out.meta(meta::MARK);
-            out.is(is.not, &is.value.0.to_ne_bytes());
+            out.is(is.not, &is.value.value().to_ne_bytes());
         }
         Match::TcpFlags(is) => out.flags(is),
         Match::SourcePort(_)

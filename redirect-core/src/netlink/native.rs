@@ -170,7 +170,7 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         Match::Tracked(tracked) => self::tracked(out, rule, *tracked),
         Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
         Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
-        Match::Mark(is) => number(out, meta::MARK, is.not, is.value.0),
+        Match::Mark(is) => number(out, meta::MARK, is.not, is.value.value()),
         Match::ConnMark(is) => {
             out.ct(ct::MARK);
             if is.value.mask() != u32::MAX {
@@ -256,13 +256,13 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
             };
             out.value(&port.number().to_be_bytes());
             out.tproxy(family);
-            out.value(&mark.0.to_ne_bytes());
+            out.value(&mark.value().to_ne_bytes());
             out.set_meta(meta::MARK);
             out.counter();
             out.verdict(verdict::ACCEPT);
         }
         Target::SetMark(mark) => {
-            out.value(&mark.0.to_ne_bytes());
+            out.value(&mark.value().to_ne_bytes());
             out.set_meta(meta::MARK);
         }
         Target::SaveMark => {

@@ -386,7 +386,7 @@ fn marks_given(meaning: &[Expression]) -> impl Iterator<Item = Mark> + '_ {
     meaning.iter().zip(meaning.iter().skip(1)).filter_map(move |(value, store)| match value {
         Expression::Plain(name, says) if name == "immediate" && stores_mark(store) => {
             let bytes = says.last()?.as_deref()?;
-            Some(Mark(u32::from_ne_bytes(bytes.try_into().ok()?)))
+            Mark::new(u32::from_ne_bytes(bytes.try_into().ok()?))
         }
         Expression::Plain(..) | Expression::Lookup(..) | Expression::Other(_) => None,
     })

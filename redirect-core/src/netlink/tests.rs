@@ -343,7 +343,7 @@ fn interfaces() -> impl Strategy<Value = InterfaceName> {
 }
 
 fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
-    let marks = || (1..=u32::MAX).prop_map(Mark);
+    let marks = || (1..=u32::MAX).prop_map(Mark::known);
     let before = prop::collection::vec(
         prop_oneof![
             is(nets(family)).prop_map(Match::Source),
@@ -396,7 +396,7 @@ fn tracked() -> impl Strategy<Value = Tracked> {
 
 fn targets() -> impl Strategy<Value = Target> {
     let ports = || (1..=u16::MAX).prop_map(|number| Port::new(number).unwrap());
-    let marks = || (1..=u32::MAX).prop_map(Mark);
+    let marks = || (1..=u32::MAX).prop_map(Mark::known);
     let chains = select(OurChain::ALL.to_vec());
     prop_oneof![
         Just(Target::Accept),

@@ -2,23 +2,30 @@
 
 use super::{PlannedRule, Position};
 use crate::{
+    redirect::Redirect,
     rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked},
-    settings::Key,
+    settings::{Key, Provenance, Source},
     values::{InterfaceName, Mark, PortRange},
 };
 use alloc::vec::Vec;
 use ipnet::IpNet;
 
 /// Collects rules in the order of emission.
-#[derive(Default)]
-pub(super) struct Rules {
+pub(super) struct Rules<'a> {
+    redirect: &'a Redirect,
     rules: Vec<PlannedRule>,
 }
 
-impl Rules {
-    /// Rules of one group: who asked for them, and what for.
+impl<'a> Rules<'a> {
+    /// None yet, of this redirection.
+    pub(super) const fn of(redirect: &'a Redirect) -> Self {
+        Self { redirect, rules: Vec::new() }
+    }
+
+    /// Rules of one group: the setting that asked for them, and what for.
     pub(super) fn group(&mut self, because: Key, purpose: &'static str) -> Group<'_> {
-        Group { rules: &mut self.rules, because, purpose, scope: Scope::Every }
+        let source = self.redirect.source(because);
+        Group { rules: &mut self.rules, because, source, purpose, scope: Scope::Every }
     }
 
     pub(super) fn into_vec(self) -> Vec<PlannedRule> {
@@ -30,6 +37,7 @@ impl Rules {
 pub(super) struct Group<'a> {
     rules: &'a mut Vec<PlannedRule>,
     because: Key,
+    source: Source,
     purpose: &'static str,
     scope: Scope,
 }
@@ -77,8 +85,9 @@ impl Group<'_> {
 
     fn add(&mut self, table: Table, chain: Chain, position: Position, matches: Vec<Match>, target: Target) {
         let rule = Rule { matches, target };
-        let Self { because, purpose, scope, .. } = *self;
-        self.rules.push(PlannedRule { table, chain, position, scope, rule, because, purpose });
+        let Self { because, source, purpose, scope, .. } = *self;
+        let source = Provenance(source);
+        self.rules.push(PlannedRule { table, chain, position, scope, rule, because, source, purpose });
     }
 }
 

@@ -15,11 +15,11 @@ use alloc::vec::Vec;
 
 /// TPROXY's mark of connections where they carry the guard's as well: in the bits it leaves.
 pub(super) fn shared_mark(r: &Redirect, tproxy: Tproxy) -> Option<MaskedMark> {
-    if r.strict_capture { GUARD_MARK.beside(tproxy.mark) } else { None }
+    if r.strict_capture() { GUARD_MARK.beside(tproxy.mark()) } else { None }
 }
 
-pub(super) fn strict_capture(r: &Redirect, rules: &mut Rules) {
-    if !r.strict_capture {
+pub(super) fn strict_capture(r: &Redirect, rules: &mut Rules<'_>) {
+    if !r.strict_capture() {
         return;
     }
     let mut group = rules.group(Key::StrictCapture, "what opens a connection, or answers");
@@ -31,9 +31,9 @@ pub(super) fn strict_capture(r: &Redirect, rules: &mut Rules) {
     guard_out(r, rules);
 }
 
-fn guard_in(r: &Redirect, rules: &mut Rules) {
+fn guard_in(r: &Redirect, rules: &mut Rules<'_>) {
     let mut group = rules.group(Key::ExcludeInterfaces, "this interface is left alone");
-    for interface in &r.exclude_interfaces {
+    for interface in r.exclude_interfaces() {
         group.append(Table::Mangle, OurChain::GuardIn, [coming_in(interface)], Target::Return);
     }
     let mut group = rules.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
@@ -43,9 +43,9 @@ fn guard_in(r: &Redirect, rules: &mut Rules) {
     group.append(Table::Mangle, OurChain::GuardIn, [guarded()], Target::Drop);
 }
 
-fn guard_out(r: &Redirect, rules: &mut Rules) {
+fn guard_out(r: &Redirect, rules: &mut Rules<'_>) {
     let interfaces =
-        r.exclude_interfaces.iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
+        r.exclude_interfaces().iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
     for (because, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
         exempts(because, &[[exempt].into()], rules);
     }
@@ -53,7 +53,7 @@ fn guard_out(r: &Redirect, rules: &mut Rules) {
     let mut group = rules.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
     group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), invalid()], Target::Drop);
     group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), reply()], Target::Drop);
-    if let InterceptionMode::Tproxy(tproxy) = r.mode
+    if let InterceptionMode::Tproxy(tproxy) = r.mode()
         && let Some(shared) = shared_mark(r, tproxy)
     {
         let answers = Match::ConnMark(Is::so(shared));
@@ -69,7 +69,7 @@ fn guard_out(r: &Redirect, rules: &mut Rules) {
 }
 
 /// Connections with any of these conditions are exempt, and marked; so are all their packets.
-fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut Rules) {
+fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut Rules<'_>) {
     let mut group = rules.group(because, "this connection is not captured");
     for conditions in exempt {
         let opens = conditions.iter().cloned().chain([tcp(), opening()]).collect();
@@ -82,10 +82,10 @@ fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut Rules) {
 
 /// Whose connections are not captured: the proxy's users and groups, and the groups left alone.
 fn exempt_senders(r: &Redirect) -> Vec<Vec<Match>> {
-    let users = r.proxy_uids.iter().map(|uid| Match::OwnerUid(Is::so(*uid)));
-    let groups = r.proxy_gids.iter().map(|gid| Match::OwnerGid(Is::so(*gid)));
+    let users = r.proxy_uids().iter().map(|uid| Match::OwnerUid(Is::so(*uid)));
+    let groups = r.proxy_gids().iter().map(|gid| Match::OwnerGid(Is::so(*gid)));
     let mut senders: Vec<Vec<Match>> = users.chain(groups).map(|sender| [sender].into()).collect();
-    match &r.owner_groups {
+    match r.owner_groups() {
         OwnerGroups::AllExcept(groups) => {
             senders.extend(groups.iter().map(|gid| [Match::OwnerGid(Is::so(*gid))].into()));
         }

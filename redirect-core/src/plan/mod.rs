@@ -10,7 +10,7 @@ mod guard;
 use crate::{
     redirect::{InboundPorts, InterceptionMode, Redirect, Tproxy},
     rule::{Chain, Hook, Rule, Scope, Table, Target},
-    settings::Key,
+    settings::{Key, Provenance, Source},
     state::{Entry, RuleState},
     values::{Family, PASSTHROUGH_V6},
 };
@@ -27,31 +27,89 @@ pub enum Position {
 }
 
 /// A rule of a plan: the rule, where it goes, and which setting asked for it.
+///
+/// Two are equal when they are the same rule for the same setting in the same place; who said so does not matter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedRule {
+    pub(crate) table: Table,
+    pub(crate) chain: Chain,
+    pub(crate) position: Position,
+    pub(crate) scope: Scope,
+    pub(crate) rule: Rule,
+    pub(crate) because: Key,
+    pub(crate) source: Provenance<Source>,
+    pub(crate) purpose: &'static str,
+}
+
+impl PlannedRule {
     /// Its table.
-    pub table: Table,
+    #[must_use]
+    pub const fn table(&self) -> Table {
+        self.table
+    }
+
     /// Its chain.
-    pub chain: Chain,
-    /// Where in the chain.
-    pub position: Position,
+    #[must_use]
+    pub const fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Where in the chain it goes.
+    #[must_use]
+    pub const fn position(&self) -> Position {
+        self.position
+    }
+
     /// The families it is for.
-    pub scope: Scope,
+    #[must_use]
+    pub const fn scope(&self) -> Scope {
+        self.scope
+    }
+
     /// The rule.
-    pub rule: Rule,
+    #[must_use]
+    pub const fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
     /// The setting that asked for it.
-    pub because: Key,
+    #[must_use]
+    pub const fn because(&self) -> Key {
+        self.because
+    }
+
+    /// Who said so: the flag, variable or annotation that was set, [`Source::Default`] where none was.
+    #[must_use]
+    pub const fn source(&self) -> Source {
+        self.source.0
+    }
+
     /// What it is for, in a few words.
-    pub purpose: &'static str,
+    #[must_use]
+    pub const fn purpose(&self) -> &'static str {
+        self.purpose
+    }
 }
 
 /// Policy routing that delivers marked packets to the proxy: `ip rule` and a route per family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyRoutes {
+    pub(crate) tproxy: Tproxy,
+    pub(crate) families: Vec<Family>,
+}
+
+impl PolicyRoutes {
     /// The mark and the table.
-    pub tproxy: Tproxy,
+    #[must_use]
+    pub const fn tproxy(&self) -> Tproxy {
+        self.tproxy
+    }
+
     /// The families that have them.
-    pub families: Vec<Family>,
+    #[must_use]
+    pub fn families(&self) -> &[Family] {
+        &self.families
+    }
 }
 
 /// What makes a redirection real.
@@ -66,8 +124,8 @@ impl Redirect {
     /// The plan of this redirection.
     #[must_use]
     pub fn plan(&self) -> RulePlan {
-        let families = self.families().to_vec();
-        let policy_routes = match (self.mode, &self.inbound) {
+        let families = self.families().list().to_vec();
+        let policy_routes = match (self.mode(), self.inbound()) {
             (InterceptionMode::Redirect, _) | (InterceptionMode::Tproxy(_), InboundPorts::None) => None,
             (InterceptionMode::Tproxy(tproxy), InboundPorts::AllExcept(_) | InboundPorts::Only(_)) => {
                 Some(PolicyRoutes { tproxy, families: families.clone() })

@@ -194,7 +194,7 @@ fn address(what: &str, is: &Is<IpNet>) -> String {
 
 /// As nft lists it: all eight digits.
 fn mark(mark: Mark) -> String {
-    format!("{:#010x}", mark.0)
+    format!("{:#010x}", mark.value())
 }
 
 /// As nft lists it: `tcp flags != syn / fin,syn,rst,ack`, a single flag as `tcp flags & syn == syn`.
@@ -214,10 +214,10 @@ fn flags(is: &Is<TcpFlags>) -> String {
 }
 
 fn connection_mark(is: &Is<MaskedMark>) -> String {
-    let (value, mask) = (is.value.value(), is.value.mask());
-    if mask == u32::MAX {
-        return compare("ct mark", is, mark(Mark(value)));
+    if let Some(value) = is.value.whole() {
+        return compare("ct mark", is, mark(value));
     }
+    let (value, mask) = (is.value.value(), is.value.mask());
     format!("ct mark & {mask:#010x} {} {value:#010x}", if is.not { "!=" } else { "==" })
 }
 
@@ -254,10 +254,10 @@ fn target_text(target: &Target, scope: Scope) -> String {
         Target::SetMark(value) => format!("counter meta mark set {}", mark(*value)),
         Target::SaveMark => "counter ct mark set meta mark".to_string(),
         Target::RestoreMark => "counter meta mark set ct mark".to_string(),
-        Target::SetConnMark(masked) if masked.mask() == u32::MAX => {
-            format!("counter ct mark set {}", mark(Mark(masked.value())))
-        }
         Target::SetConnMark(masked) => {
+            if let Some(value) = masked.whole() {
+                return format!("counter ct mark set {}", mark(value));
+            }
             // As nft lists it: what is kept, together with what is put there.
             let kept = !masked.mask() | masked.value();
             format!("counter ct mark set ct mark & {kept:#010x} | {:#010x}", masked.value())

@@ -94,7 +94,7 @@ impl<'a> Walk<'a> {
                         return Some(verdict);
                     }
                 }
-                Target::SetMark(mark) => self.segment.mark = mark.0,
+                Target::SetMark(mark) => self.segment.mark = mark.value(),
                 Target::SaveMark => self.connection_mark = self.segment.mark,
                 Target::RestoreMark => self.segment.mark = self.connection_mark,
                 Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
@@ -137,7 +137,7 @@ impl<'a> Walk<'a> {
             }
             Match::OwnerUid(is) => owned(is, segment.owner.map(|(user, _)| user)),
             Match::OwnerGid(is) => owned(is, segment.owner.map(|(_, group)| group)),
-            Match::Mark(is) => is_so(is, |mark| mark.0 == segment.mark),
+            Match::Mark(is) => is_so(is, |mark| mark.value() == segment.mark),
             Match::ConnMark(is) => is_so(is, |mark| mark.covers(self.connection_mark)),
         }
     }
