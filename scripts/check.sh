@@ -33,6 +33,11 @@ if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-a
     exit 1
 fi
 
+step "each feature of the library alone"
+for feature in $(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' redirect-core/Cargo.toml); do
+    cargo check --locked --quiet -p redirect-core --lib --features "$feature"
+done
+
 step "the library on machines without an operating system"
 # Where rustup is missing, or cannot reach its server, this fails: whoever wants to go on without says so.
 for target in x86_64-unknown-none wasm32-unknown-unknown; do

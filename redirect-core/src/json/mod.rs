@@ -48,7 +48,7 @@ pub use decision::{
     Decision, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect, Verdict,
 };
 pub use differences::{Difference, DifferenceKind, Differences};
-pub use plan::{Chain, Plan, PlannedRule, PolicyRouting, Table};
+pub use plan::{Chain, FamilyPlan, Plan, PlannedRule, PolicyRouting, Table};
 pub use rule::{Action, Condition, ConnectionState, Direction, MaskedMark, Protocol, Test};
 pub use settings::{Said, Settings, SettingsError, Source, setting_name};
 

@@ -5,7 +5,7 @@ use crate::{
     RulePlan,
     plan::{self, Position},
     render::rule_text,
-    rule::{self, Scope},
+    rule, values,
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::net::Ipv6Addr;
@@ -18,16 +18,24 @@ use serde::{Deserialize, Serialize};
 pub struct Plan {
     /// The version of the schema.
     pub version: u32,
-    /// The families that have rules.
-    pub families: Vec<Family>,
-    /// The tables with rules, in the order raw, mangle, nat.
-    pub tables: Vec<Table>,
+    /// What each family has; one that has no rules is missing.
+    pub families: Vec<FamilyPlan>,
     /// Policy rules and routes; missing where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_routing: Option<PolicyRouting>,
     /// The address that the loopback interface gets besides its own; missing where it gets none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loopback_address: Option<Ipv6Addr>,
+}
+
+/// What a plan has for one family.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FamilyPlan {
+    /// The family.
+    pub family: Family,
+    /// The tables with rules, in the order raw, mangle, nat.
+    pub tables: Vec<Table>,
 }
 
 /// A table.
@@ -49,7 +57,7 @@ pub struct Chain {
     pub chain: String,
     /// Whether it is a built-in chain, in which others may have rules as well.
     pub built_in: bool,
-    /// The rules in the order in which they stand. A family has those that list it.
+    /// The rules in the order in which they stand.
     pub rules: Vec<PlannedRule>,
 }
 
@@ -58,8 +66,6 @@ pub struct Chain {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct PlannedRule {
-    /// The families that have it.
-    pub families: Vec<Family>,
     /// The conditions.
     pub conditions: Vec<Condition>,
     /// What happens to a packet that fulfils them.
@@ -91,45 +97,45 @@ pub struct PolicyRouting {
 
 impl From<&RulePlan> for Plan {
     fn from(plan: &RulePlan) -> Self {
-        let planned = |rule: &&plan::PlannedRule| planned_rule(plan, rule);
-        let merged = plan.merged_rules();
-        let tables = merged.iter().map(|(table, chains)| Table {
-            table: table.name().to_owned(),
-            chains: chains
-                .iter()
-                .map(|(chain, rules)| Chain {
-                    chain: chain.name().to_owned(),
-                    built_in: matches!(chain, rule::Chain::Hook(_)),
-                    rules: rules.iter().map(planned).collect(),
-                })
-                .collect(),
-        });
+        let families = plan.families().iter().copied();
         Self {
             version: VERSION,
-            families: plan.families().iter().copied().map(Family::from).collect(),
-            tables: tables.collect(),
+            families: families.map(|family| family_plan(plan, family)).collect(),
             policy_routing: plan.policy_routes().map(PolicyRouting::from),
             loopback_address: plan.loopback_address(),
         }
     }
 }
 
-fn planned_rule(plan: &RulePlan, planned: &plan::PlannedRule) -> PlannedRule {
-    let families = plan.families().iter().copied();
-    let families = families.filter(|family| match planned.scope() {
-        Scope::Every => true,
-        Scope::Only(one) => one == *family,
+fn family_plan(plan: &RulePlan, family: values::Family) -> FamilyPlan {
+    let rules = plan.explained_rules(family);
+    let tables = rules.iter().map(|(table, chains)| Table {
+        table: table.name().to_owned(),
+        chains: chains
+            .iter()
+            .map(|(chain, rules)| Chain {
+                chain: chain.name().to_owned(),
+                built_in: matches!(chain, rule::Chain::Hook(_)),
+                rules: rules.iter().copied().map(PlannedRule::from).collect(),
+            })
+            .collect(),
     });
-    let is_built_in = matches!(planned.chain(), rule::Chain::Hook(_));
-    PlannedRule {
-        families: families.map(Family::from).collect(),
-        conditions: planned.rule().matches.iter().map(Condition::from).collect(),
-        target: (&planned.rule().target).into(),
-        text: rule_text(planned.rule()),
-        before_others: is_built_in && matches!(planned.position(), Position::Before(_)),
-        setting: setting_name(planned.because()).to_owned(),
-        source: planned.source().into(),
-        purpose: planned.purpose().to_owned(),
+    FamilyPlan { family: family.into(), tables: tables.collect() }
+}
+
+impl From<&plan::PlannedRule> for PlannedRule {
+    fn from(planned: &plan::PlannedRule) -> Self {
+        let is_built_in = matches!(planned.chain(), rule::Chain::Hook(_));
+        let rule = planned.rule().canonical();
+        Self {
+            conditions: rule.matches.iter().map(Condition::from).collect(),
+            target: (&rule.target).into(),
+            text: rule_text(planned.rule()),
+            before_others: is_built_in && matches!(planned.position(), Position::Before(_)),
+            setting: setting_name(planned.because()).to_owned(),
+            source: planned.source().into(),
+            purpose: planned.purpose().to_owned(),
+        }
     }
 }
 
