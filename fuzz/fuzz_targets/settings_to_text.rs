@@ -26,7 +26,7 @@ fuzz_target!(|text: &str| {
         raw.set(setting.key, letters.as_str().to_owned(), source);
     }
     let addresses = ["10.1.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address")];
-    let facts = NamespaceFacts { nameservers: &addresses, ..NamespaceFacts::new(&addresses) };
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&addresses);
     match Redirect::parse(&raw, &facts) {
         Err(errors) => assert!(!errors.to_string().contains('\n'), "an error is one line"),
         Ok(redirect) => check(&redirect),

@@ -38,7 +38,7 @@ pub(crate) fn run(settings: &RawSettings) -> ExitCode {
 /// What is wrong with the settings whatever the namespace.
 fn wrong_anywhere(settings: &RawSettings) -> InputErrors {
     let mut errors = RunOptions::parse(settings).err().unwrap_or_default();
-    let facts = NamespaceFacts { names: &facts::NameFiles, ..NamespaceFacts::new(&[]) };
+    let facts = NamespaceFacts::new(&[]).with_names(&facts::NameFiles);
     errors.extend(Redirect::parse(settings, &facts).err().unwrap_or_default().without_namespace());
     errors
 }
@@ -54,7 +54,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Next> {
     let options = RunOptions::parse(settings);
     let addresses = facts::addresses().context("cannot list the addresses of this network namespace")?;
     let nameservers = nameservers(settings)?;
-    let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &facts::NameFiles };
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&facts::NameFiles);
     let redirect = Redirect::parse(settings, &facts);
     match options {
         Ok(options) if options.action == Action::Cleanup => {

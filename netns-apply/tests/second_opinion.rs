@@ -19,7 +19,7 @@ use redirect_core::{
 fn wanted(plan: &RulePlan, family: Family) -> Vec<(&'static str, String, Vec<String>)> {
     let rules = plan.rules(family);
     let mut chains = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for (chain, entries) in rules.state().chains(table) {
             let line = |entry: &Entry| match entry {
                 Entry::Rule(rule) => format!("-A {chain} {}", rule_text(rule)),

@@ -93,7 +93,7 @@ impl Change {
                 }
             }
         };
-        let tables = Table::ALL.into_iter().filter(|table| differs(*table));
+        let tables = Table::ALL.iter().copied().filter(|table| differs(*table));
         Self { tables: tables.map(|table| replace(table, now, before, &ours, add)).collect() }
     }
 
@@ -120,9 +120,9 @@ impl Change {
         let mut tables = Table::ALL;
         if captures_inbound(Table::Nat, wanted.state()) {
             // The table that takes over inbound capture goes first, so that there is no moment without it.
-            tables = [Table::Raw, Table::Nat, Table::Mangle];
+            tables = &[Table::Raw, Table::Nat, Table::Mangle];
         }
-        let changed = tables.into_iter().filter(|table| changes(*table));
+        let changed = tables.iter().copied().filter(|table| changes(*table));
         let to = wanted.state();
         let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
             state.owns_beside(to, table, chain, entry)
@@ -221,7 +221,7 @@ impl Difference {
     /// passed over.
     #[must_use]
     pub fn find(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
-        Table::ALL.into_iter().find_map(|table| Self::find_in(table, observed, wanted))
+        Table::ALL.iter().copied().find_map(|table| Self::find_in(table, observed, wanted))
     }
 
     fn find_in(table: Table, observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {

@@ -12,6 +12,7 @@ use alloc::{string::String, vec::Vec};
 
 /// A line of iptables-save output that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 #[error("line {number} is not iptables-save output: {line:?}")]
 pub struct SaveError {
     /// Its number, counted from 1.
@@ -274,9 +275,9 @@ fn ports(list: &str) -> Option<Vec<PortRange>> {
 fn flags(list: &str) -> Option<u8> {
     match list {
         "NONE" => Some(0),
-        "ALL" => Some(TcpFlags::NAMED.into_iter().fold(0, |all, (flag, _)| all | flag)),
+        "ALL" => Some(TcpFlags::NAMED.iter().copied().fold(0, |all, (flag, _)| all | flag)),
         _ => list.split(',').try_fold(0, |flags, word| {
-            TcpFlags::NAMED.into_iter().find(|(_, name)| *name == word).map(|(flag, _)| flags | flag)
+            TcpFlags::NAMED.iter().copied().find(|(_, name)| *name == word).map(|(flag, _)| flags | flag)
         }),
     }
 }

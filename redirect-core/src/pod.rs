@@ -28,8 +28,19 @@ pub const INJECT: &str = "sidecar.istio.io/inject";
 /// The proxy's variable that switches it off.
 const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
 
-/// What a decision depends on, taken from a pod.
+/// What a decision depends on, taken from a pod. Made from [`PodFacts::default`] or [`PodFacts::sidecar`] and filled in
+/// field by field: fields may come.
+///
+/// ```
+/// use redirect_core::pod::{INIT_CONTAINER, PodFacts, SkipReason};
+///
+/// let mut pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", "TPROXY")]);
+/// assert_eq!(pod.skip_reason(), None);
+/// pod.containers.insert(INIT_CONTAINER.to_owned());
+/// assert_eq!(pod.skip_reason(), Some(SkipReason::HasInitContainer));
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PodFacts {
     /// The pod's labels.
     pub labels: BTreeMap<String, String>,
@@ -41,8 +52,9 @@ pub struct PodFacts {
     pub proxy: Option<ProxyContainer>,
 }
 
-/// The proxy's container.
+/// The proxy's container. Made from its default and filled in field by field: fields may come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ProxyContainer {
     /// Its arguments.
     pub args: Vec<String>,
@@ -68,17 +80,18 @@ impl ProxyContainer {
     }
 }
 
-/// Whether, and how, a pod is redirected.
+/// Whether, and how, a pod is redirected. There is no third way, so whoever matches has covered all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// It is, so.
+    /// The pod is redirected, like this.
     Redirect(Box<Redirect>),
-    /// It is not, for this reason.
+    /// The pod is left alone, for this reason.
     Skip(SkipReason),
 }
 
-/// Why a pod is not redirected. A closed set: logs, metrics, events and explanations use the same words.
+/// Why a pod is not redirected. Logs, metrics, events and explanations use the same words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum SkipReason {
     /// The runtime named no pod.
     NotAPod,
@@ -104,7 +117,7 @@ pub enum SkipReason {
 
 impl SkipReason {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: &'static [Self] = &[
         Self::NotAPod,
         Self::AgentPod,
         Self::NamespaceExcluded,

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 /// A table that a plan has rules in, in the order in which a packet meets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Table {
     /// Before connection tracking: conntrack zones.
     Raw,
@@ -20,7 +21,7 @@ pub enum Table {
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Raw, Self::Mangle, Self::Nat];
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Mangle, Self::Nat];
 
     /// Its name in iptables.
     #[must_use]
@@ -35,11 +36,11 @@ impl Table {
     /// The table of this name, if a plan has rules in it.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|table| table.name() == name)
+        Self::ALL.iter().copied().find(|table| table.name() == name)
     }
 }
 
-/// A built-in chain: a hook of the kernel.
+/// A built-in chain: a hook of the kernel. It has these five for packets of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
     /// Packets that arrive.
@@ -56,8 +57,8 @@ pub enum Hook {
 
 impl Hook {
     /// All of them, in the order of the kernel's numbers.
-    pub const ALL: [Self; 5] =
-        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
+    pub const ALL: &'static [Self] =
+        &[Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
 
     /// Its name in iptables.
     #[must_use]
@@ -72,7 +73,7 @@ impl Hook {
     }
 }
 
-/// A chain.
+/// A chain. Each is one of these three, whatever versions to come have in them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chain {
     /// A built-in chain.
@@ -90,8 +91,8 @@ impl Chain {
     /// The chain of this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
-        let hook = Hook::ALL.into_iter().find(|hook| hook.name() == name).map(Self::Hook);
-        let ours = || OurChain::ALL.into_iter().find(|chain| chain.name() == name).map(Self::Ours);
+        let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name).map(Self::Hook);
+        let ours = || OurChain::ALL.iter().copied().find(|chain| chain.name() == name).map(Self::Ours);
         hook.or_else(ours).unwrap_or_else(|| Self::Other(name.into()))
     }
 
@@ -136,6 +137,7 @@ impl fmt::Display for Chain {
 
 /// A chain of a plan. The names are the reference's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum OurChain {
     /// Marks answers to connections that the proxy opens in a client's name (TPROXY).
     Divert,
@@ -161,7 +163,7 @@ pub enum OurChain {
 
 impl OurChain {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: &'static [Self] = &[
         Self::Divert,
         Self::Drop,
         Self::GuardIn,
@@ -194,6 +196,7 @@ impl OurChain {
 
 /// A transport protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Protocol {
     /// TCP, protocol number 6.
     Tcp,
@@ -244,6 +247,7 @@ impl<T> Is<T> {
 
 /// A state of connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum ConnState {
     /// Belongs to no connection.
     Invalid,
@@ -307,7 +311,7 @@ impl TcpFlags {
     /// URG.
     pub const URG: u8 = 0x20;
     /// The flags iptables has names for, in the order it prints them.
-    pub const NAMED: [(u8, &'static str); 6] = [
+    pub const NAMED: &'static [(u8, &'static str)] = &[
         (Self::FIN, "FIN"),
         (Self::SYN, "SYN"),
         (Self::RST, "RST"),
@@ -346,8 +350,58 @@ impl TcpFlags {
     }
 }
 
+/// Gives each variant the word of iptables for it, and lists the words: from one list, so that none can be missing.
+macro_rules! words {
+    ($type:ident { $($variant:ident $fields:tt => $word:literal,)+ }) => {
+        impl $type {
+            /// The words of all variants ([`word`](Self::word)).
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            /// How iptables writes it, without its value.
+            #[must_use]
+            pub const fn word(&self) -> &'static str {
+                match self {
+                    $(Self::$variant $fields => $word,)+
+                }
+            }
+        }
+    };
+}
+
+words!(Match {
+    Source(_) => "-s",
+    Destination(_) => "-d",
+    InInterface(_) => "-i",
+    OutInterface(_) => "-o",
+    Protocol(_) => "-p",
+    SourcePort(_) => "--sport",
+    DestinationPort(_) => "--dport",
+    DestinationPorts(_) => "--dports",
+    TcpFlags(_) => "--tcp-flags",
+    Tracked(_) => "--ctstate",
+    OwnerUid(_) => "--uid-owner",
+    OwnerGid(_) => "--gid-owner",
+    Mark(_) => "-m mark",
+    ConnMark(_) => "-m connmark",
+});
+
+words!(Target {
+    Accept {} => "ACCEPT",
+    Drop {} => "DROP",
+    Return {} => "RETURN",
+    Jump(_) => "-j CHAIN",
+    Redirect(_) => "REDIRECT",
+    Tproxy { .. } => "TPROXY",
+    SetMark(_) => "MARK",
+    SaveMark {} => "CONNMARK --save-mark",
+    RestoreMark {} => "CONNMARK --restore-mark",
+    SetConnMark(_) => "CONNMARK --set-xmark",
+    ConntrackZone(_) => "CT --zone",
+});
+
 /// One condition of a rule. All conditions of a rule must hold.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Match {
     /// `-s`: the source address.
     Source(Is<IpNet>),
@@ -438,6 +492,7 @@ impl Match {
 
 /// What a rule does with a packet that fulfils its conditions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Target {
     /// `-j ACCEPT`: done with this table.
     Accept,

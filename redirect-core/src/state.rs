@@ -76,7 +76,8 @@ impl RuleState {
     /// The chains that a change may touch: those of the mesh, and built-in ones with rules.
     pub(crate) fn chains_of_changes(&self) -> BTreeMap<(Table, &Chain), &[Entry]> {
         let all = Table::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .flat_map(|table| self.chains(table).map(move |(chain, rules)| (table, chain, rules)));
         let touched = all.filter(|(_, chain, rules)| {
             chain.is_the_meshs() || matches!(chain, Chain::Hook(_)) && !rules.is_empty()
@@ -100,7 +101,8 @@ impl RuleState {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         Table::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .all(|table| self.chains(table).all(|(chain, rules)| is_built_in(chain) && rules.is_empty()))
     }
 
@@ -113,7 +115,7 @@ impl RuleState {
     /// Whether any table holds a chain of the mesh.
     #[must_use]
     pub fn is_redirected(&self) -> bool {
-        Table::ALL.into_iter().any(|table| self.has_mesh_chain(table))
+        Table::ALL.iter().copied().any(|table| self.has_mesh_chain(table))
     }
 
     /// The part of this state that is the mesh's: its chains, and its rules in built-in chains.
@@ -126,7 +128,7 @@ impl RuleState {
     #[must_use]
     pub fn the_meshs_beside(&self, wanted: &Self) -> Self {
         let mut ours = Self::new();
-        for table in Table::ALL {
+        for table in Table::ALL.iter().copied() {
             for (chain, entries) in self.chains(table) {
                 let kept: Vec<Entry> = entries
                     .iter()

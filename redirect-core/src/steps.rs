@@ -328,7 +328,7 @@ fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (Change, C
     let wanted = goal.plan.rules(family);
     let change = if goal.force { Change::rewriting } else { Change::between };
     let change = change(observed, &wanted);
-    let moves = Table::ALL.into_iter().any(|table| wanted.state().captures_inbound(table));
+    let moves = Table::ALL.iter().copied().any(|table| wanted.state().captures_inbound(table));
     let loses = |table| moves && observed.captures_inbound(table) && !wanted.state().captures_inbound(table);
     let (second, first) = change.tables.into_iter().partition(|change| loses(change.table));
     (Change { tables: first }, Change { tables: second })
@@ -351,11 +351,11 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
     if wanted.is_empty() {
         return (None, Some(wanted));
     }
-    let moves = Table::ALL.into_iter().any(|table| wanted.captures_inbound(table));
+    let moves = Table::ALL.iter().copied().any(|table| wanted.captures_inbound(table));
     let uses_sets = |table| observed.looks_up(table) || wanted.looks_up(table);
     let mut first = wanted.clone();
     let mut is_last = true;
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         if moves && observed.captures_inbound(table) && !wanted.captures_inbound(table) {
             first = first.with_table_of(observed, table);
             is_last = false;

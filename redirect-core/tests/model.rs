@@ -122,7 +122,7 @@ fn damage(whole: &Kernel, plan: &RulePlan) -> Vec<(String, Kernel)> {
 
 fn places(state: &redirect_core::state::RuleState) -> Vec<(Table, Chain, usize)> {
     let mut places = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for (chain, rules) in state.chains(table) {
             places.extend((1..=rules.len()).map(|number| (table, chain.clone(), number)));
         }

@@ -4,7 +4,7 @@
 
 mod generated;
 
-use generated::settings;
+use generated::{settings, typed::builders};
 use proptest::{
     collection::vec,
     option,
@@ -15,6 +15,7 @@ use redirect_core::{
     Family, Redirect,
     change::{Change, Difference},
     model::{Refused, Tables, Writer},
+    netlink::{Batch, NativeForm, NativeState, Observed},
     parse,
     plan::FamilyRules,
     render,
@@ -25,7 +26,7 @@ use redirect_core::{
 use std::collections::{BTreeMap, BTreeSet};
 
 fn entries(state: &RuleState) -> impl Iterator<Item = &Entry> {
-    Table::ALL.into_iter().flat_map(|table| state.chains(table)).flat_map(|(_, rules)| rules)
+    Table::ALL.iter().copied().flat_map(|table| state.chains(table)).flat_map(|(_, rules)| rules)
 }
 
 /// The chain a rule of a plan jumps to.
@@ -38,7 +39,7 @@ fn goes_to(entry: &Entry) -> Option<Chain> {
 fn others(kernel: &Tables, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec<Entry>> {
     let state = kernel.observe();
     let mut others = BTreeMap::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
             let is_kept = |rule: &&Entry| !state.owns_beside(wanted.state(), table, chain, rule);
             let kept: Vec<Entry> = rules.iter().filter(is_kept).cloned().collect();
@@ -83,7 +84,7 @@ const SAVED: &str = concat!(
 );
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
-    let (table, hook) = (|| select(&Table::ALL[..]), || select(vec![Hook::Prerouting, Hook::Output]));
+    let (table, hook) = (|| select(Table::ALL), || select(vec![Hook::Prerouting, Hook::Output]));
     let rule = (table(), hook(), any::<Index>(), select(&OTHERS[..]));
     let event = prop_oneof![
         4 => rule.prop_map(|(table, hook, at, text)| Event::Rule(table, hook, at, text)),
@@ -153,8 +154,8 @@ fn check(kernel: &Tables, wanted: &FamilyRules) -> Result<(), TestCaseError> {
     let ours = observed.the_meshs_beside(wanted.state());
     prop_assert_eq!(Tables::holding(&ours), Tables::holding(wanted.state()));
     prop_assert_eq!(Difference::find(&observed, wanted), None);
-    for table in Table::ALL {
-        for hook in Hook::ALL {
+    for table in Table::ALL.iter().copied() {
+        for hook in Hook::ALL.iter().copied() {
             let (chain, leading) = (Chain::Hook(hook), wanted.leading(table, hook));
             let rules = observed.rules(table, &chain);
             let first = &wanted.state().rules(table, &chain)[..leading];
@@ -228,6 +229,33 @@ proptest! {
     }
 
     #[test]
+    fn what_the_builder_accepts_is_rendered_encoded_and_put_in_force(builder in builders()) {
+        // What it refuses is told, each error for the setting it is about.
+        let plan = match builder.build() {
+            Ok(redirect) => redirect.plan(),
+            Err(errors) => {
+                prop_assert!(errors.iter().count() > 0 && errors.iter().all(|error| error.key.is_some()));
+                return Ok(());
+            }
+        };
+        prop_assert!(!render::explain(&plan).is_empty() && !render::nft_text(&plan).is_empty());
+        let nothing = Observed::at(1);
+        let changes = Family::BOTH.map(|family| Change::between(&RuleState::new(), &plan.rules(family)));
+        let mut batch = Batch::new(&nothing);
+        for (family, change) in Family::BOTH.into_iter().zip(&changes) {
+            let rules = plan.rules(family);
+            prop_assert_eq!(&parse::rule_state(&render::restore_text(&rules)).unwrap(), rules.state());
+            check(&kernel_with(&[], &rules, &[], Writer::Netlink), &rules)?;
+            prop_assert!(batch.change(family, change).is_ok());
+        }
+        for form in [NativeForm::Plain, NativeForm::Sets] {
+            let wanted = NativeState::wanted(&plan, form);
+            prop_assert!(wanted != NativeState::default());
+        }
+        prop_assert!(!batch.is_empty() && batch.finish().is_ok());
+    }
+
+    #[test]
     fn no_rule_names_an_address_of_the_other_family(settings in settings()) {
         let plan = settings.plan();
         for family in Family::BOTH {
@@ -249,7 +277,7 @@ proptest! {
         let plan = settings.plan();
         for family in Family::BOTH {
             let rules = plan.rules(family);
-            for table in Table::ALL {
+            for table in Table::ALL.iter().copied() {
                 let chains: BTreeSet<Chain> =
                     rules.state().chains(table).map(|(chain, _)| chain.clone()).collect();
                 let jumps: BTreeSet<Chain> =

@@ -61,7 +61,7 @@ fn every_plan_is_the_recorded_state() {
                 continue;
             }
             let (planned, recorded) = (plan.rules(family), recorded_state(&case[key], printed));
-            for table in Table::ALL {
+            for table in Table::ALL.iter().copied() {
                 let planned: Vec<_> = planned.state().chains(table).collect();
                 let recorded: Vec<_> = recorded.chains(table).collect();
                 assert_eq!(planned, recorded, "{name}: {family} {}", table.name());

@@ -52,7 +52,7 @@ fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
 /// Where inbound connections are captured: backend, family and table.
 fn captures(observed: &Observation) -> Vec<String> {
     let mut places = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for family in Family::BOTH {
             for variant in [Variant::Legacy, Variant::Nft] {
                 if observed.rules(variant).of(family).captures_inbound(table) {

@@ -183,7 +183,7 @@ impl Program {
             (Some(flag), Kind::Bool) => {
                 command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(["true", "false"])))
             }
-            (Some(_) | None, _) => command,
+            _ => command,
         })
     }
 }
@@ -243,11 +243,11 @@ fn setting_arg(setting: &Setting) -> Option<Arg> {
         let _ = write!(help, " [default: {}]", setting.default);
     }
     let arg = Arg::new(flag).long(flag).short(setting.short).help(help);
-    Some(match setting.kind {
-        Kind::Bool => switch(arg),
-        Kind::Path => text(arg, setting.kind.value_name()).value_hint(ValueHint::AnyPath),
-        kind => text(arg, kind.value_name()),
-    })
+    if setting.kind == Kind::Bool {
+        return Some(switch(arg));
+    }
+    let arg = text(arg, setting.kind.value_name());
+    Some(if setting.kind == Kind::Path { arg.value_hint(ValueHint::AnyPath) } else { arg })
 }
 
 fn log_arg(flag: &logging::Flag) -> Arg {

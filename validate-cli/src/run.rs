@@ -102,7 +102,7 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
     loop {
         let addresses =
             facts::addresses().map_err(|cause| RunError::Facts { what: "the pod's addresses", cause })?;
-        let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &NameFiles };
+        let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&NameFiles);
         match Redirect::parse(settings, &facts) {
             Ok(redirect) => return Ok(Found::Redirect(Box::new(redirect), addresses)),
             Err(errors) if errors.iter().any(|error| error.problem != Problem::NoAddress) => {

@@ -138,6 +138,7 @@ impl Walk<'_> {
                 Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
                 // Zones change nothing about where packets go.
                 Target::ConntrackZone(_) => {}
+                _ => return Some(Step::Unknown),
             }
         }
         None
@@ -183,6 +184,7 @@ impl Walk<'_> {
             Match::OwnerGid(gid) => self.owner(gid, packet.who.gid),
             Match::Mark(mark) => Some(is(mark, |mark| mark.value() == self.mark)),
             Match::ConnMark(mark) => Some(is(mark, |mark| mark.covers(self.connection_mark))),
+            _ => None,
         }
     }
 

@@ -162,7 +162,7 @@ impl Connection {
         let mut needs = BTreeSet::new();
         for family in plan.families() {
             let rules = plan.rules(*family);
-            for (_, entries) in Table::ALL.into_iter().flat_map(|table| rules.state().chains(table)) {
+            for (_, entries) in Table::ALL.iter().copied().flat_map(|table| rules.state().chains(table)) {
                 for entry in entries {
                     if let Entry::Rule(rule) = entry {
                         needs.extend(redirect_core::netlink::extensions(rule).map(|one| (*family, one)));
@@ -177,7 +177,7 @@ impl Connection {
         let mut whole = self.ask("list tables", request::tables, |message| observed.take(message))?;
         for family in Family::BOTH {
             let tables: Vec<Table> =
-                Table::ALL.into_iter().filter(|table| observed.has_table(family, *table)).collect();
+                Table::ALL.iter().copied().filter(|table| observed.has_table(family, *table)).collect();
             if tables.is_empty() {
                 continue;
             }

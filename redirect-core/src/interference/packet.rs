@@ -137,7 +137,7 @@ pub(super) struct Act<'a> {
 /// What a plan does with a packet at the hook it comes by first; nothing where it does not capture it.
 pub(super) fn acts<'a>(rules: &'a FamilyRules, hook: Hook, packet: &Packet) -> Vec<Act<'a>> {
     let mut acts: Vec<Act<'a>> = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         let mut walk = Walk { rules, table, packet, touched: false };
         for entry in rules.state().rules(table, &Chain::Hook(hook)) {
             let Entry::Rule(rule) = entry else { return Vec::new() };

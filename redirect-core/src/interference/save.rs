@@ -48,7 +48,7 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?;
     let drops = words.next() == Some("DROP");
-    let hook = Hook::ALL.into_iter().find(|hook| hook.name() == name);
+    let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name);
     let base = hook.and_then(|hook| {
         let priority = priority(&table.name, hook)?;
         Some(Base { hook, priority, is_nat: table.name == "nat", drops })

@@ -234,7 +234,7 @@ impl Condition {
 }
 
 fn flag_names(flags: u8) -> Vec<String> {
-    let named = TcpFlags::NAMED.into_iter().filter(|(flag, _)| flags & flag != 0);
+    let named = TcpFlags::NAMED.iter().copied().filter(|(flag, _)| flags & flag != 0);
     named.map(|(_, name)| name.to_owned()).collect()
 }
 

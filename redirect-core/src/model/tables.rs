@@ -87,7 +87,7 @@ impl Tables {
             })
             .collect()
         };
-        Self { tables: Table::ALL.into_iter().map(|table| (table, chains(table))).collect() }
+        Self { tables: Table::ALL.iter().copied().map(|table| (table, chains(table))).collect() }
     }
 
     /// The rules, as iptables-save, or a look over netlink, would tell them.

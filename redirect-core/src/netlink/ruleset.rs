@@ -53,7 +53,7 @@ impl Ruleset {
             let number = hook.find(attribute::hook::NUMBER)?.u32()?;
             let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
             Some(Base {
-                hook: Hook::ALL.into_iter().find(|hook| abi::hook_number(*hook) == number)?,
+                hook: Hook::ALL.iter().copied().find(|hook| abi::hook_number(*hook) == number)?,
                 priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
                 is_nat: attributes.find(attribute::chain::TYPE)?.text()? == "nat",
                 drops: policy == Some(POLICY_DROP),

@@ -19,6 +19,7 @@ use core::net::Ipv6Addr;
 
 /// Where in its chain a rule goes at the moment it is emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Position {
     /// Behind the last rule.
     Last,

@@ -280,3 +280,141 @@ fn clash(mark: Mark, strict: bool) -> Option<Problem> {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        pod::{Decision, PodFacts},
+        settings::{NamespaceFacts, RawSettings},
+        values::{Port, RouteTable},
+    };
+    use core::net::IpAddr;
+
+    fn problems(builder: RedirectBuilder) -> Vec<(Option<Key>, Problem)> {
+        let errors = builder.build().unwrap_err();
+        errors.iter().map(|error| (error.key, error.problem.clone())).collect()
+    }
+
+    fn sidecar() -> RedirectBuilder {
+        Redirect::sidecar(Families::V4)
+    }
+
+    fn port(number: u16) -> Port {
+        Port::new(number).unwrap()
+    }
+
+    #[test]
+    fn a_sidecar_is_what_the_table_and_a_pod_that_says_nothing_ask_for() {
+        for families in [Families::V4, Families::Both] {
+            let addresses: [IpAddr; 1] = match families {
+                Families::V4 => ["10.1.0.2".parse().unwrap()],
+                Families::Both => ["fd00::2".parse().unwrap()],
+            };
+            let facts = NamespaceFacts::new(&addresses);
+            let built = Redirect::sidecar(families).build().unwrap();
+            assert_eq!(Redirect::parse(&RawSettings::for_pod(), &facts), Ok(built.clone()));
+            let decided = PodFacts::sidecar([("a", "b")]).decide(&facts).unwrap();
+            assert_eq!(decided, Decision::Redirect(built.clone().into()));
+        }
+    }
+
+    #[test]
+    fn two_listeners_on_one_port_are_refused() {
+        let taken = |other| Problem::PortTaken(other);
+        let cases = [
+            (sidecar().proxy_port(port(15006)), Key::ProxyPort, taken(Listener::Inbound)),
+            (sidecar().inbound_port(port(15001)), Key::InboundCapturePort, taken(Listener::Outbound)),
+            (sidecar().tunnel_port(port(15001)), Key::InboundTunnelPort, taken(Listener::Outbound)),
+            (sidecar().inbound_port(port(15008)), Key::InboundCapturePort, taken(Listener::Tunnel)),
+            (sidecar().dns(DnsCapture::All).proxy_port(DNS_PORT), Key::ProxyPort, taken(Listener::Dns)),
+        ];
+        for (builder, key, problem) in cases {
+            assert_eq!(problems(builder), [(Some(key), problem)]);
+        }
+        assert!(
+            sidecar().proxy_port(DNS_PORT).build().is_ok(),
+            "where no query is captured, nobody listens there"
+        );
+        let swapped = sidecar().proxy_port(port(15006)).inbound_port(port(15001));
+        assert!(swapped.build().is_ok());
+    }
+
+    #[test]
+    fn a_proxy_without_identity_is_refused() {
+        assert_eq!(problems(sidecar().proxy_uids([])), [(Some(Key::ProxyUid), Problem::NoIdentity)]);
+        assert_eq!(problems(sidecar().proxy_gids([])), [(Some(Key::ProxyGid), Problem::NoIdentity)]);
+        let [(key, problem)] = problems(sidecar().proxy_gids([7, u32::MAX])).try_into().unwrap();
+        assert_eq!(key, Some(Key::ProxyGid));
+        assert!(matches!(problem, Problem::OutOfRange { max: 4_294_967_294, .. }), "{problem:?}");
+    }
+
+    #[test]
+    fn marks_of_ours_are_refused() {
+        let tproxy = |mark| {
+            let mark = Mark::new(mark).unwrap();
+            sidecar().tproxy(Tproxy::new(mark, RouteTable::new(7).unwrap()))
+        };
+        assert_eq!(problems(tproxy(1338)), [(Some(Key::TproxyMark), Problem::ProxyMark)]);
+        let guarded = tproxy(0x10_0000).strict_capture(true);
+        assert_eq!(problems(guarded), [(Some(Key::TproxyMark), Problem::GuardMark(GUARD_MARK))]);
+        assert!(tproxy(0x10_0000).build().is_ok() && tproxy(0x539).strict_capture(true).build().is_ok());
+    }
+
+    #[test]
+    fn lists_that_say_nothing_or_too_much_are_refused() {
+        let no_server = sidecar().dns(DnsCapture::Servers(Vec::new()));
+        assert_eq!(problems(no_server), [(Some(Key::RedirectDns), Problem::NoServer)]);
+        let groups = |count: u32| sidecar().owner_groups(OwnerGroups::Only((0..count).collect()));
+        assert!(groups(64).build().is_ok());
+        let too_many = Problem::TooMany { found: 65, most: 64 };
+        assert_eq!(problems(groups(65)), [(Some(Key::OwnerGroups), too_many)]);
+        let nobody = sidecar().owner_groups(OwnerGroups::AllExcept([u32::MAX].into()));
+        assert_eq!(problems(nobody)[0].0, Some(Key::OwnerGroupsExclude));
+    }
+
+    #[test]
+    fn a_loopback_range_is_one_of_loopback_and_has_no_host_bits() {
+        let outside = sidecar().loopback("10.0.0.0/8".parse().unwrap());
+        assert_eq!(problems(outside), [(Some(Key::LoopbackRange), Problem::NotLoopback)]);
+        let wider = sidecar().loopback("127.0.0.0/7".parse().unwrap());
+        assert_eq!(problems(wider), [(Some(Key::LoopbackRange), Problem::NotLoopback)]);
+        let built = sidecar().loopback("127.1.2.3/8".parse().unwrap()).build().unwrap();
+        assert_eq!(built.loopback(crate::Family::V4), "127.0.0.0/8".parse::<IpNet>().unwrap());
+    }
+
+    #[test]
+    fn all_errors_are_told_together_and_by_who_said_it() {
+        let errors = sidecar()
+            .proxy_uids([])
+            .asked_by(Source::Caller("field spec.ports.inbound"))
+            .inbound_port(port(15001))
+            .build()
+            .unwrap_err();
+        assert_eq!(
+            errors.to_string(),
+            "field spec.ports.inbound: \"15001\" is the port of --envoy-port as well; the proxy cannot tell the two kinds of \
+             connections apart; setter proxy_uids: \"\" names nobody; without an identity of its own, the proxy's calls \
+             would be sent back to it"
+        );
+    }
+
+    #[test]
+    fn who_asked_for_a_rule_stays_with_it_and_makes_no_difference() {
+        let plan = |source| {
+            let builder = sidecar().asked_by(source).exclude_interfaces(["eth1".parse().unwrap()]);
+            builder.build().unwrap().plan()
+        };
+        let (by_flag, by_annotation) = (plan(Source::Flag("f")), plan(Source::Annotation("a")));
+        assert_eq!(by_flag, by_annotation);
+        let source = |plan: &crate::RulePlan, key| {
+            plan.planned_rules()
+                .iter()
+                .find(|rule| rule.because() == key)
+                .map(crate::plan::PlannedRule::source)
+        };
+        assert_eq!(source(&by_flag, Key::ExcludeInterfaces), Some(Source::Flag("f")));
+        assert_eq!(source(&by_annotation, Key::ExcludeInterfaces), Some(Source::Annotation("a")));
+        assert_eq!(source(&by_annotation, Key::ProxyPort), Some(Source::Default));
+    }
+}

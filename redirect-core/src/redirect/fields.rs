@@ -95,7 +95,6 @@ macro_rules! fields {
         impl RedirectBuilder {
             $(
                 $(#[doc = $value_doc])+
-                #[must_use]
                 pub fn $value(mut self, value: $value_type) -> Self {
                     self.draft.$value = value;
                     self.said(&[Key::$value_key], concat!("setter ", stringify!($value)))
@@ -104,7 +103,6 @@ macro_rules! fields {
 
             $(
                 $(#[doc = $list_doc])+
-                #[must_use]
                 pub fn $list(mut self, values: impl IntoIterator<Item = $item>) -> Self {
                     self.draft.$list = values.into_iter().collect();
                     self.said(&[Key::$list_key], concat!("setter ", stringify!($list)))

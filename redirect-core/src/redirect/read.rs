@@ -407,4 +407,54 @@ mod tests {
             parse("TPROXY", "false", "0x010000").is_ok() && parse("REDIRECT", "true", "0x010000").is_ok()
         );
     }
+
+    #[test]
+    fn an_identity_that_names_nobody_is_refused_as_it_was_written() {
+        let told = parse(&[(Key::ProxyUid, ","), (Key::ProxyGid, " , ")], &v4()).unwrap_err().to_string();
+        assert!(told.contains("flag --proxy-uid: \",\" names nobody"), "{told}");
+        assert!(told.contains("flag --proxy-gid: \" , \" names nobody"), "{told}");
+    }
+
+    #[test]
+    fn two_listeners_on_one_port_are_told_by_the_one_that_was_set() {
+        let told = |flags: &[(Key, &'static str)]| parse(flags, &v4()).unwrap_err().to_string();
+        for (key, text, wanted) in [
+            (
+                Key::InboundCapturePort,
+                "15001",
+                "flag --inbound-capture-port: \"15001\" is the port of --envoy-port",
+            ),
+            (Key::ProxyPort, "15006", "flag --envoy-port: \"15006\" is the port of --inbound-capture-port"),
+            (
+                Key::InboundTunnelPort,
+                "0x3a9e",
+                "flag --inbound-tunnel-port: \"0x3a9e\" is the port of --inbound-capture-port",
+            ),
+        ] {
+            let told = told(&[(key, text)]);
+            assert!(told.starts_with(wanted) && !told.contains("; flag"), "{told}");
+        }
+        // What cannot be read is told for what it is, and is no port of anybody.
+        let told = told(&[(Key::ProxyPort, "http"), (Key::InboundCapturePort, "15001")]);
+        assert_eq!(told, "flag --envoy-port: \"http\" is not a whole number");
+    }
+
+    #[test]
+    fn every_setting_of_a_plan_is_read() {
+        for setting in crate::settings::SETTINGS.iter().filter(|one| one.part == crate::settings::Part::Plan)
+        {
+            let errors = parse(&[(setting.key, "\u{1}")], &v4()).err().unwrap_or_default();
+            let keys: Vec<_> = errors.iter().map(|error| error.key).collect();
+            // A name that nobody has is no error: 1337 it is then.
+            let wanted = if setting.key == Key::ProxyUser { vec![] } else { vec![Some(setting.key)] };
+            assert_eq!(keys, wanted, "{:?}", setting.key);
+        }
+    }
+
+    #[test]
+    fn who_is_asked_for_the_proxys_identity_is_who_said_it() {
+        let redirect = parse(&[(Key::ProxyUid, "7")], &v4()).unwrap();
+        assert_eq!(redirect.source(Key::ProxyGid), Source::Flag("proxy-uid"), "the groups follow the users");
+        assert_eq!(parse(&[], &v4()).unwrap().source(Key::ProxyUid), Source::Default);
+    }
 }

@@ -52,11 +52,10 @@ fn rule_line(planned: &PlannedRule) -> String {
         Scope::Only(Family::V6) => "IPv6 only: ",
     };
     let rule = rule_text(&planned.rule);
-    match planned.source() {
-        Source::Default => {
-            let setting = planned.because.setting().name();
-            alloc::format!("{family}{rule}  # {} [default of {setting}]", planned.purpose)
-        }
-        source => alloc::format!("{family}{rule}  # {} [{source}]", planned.purpose),
+    let (purpose, source) = (planned.purpose, planned.source());
+    if source == Source::Default {
+        let setting = planned.because.setting().name();
+        return alloc::format!("{family}{rule}  # {purpose} [default of {setting}]");
     }
+    alloc::format!("{family}{rule}  # {purpose} [{source}]")
 }

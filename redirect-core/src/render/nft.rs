@@ -200,7 +200,7 @@ fn mark(mark: Mark) -> String {
 /// As nft lists it: `tcp flags != syn / fin,syn,rst,ack`, a single flag as `tcp flags & syn == syn`.
 fn flags(is: &Is<TcpFlags>) -> String {
     let names = |flags: u8| -> String {
-        let set = TcpFlags::NAMED.into_iter().filter(|(flag, _)| flags & flag != 0);
+        let set = TcpFlags::NAMED.iter().copied().filter(|(flag, _)| flags & flag != 0);
         let names: Vec<String> = set.map(|(_, name)| name.to_ascii_lowercase()).collect();
         if names.is_empty() { "0x0".to_string() } else { names.join(",") }
     };

@@ -19,6 +19,7 @@ const OUR_DOMAIN: &str = "istio.io";
 
 /// Where a misspelt name was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum NamePlace {
     /// The environment of the program.
     Environment,
@@ -30,6 +31,7 @@ pub enum NamePlace {
 
 /// A name that looks like one of ours and is none: it has no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Misspelt {
     /// Where it was found.
     pub place: NamePlace,

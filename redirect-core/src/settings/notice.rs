@@ -133,7 +133,7 @@ mod tests {
             raw.set(setting.key, *text, Source::Flag(name));
         }
         let addresses = ["10.1.0.2".parse().unwrap()];
-        let facts = NamespaceFacts { nameservers, ..NamespaceFacts::new(&addresses) };
+        let facts = NamespaceFacts::new(&addresses).with_nameservers(nameservers);
         let notices = Notice::about(&raw, &Redirect::parse(&raw, &facts).unwrap());
         notices.iter().map(ToString::to_string).collect()
     }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, dead_code)] // a panic is how a test fails; not every test uses everything
 
+pub mod typed;
+
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use redirect_core::{
     Redirect, RulePlan,
@@ -34,7 +36,7 @@ impl Settings {
     }
 
     pub fn facts(&self) -> NamespaceFacts<'_> {
-        NamespaceFacts { nameservers: &self.nameservers, ..NamespaceFacts::new(&self.addresses) }
+        NamespaceFacts::new(&self.addresses).with_nameservers(&self.nameservers)
     }
 }
 
@@ -74,6 +76,7 @@ fn text(setting: &Setting) -> BoxedStrategy<String> {
         Kind::Choice(words) => {
             select([words, &words[words.len() - 1..]].concat()).prop_map(str::to_owned).boxed()
         }
+        Kind::Duration => (1_u32..10_000).prop_map(|ms| format!("{ms}ms")).boxed(),
         Kind::Groups => list(id(), 0..6).boxed(),
         Kind::Ids => list(id(), 1..4).boxed(),
         Kind::Interfaces => list(interface(), 0..3).boxed(),
@@ -83,6 +86,7 @@ fn text(setting: &Setting) -> BoxedStrategy<String> {
             .prop_map(|mark| mark.to_string())
             .boxed(),
         Kind::Name => select(vec!["istio-proxy", "somebody"]).prop_map(str::to_owned).boxed(),
+        Kind::Path => "/[a-z]{1,8}".boxed(),
         Kind::Port => port(setting.key),
         Kind::Ports => ports().boxed(),
         Kind::Ranges => list(cidr(), 0..6).boxed(),

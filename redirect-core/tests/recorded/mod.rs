@@ -77,6 +77,6 @@ pub fn redirect(case: &Value) -> Option<(RawSettings, Redirect)> {
         Some(list) if !list.is_null() => strings(list).iter().map(|text| text.parse().unwrap()).collect(),
         _ => vec!["10.96.0.10".parse().unwrap()],
     };
-    let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &Recorded };
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&Recorded);
     Redirect::parse(&raw, &facts).ok().map(|redirect| (raw, redirect))
 }
