@@ -92,15 +92,16 @@ pub enum SettingsError {
     },
 }
 
-/// What a setting is called in JSON: its flag, else its first environment variable, else its first annotation.
+/// What a setting is called in JSON: its flag, else its first environment variable, else its first annotation, else
+/// the variable of the pod's proxy container.
 #[must_use]
 pub fn setting_name(key: Key) -> &'static str {
     name(key.setting())
 }
 
 fn name(setting: &Setting) -> &'static str {
-    let places = [setting.flag, setting.env.first().copied(), setting.annotations.first().copied()];
-    places.into_iter().flatten().next().unwrap_or_default()
+    let names = setting.flag.iter().chain(setting.env).chain(setting.annotations).chain(&setting.proxy_env);
+    names.copied().next().unwrap_or_default()
 }
 
 impl TryFrom<&RawSettings> for Settings {
