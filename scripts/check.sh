@@ -26,6 +26,9 @@ cargo deny --log-level error check bans licenses sources
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet
 
+step "the recipe for a new setting"
+scripts/recipe.sh
+
 step "the validator builds without the writing side of netns-apply"
 cargo check --locked --quiet -p istio-validation
 if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-apply feature "write"'; then

@@ -11,7 +11,7 @@ use proptest::{
     test_runner::TestRunner,
 };
 use redirect_core::{
-    RulePlan,
+    RedirectBuilder, RulePlan,
     rule::{Chain, Match, OurChain, Table, Target},
     settings::{Key, Part, SETTINGS, Source},
 };
@@ -56,7 +56,7 @@ fn generated_settings_reach_everything() {
 
 #[test]
 fn generated_builders_reach_everything() {
-    let built: Vec<_> = values(&builders()).map(redirect_core::RedirectBuilder::build).collect();
+    let built: Vec<_> = values(&builders()).map(RedirectBuilder::build).collect();
     let valid: Vec<_> = built.iter().filter_map(|built| built.as_ref().ok()).collect();
     assert!(valid.len() > MADE / 4 && valid.len() < MADE, "{} are valid", valid.len());
     let set: BTreeSet<Key> = Key::ALL
@@ -64,11 +64,12 @@ fn generated_builders_reach_everything() {
         .copied()
         .filter(|key| valid.iter().any(|redirect| redirect.source(*key) != Source::Default))
         .collect();
-    // Families and ids are given as such: nothing is left to look up.
-    let mut wanted = of_a_plan();
-    for looked_up in [Key::DualStack, Key::ProxyUser] {
-        wanted.remove(&looked_up);
-    }
-    assert_eq!(set, wanted);
+    // Families and ids are given as such: nothing is left to look up. What has a setter of the usual making is reached by
+    // its text, above; a setter written by hand takes more than text can say.
+    let looked_up = [Key::DualStack, Key::ProxyUser];
+    let exempt = |key: &Key| looked_up.contains(key) || RedirectBuilder::PLAIN.contains(key);
+    let wanted: BTreeSet<Key> = of_a_plan().into_iter().filter(|key| !exempt(key)).collect();
+    assert!(set.is_superset(&wanted), "{:?} are not set", wanted.difference(&set));
+    assert!(RedirectBuilder::PLAIN.len() + looked_up.len() + wanted.len() == of_a_plan().len());
     assert_reached(&valid.iter().map(|redirect| redirect.plan()).collect::<Vec<_>>());
 }

@@ -1,25 +1,22 @@
 //! The rule groups, one short function each, in the order in which they are emitted.
 
-use super::{PlannedRule, builder::*, guard};
+use super::{
+    PlannedRule,
+    builder::*,
+    dns::{self, DNS},
+    guard,
+};
 use crate::{
     redirect::{
-        DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK,
-        Redirect, Tproxy,
+        DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect, Tproxy,
     },
     rule::{ConnState, Hook, Is, Match, OurChain, Scope, Table, Target},
     settings::Key,
-    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, PortRange, host},
+    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, host},
 };
 use alloc::{vec, vec::Vec};
 use core::net::IpAddr;
 use ipnet::IpNet;
-
-/// The port of DNS servers.
-const DNS: PortRange = PortRange::single(53);
-/// Conntrack zone of queries between the proxy and the real servers.
-const UPSTREAM_ZONE: Target = Target::ConntrackZone(1);
-/// Conntrack zone of queries between the application and the proxy.
-const LOCAL_ZONE: Target = Target::ConntrackZone(2);
 
 const REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::Redirect));
 const IN_REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::InRedirect));
@@ -39,7 +36,7 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
     proxy_users(r, rules_ref);
     proxy_groups(r, rules_ref);
     owner_groups(r, rules_ref);
-    dns(r, rules_ref);
+    dns::capture(r, rules_ref);
     loopback(r, rules_ref);
     excluded_ranges(r, rules_ref);
     included_ports(r, rules_ref);
@@ -289,99 +286,6 @@ fn owner_groups(r: &Redirect, rules: &mut Rules<'_>) {
     }
 }
 
-/// DNS capture: nat rules that send queries to the proxy, and conntrack zones that keep the two legs apart.
-fn dns(r: &Redirect, rules: &mut Rules<'_>) {
-    if *r.dns() == DnsCapture::Off {
-        return;
-    }
-    let queries = Target::Jump(OurChain::OutputDns.into());
-    rules.group(Key::RedirectDns, "DNS queries").append(Table::Raw, Hook::Output, [], queries.clone());
-    for scope in dns_scopes(r) {
-        rules.group(Key::RedirectDns, "DNS queries").scoped(scope).append(
-            Table::Nat,
-            OurChain::Output,
-            [],
-            queries.clone(),
-        );
-    }
-    dns_redirects(r, rules);
-    dns_proxy_zones(r, rules);
-    dns_application_zones(r, rules);
-}
-
-/// The families whose queries are captured.
-fn dns_scopes(r: &Redirect) -> Vec<Scope> {
-    match r.dns() {
-        DnsCapture::Off => vec![],
-        DnsCapture::All => vec![Scope::Every],
-        DnsCapture::Servers(servers) => {
-            let any = |family: Family| servers.iter().any(|server| Family::of(server) == family);
-            match (any(Family::V4), any(Family::V6)) {
-                (true, true) => vec![Scope::Every],
-                (true, false) => vec![Scope::Only(Family::V4)],
-                (false, true) => vec![Scope::Only(Family::V6)],
-                (false, false) => vec![],
-            }
-        }
-    }
-}
-
-/// The servers whose queries are captured: each alone, or all at once.
-fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
-    match r.dns() {
-        DnsCapture::Off => vec![],
-        DnsCapture::All => vec![(Scope::Every, None)],
-        DnsCapture::Servers(servers) => {
-            // The families one after the other: both use one table in native nftables.
-            let of = |family: Family| servers.iter().filter(move |server| Family::of(server) == family);
-            let all = of(Family::V4).chain(of(Family::V6)).map(|server| host(*server));
-            all.map(|server| (scope_of(&server), Some(server))).collect()
-        }
-    }
-}
-
-fn dns_redirects(r: &Redirect, rules: &mut Rules<'_>) {
-    for protocol in [tcp(), udp()] {
-        for (scope, server) in dns_servers(r) {
-            let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
-            rules.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope).append_all(
-                Table::Nat,
-                OurChain::OutputDns,
-                matches,
-                Target::Redirect(DNS_PORT),
-            );
-        }
-    }
-}
-
-fn dns_proxy_zones(r: &Redirect, rules: &mut Rules<'_>) {
-    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
-    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::so(*gid))));
-    for (because, owned) in uids.chain(gids) {
-        let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
-        let query = [udp(), to_port(DNS), owned.clone()];
-        group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
-        let answer = [udp(), from_port(DNS_PORT), owned];
-        group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
-    }
-}
-
-fn dns_application_zones(r: &Redirect, rules: &mut Rules<'_>) {
-    let answers = Target::Jump(OurChain::Inbound.into());
-    for scope in dns_scopes(r) {
-        let mut group = rules.group(Key::RedirectDns, "DNS answers").scoped(scope);
-        group.append(Table::Raw, Hook::Prerouting, [], answers.clone());
-    }
-    for (scope, server) in dns_servers(r) {
-        let query = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
-        let answer = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
-        let mut group =
-            rules.group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone").scoped(scope);
-        group.append_all(Table::Raw, OurChain::OutputDns, query, LOCAL_ZONE);
-        group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
-    }
-}
-
 /// `-d 127.0.0.1/32 -j RETURN`.
 fn loopback(r: &Redirect, rules: &mut Rules<'_>) {
     for family in Family::BOTH {
@@ -494,4 +398,35 @@ fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut Rules<'_>) {
         [in_by_loopback(), tcp(), not_marked(PROXY_MARK)],
         Target::Return,
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Families, RedirectBuilder, render::rule_text, rule::Chain, values::PortRange};
+    use alloc::string::String;
+
+    /// The rules that a setting asks for, in their order, with their chains.
+    fn rules_for(key: Key, builder: RedirectBuilder) -> Vec<(Chain, String)> {
+        let plan = builder.build().unwrap().plan();
+        let asked = plan.planned_rules().iter().filter(|planned| planned.because == key);
+        asked.map(|planned| (planned.chain.clone(), rule_text(&planned.rule))).collect()
+    }
+
+    fn sidecar() -> RedirectBuilder {
+        Redirect::sidecar(Families::Both)
+    }
+
+    #[test]
+    fn excluded_outbound_ports_are_left_alone_over_tcp_and_udp() {
+        let ports = [PortRange::single(3306), PortRange::new(80, 90).unwrap()];
+        let rules = rules_for(Key::OutboundExcludePorts, sidecar().outbound_ports_exclude(ports));
+        let texts = [
+            "-p tcp -m tcp --dport 3306 -j RETURN",
+            "-p udp -m udp --dport 3306 -j RETURN",
+            "-p tcp -m tcp --dport 80:90 -j RETURN",
+            "-p udp -m udp --dport 80:90 -j RETURN",
+        ];
+        assert_eq!(rules, texts.map(|text| (OurChain::Output.into(), text.into())));
+    }
 }

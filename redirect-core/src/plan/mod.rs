@@ -4,6 +4,7 @@
 //! the plan gives the rules of a family as they will stand in the kernel.
 
 mod builder;
+mod dns;
 mod groups;
 mod guard;
 

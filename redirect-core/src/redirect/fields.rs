@@ -93,6 +93,10 @@ macro_rules! fields {
         }
 
         impl RedirectBuilder {
+            /// The settings that have a row below: their setters take values that cannot be wrong. For tests.
+            #[doc(hidden)]
+            pub const PLAIN: &'static [Key] = &[$(Key::$value_key,)+ $(Key::$list_key,)+];
+
             $(
                 $(#[doc = $value_doc])+
                 pub fn $value(mut self, value: $value_type) -> Self {
