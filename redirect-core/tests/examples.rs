@@ -4,17 +4,23 @@
 
 use serde_json::{Value, json};
 use std::{
+    fs,
     io::Write,
+    path::Path,
     process::{Command, Output, Stdio},
 };
 
+/// Cargo builds examples along with the tests of a package, unless it is asked for single tests.
 fn run(example: &str, arguments: &[&str], input: &str) -> Output {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut child = Command::new(cargo)
-        .args(["run", "--quiet", "--locked", "--offline", "--package", "redirect-core", "--all-features"])
-        .args(["--example", example, "--"])
+    let program = std::env::current_exe().unwrap();
+    let program = program.parent().and_then(Path::parent).unwrap().join("examples").join(example);
+    assert!(
+        is_up_to_date(&program),
+        "{} is missing or older than its source: run all tests of redirect-core, or 'cargo build -p redirect-core --examples' first",
+        program.display()
+    );
+    let mut child = Command::new(program)
         .args(arguments)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -23,6 +29,26 @@ fn run(example: &str, arguments: &[&str], input: &str) -> Output {
     // An example that ends without reading all of it is judged by its output.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
+}
+
+fn is_up_to_date(program: &Path) -> bool {
+    let written = |path: &Path| fs::metadata(path).and_then(|file| file.modified());
+    let Ok(built) = written(program) else { return false };
+    let mut folders = vec![
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("examples"),
+    ];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if written(&path).unwrap() > built {
+                return false;
+            }
+        }
+    }
+    true
 }
 
 /// What an example prints when it succeeds; it must have nothing to complain about, nor the compiler.
