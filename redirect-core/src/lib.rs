@@ -63,3 +63,8 @@ pub use redirect::{
     OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Redirect, RedirectBuilder, Tproxy,
 };
 pub use values::Family;
+
+/// The snippets of the README, as doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
