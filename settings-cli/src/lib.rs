@@ -140,7 +140,7 @@ impl Program {
             }
             logging::Config::default()
         });
-        let misspelt = misspelt_variables(env.keys().map(String::as_str));
+        let misspelt = misspelt_variables(env.keys().map(String::as_str), |_| true);
         Ok(Asked::Run(Box::new(Input { settings, log, misspelt })))
     }
 

@@ -1,6 +1,6 @@
 //! Misspelt names of variables and annotations: which one of ours is meant.
 
-use super::SETTINGS;
+use super::{Key, SETTINGS};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::fmt;
 
@@ -56,11 +56,26 @@ impl fmt::Display for Misspelt {
     }
 }
 
-/// The names of the program's environment that look like variables of ours and are none.
-pub fn misspelt_variables<'a>(environment: impl IntoIterator<Item = &'a str>) -> Vec<Misspelt> {
+/// The names of a program's environment that look like variables of ours and are none. As with
+/// [`RawSettings::read_environment`], `wanted` chooses the settings that the program reads there.
+///
+/// [`RawSettings::read_environment`]: super::RawSettings::read_environment
+///
+/// ```
+/// use redirect_core::settings::misspelt_variables;
+///
+/// let told: Vec<_> = misspelt_variables(["ISTIO_INBOUND_PORT", "PATH"], |_| true);
+/// assert_eq!(told.len(), 1);
+/// assert_eq!(told[0].meant, Some("ISTIO_INBOUND_PORTS"));
+/// ```
+pub fn misspelt_variables<'a>(
+    environment: impl IntoIterator<Item = &'a str>,
+    wanted: impl Fn(Key) -> bool,
+) -> Vec<Misspelt> {
     // An environment has hundreds of variables where a pod sees many services.
+    let settings = SETTINGS.iter().filter(|setting| wanted(setting.key));
     let names: Vec<Name<'static>> =
-        SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).map(Name::new).collect();
+        settings.flat_map(|setting| setting.env.iter().copied()).map(Name::new).collect();
     let misspelt = |given: &'a str| {
         let meant = nearest(given, names.iter().copied())?;
         Some(Misspelt { place: NamePlace::Environment, given: given.to_owned(), meant: Some(meant) })
@@ -234,7 +249,7 @@ mod tests {
 
     #[test]
     fn misspelt_variables_name_what_is_meant() {
-        let meant = |given| misspelt_variables([given]).first().and_then(|misspelt| misspelt.meant);
+        let meant = |given| misspelt_variables([given], |_| true).first().and_then(|misspelt| misspelt.meant);
         assert_eq!(meant("ISTIO_INBOUND_PORT"), Some("ISTIO_INBOUND_PORTS"));
         assert_eq!(meant("istio_service_cidr"), Some("ISTIO_SERVICE_CIDR"));
         assert_eq!(meant("ISTIO_DUAL_STAKC"), Some("ISTIO_DUAL_STACK"));
@@ -249,10 +264,10 @@ mod tests {
             "PATH",
             "",
         ] {
-            assert_eq!(misspelt_variables([right]), [], "{right}");
+            assert_eq!(misspelt_variables([right], |_| true), [], "{right}");
         }
         for setting in SETTINGS {
-            assert_eq!(misspelt_variables(setting.env.iter().copied()), [], "{:?}", setting.key);
+            assert_eq!(misspelt_variables(setting.env.iter().copied(), |_| true), [], "{:?}", setting.key);
         }
     }
 
