@@ -42,6 +42,7 @@ bench:
 		cargo run --release --locked --quiet -p benches --bin $$bench || exit 1; \
 	done
 
-# The programs as shipped: static ones. The last line says where they are.
+# The programs as shipped: static with musl. The last line says where they are.
 release:
+	scripts/setup-apt.sh release
 	scripts/release.sh

@@ -65,6 +65,9 @@ scripts/public-api.sh
 step "sizes of the programs"
 scripts/sizes.sh
 
+step "the programs as shipped"
+scripts/shipped.sh
+
 step "fuzzing, ten seconds a target"
 # cargo-fuzz asks for compiler options that are not stable; no other part of the project does.
 for target in $(sed -n 's/^name = "\(.*\)"$/\1/p' fuzz/Cargo.toml | tail -n +2); do

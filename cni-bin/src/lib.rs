@@ -99,6 +99,9 @@ pub fn answer(
         if !conf.unknown_keys.is_empty() {
             log::warn!(target: logs::SCOPE, keys = format!("{:?}", conf.unknown_keys); "unknown keys in the network configuration");
         }
+        for notice in &conf.not_in_force {
+            log::warn!(target: logs::SCOPE, "network configuration: {notice}");
+        }
         carry_out(&Job { invocation: &invocation, conf: &conf, env, kernel, start })
     });
     match done {

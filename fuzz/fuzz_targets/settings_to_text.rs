@@ -7,7 +7,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Family, Redirect,
-    change::{Change, Difference},
+    change::{Change, RuleDifference},
     parse::rule_state,
     render,
     settings::{NamespaceFacts, RawSettings, SETTINGS, Source},
@@ -40,7 +40,7 @@ fn check(redirect: &Redirect) {
         let rules = plan.rules(family);
         let read = rule_state(&render::restore_text(&rules)).expect("a rendered plan can be read");
         assert_eq!(&read, rules.state());
-        assert_eq!(Difference::find(&read, &rules), None);
+        assert_eq!(RuleDifference::first(&read, &rules), None);
         assert!(Change::between(&read, &rules).is_empty());
         assert_eq!(Change::between(&RuleState::new(), &rules).is_empty(), rules.state().is_empty());
     }

@@ -95,24 +95,32 @@ impl RouteSocket {
     pub fn observe(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
         let mut found = Vec::new();
         for family in Family::BOTH {
-            let routes = self.dump(&route_request(family), "list routes")?;
+            let routes = self.dump(&route_request(family), "list routes", is_default_route)?;
             found.extend(routes.iter().filter_map(|dumped| local_default(family, dumped)));
-            let rules = self.dump(&rule_request(family), "list policy rules")?;
+            let rules = self.dump(&rule_request(family), "list policy rules", |_| true)?;
             let rules: Vec<PolicyRule<'_>> = rules.iter().filter_map(PolicyRule::read).collect();
             found.extend((0..rules.len()).filter_map(|index| marked_lookup(family, &rules, index)));
         }
-        let addresses = self.dump(&address_request(), "list addresses")?;
+        let addresses = self.dump(&address_request(), "list addresses", is_of_loopback)?;
         found.extend(addresses.iter().filter_map(passthrough_address));
         Ok(found)
     }
 
-    fn dump(&mut self, request: &RouteNetlinkMessage, what: &str) -> Result<Vec<Dumped>, RouteError> {
+    /// The messages of an answer for which `concerns` is true; it sees what follows netlink's own header.
+    fn dump(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        what: &str,
+        concerns: fn(&[u8]) -> bool,
+    ) -> Result<Vec<Dumped>, RouteError> {
         let failed = |cause| RouteError { what: what.to_owned(), cause };
         for _ in 0..DUMP_ATTEMPTS {
             let mut dumped = Vec::new();
             let question = self.message(request, NLM_F_REQUEST | NLM_F_DUMP);
             let ended = self.socket.ask(&question.bytes, question.sequence, |message| {
-                dumped.extend(Dumped::read(message));
+                if concerns(message.payload()) {
+                    dumped.extend(Dumped::read(message));
+                }
                 Ok::<(), Errno>(())
             });
             match ended.map_err(failed)? {
@@ -190,6 +198,17 @@ fn address_request() -> RouteNetlinkMessage {
     let mut request = AddressMessage::default();
     request.header.family = AddressFamily::Inet6;
     RouteNetlinkMessage::GetAddress(request)
+}
+
+/// Whether a message about a route (`rtmsg`) is about one without a prefix. A namespace may have any number of others, which
+/// are not worth taking apart.
+fn is_default_route(payload: &[u8]) -> bool {
+    payload.get(1).is_none_or(|prefix_length| *prefix_length == 0)
+}
+
+/// Whether a message about an address (`ifaddrmsg`) is about one of the loopback interface.
+fn is_of_loopback(payload: &[u8]) -> bool {
+    payload.get(4..8).is_none_or(|index| index == LOOPBACK.to_ne_bytes())
 }
 
 /// A `local default dev lo` route.

@@ -127,7 +127,7 @@ fn find_and_remove(family: Family, recording: &common::Recording) {
                 }
             }
         }
-        for (chain, _) in rules.state().chains(table).filter(|(chain, _)| chain.is_the_meshs()) {
+        for (chain, _) in rules.state().chains(table).filter(|(chain, _)| chain.belongs_to_mesh()) {
             run(program, &["-t", table.name(), "-X", chain.name()], "");
         }
     }

@@ -384,11 +384,10 @@ impl Agent {
 
     /// Says, counts and remembers what a pass did.
     fn settle(&mut self, pass: &Pass) -> Option<Duration> {
-        let has_changed = !pass.binaries.is_empty() || pass.kubeconfig || !pass.edits.is_empty();
         if pass.kubeconfig {
             self.metrics.token_refreshes.inc();
         }
-        if pass.target.is_some() && (self.settled.is_none() || has_changed) {
+        if pass.target.is_some() && (self.settled.is_none() || pass.has_changed()) {
             self.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
         }
         self.note_invalid(&pass.invalid);
@@ -486,7 +485,7 @@ impl Agent {
 }
 
 /// Says what a pass changed.
-fn report(pass: &Pass) {
+pub fn report(pass: &Pass) {
     for name in &pass.binaries {
         log::info!(target: SCOPE, binary = name; "installed the plugin");
     }
@@ -503,12 +502,4 @@ fn report(pass: &Pass) {
             }
         }
     }
-}
-
-/// Takes the plugin out of the node.
-///
-/// # Errors
-/// Everything that could not be removed.
-pub fn cleanup(settings: Settings) -> Result<(), Vec<leave::RemovalError>> {
-    leave::remove(&Installer::new(Arc::new(Real), Arc::new(Program), settings))
 }

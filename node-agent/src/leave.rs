@@ -157,6 +157,7 @@ fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
 /// The binaries that are ours: the plugin, and others of the image that are the same on the node.
 fn binaries(installer: &Installer) -> Vec<PathBuf> {
     let paths = &installer.settings().paths;
+    // Where the image is not there, or is the node's own directory, only the plugin is known to be ours.
     let names = installer.source_names().unwrap_or_else(|_| vec![PLUGIN_TYPE.to_owned()]);
     let is_ours = |name: &String| {
         let content = || {

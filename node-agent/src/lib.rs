@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
-//! the loop.
+//! the loop; [`once`] does the same a single time.
 //! [`drift`] compares the node's pods with what the plugin made of them; [`pod_netns`] finds their namespaces.
 
 pub mod agent;
@@ -21,6 +21,7 @@ pub mod kubeconfig;
 pub mod leave;
 pub mod log_socket;
 pub mod metrics;
+pub mod once;
 pub mod plan;
 pub mod plugin;
 pub mod plugin_token;

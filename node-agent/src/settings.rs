@@ -17,7 +17,7 @@ use crate::conflist::{Entry, EntryError, Facts, Template};
 
 pub use cluster_client::Trust;
 pub use notice::Notice;
-pub use raw::{Action, Problem, command, completions, manual};
+pub use raw::{Action, Problem, command_line};
 use raw::{LOCALHOST, Raw};
 
 /// Everything the agent is told.
@@ -109,7 +109,7 @@ pub enum TemplateSource {
 /// How the plugin and the agent reach the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeconfigSettings {
-    /// `https://host:port`.
+    /// `https://host:port`; empty where nobody named one, which only what ends at once does without. Then no kubeconfig is written.
     pub server: String,
     /// The host alone.
     pub host: String,
@@ -204,7 +204,7 @@ impl Settings {
     /// # Errors
     /// Everything wrong with them, together.
     pub fn read(
-        given: &clap::ArgMatches,
+        given: &settings_cli::Words,
         env: &[(String, String)],
     ) -> Result<(Self, Vec<Notice>), Vec<Problem>> {
         let mut raw = Raw::new(given, env);
@@ -356,8 +356,7 @@ fn host_network(raw: &Raw<'_>) -> bool {
 }
 
 fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
-    let host = raw.required("KUBERNETES_SERVICE_HOST");
-    let port = raw.required("KUBERNETES_SERVICE_PORT");
+    let [host, port] = raw.server();
     let protocol = raw.text("KUBERNETES_SERVICE_PROTOCOL");
     if !matches!(protocol.as_str(), "http" | "https") {
         raw.reject("KUBERNETES_SERVICE_PROTOCOL", "neither http nor https");
@@ -374,8 +373,9 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
         file => file.into(),
     };
     let trust = if raw.switch("SKIP_TLS_VERIFY") { Trust::Anybody } else { Trust::Authority(authority) };
+    let server = format!("{protocol}://{bracketed}:{port}");
     KubeconfigSettings {
-        server: format!("{protocol}://{bracketed}:{port}"),
+        server: if host.is_empty() { String::new() } else { server },
         host,
         port,
         trust,

@@ -6,7 +6,7 @@
 
 #![allow(clippy::print_stdout)] // what an example is for
 
-use redirect_core::{Families, Family, Redirect, change::Difference, parse::rule_state};
+use redirect_core::{Families, Family, Redirect, change::RuleDifference, parse::rule_state};
 use std::{
     error::Error,
     io::{self, Read},
@@ -18,14 +18,13 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     io::stdin().read_to_string(&mut saved)?;
 
     let wanted = Redirect::sidecar(Families::V4).build()?.plan().rules(Family::V4);
-    Ok(match Difference::find(&rule_state(&saved)?, &wanted) {
-        None => {
-            println!("as planned");
-            ExitCode::SUCCESS
-        }
-        Some(difference) => {
-            println!("{difference}");
-            ExitCode::FAILURE
-        }
-    })
+    let differences = RuleDifference::all(&rule_state(&saved)?, &wanted);
+    if differences.is_empty() {
+        println!("as planned");
+        return Ok(ExitCode::SUCCESS);
+    }
+    for difference in differences {
+        println!("{difference}");
+    }
+    Ok(ExitCode::FAILURE)
 }

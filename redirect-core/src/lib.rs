@@ -35,6 +35,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod change;
+pub mod differences;
 pub mod interference;
 #[cfg(feature = "serde")]
 pub mod json;

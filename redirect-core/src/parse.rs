@@ -5,7 +5,7 @@
 
 use crate::{
     rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
-    state::{Entry, RuleState},
+    state::{Entry, ForeignRule, RuleState},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
 };
 use alloc::{string::String, vec::Vec};
@@ -94,7 +94,7 @@ fn split_word(text: &str) -> (&str, &str) {
 #[must_use]
 pub fn entry(text: &str) -> Entry {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
-    rule(&words).map_or_else(|| Entry::Foreign(text.into()), Entry::from)
+    rule(&words).map_or_else(|| Entry::Foreign(ForeignRule::saved(text)), Entry::from)
 }
 
 fn rule(words: &[&str]) -> Option<Rule> {
@@ -256,7 +256,7 @@ impl<'a> Words<'a> {
 /// A chain a rule jumps to: the mesh's own. Jumps of others, and targets of other extensions, are not understood.
 fn jump(name: &str) -> Option<Chain> {
     let chain = Chain::named(name);
-    chain.is_the_meshs().then_some(chain)
+    chain.belongs_to_mesh().then_some(chain)
 }
 
 fn protocol(name: &str) -> Option<Protocol> {
@@ -317,7 +317,7 @@ mod tests {
             "-j REDIRECT --to-ports 80-90",
             "-j REDIRECT --to-ports 80 --random",
         ] {
-            assert_eq!(entry(text), Entry::Foreign(text.into()));
+            assert_eq!(entry(text), Entry::Foreign(ForeignRule::saved(text)));
         }
     }
 

@@ -108,7 +108,7 @@ impl Chain {
 
     /// Whether it belongs to the mesh: a chain of a plan, or of an earlier or later version's.
     #[must_use]
-    pub fn is_the_meshs(&self) -> bool {
+    pub fn belongs_to_mesh(&self) -> bool {
         match self {
             Self::Hook(_) => false,
             Self::Ours(_) => true,
@@ -536,11 +536,16 @@ impl Rule {
     /// The same rule as iptables-save prints it: conditions in its order, those that are always true left away.
     #[must_use]
     pub fn canonical(&self) -> Self {
-        let has_flags = self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
-        let is_printed = |m: &&Match| !(m.is_always_true() || has_flags && m.is_any_port());
-        let mut matches: Vec<Match> = self.matches.iter().filter(is_printed).cloned().collect();
+        let mut matches = Vec::with_capacity(self.matches.len());
+        matches.extend(self.effective_matches().cloned());
         matches.sort_by_key(Match::place);
         Self { matches, target: self.target.clone() }
+    }
+
+    /// The conditions that can be false.
+    pub(crate) fn effective_matches(&self) -> impl Iterator<Item = &Match> {
+        let has_flags = self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+        self.matches.iter().filter(move |m| !(m.is_always_true() || has_flags && m.is_any_port()))
     }
 
     /// The rule's protocol, if it has one.

@@ -223,24 +223,24 @@ pub enum Inverse {
 impl Step {
     /// What takes this step back, if it is taken after `before` was seen.
     #[must_use]
-    pub fn inverse(&self, before: &Observation, native_before: &NativeState) -> Inverse {
-        let rules = |variant, family, change: &Change| {
-            (variant, family, change.clone(), before.rules(variant).of(family).clone())
+    pub fn inverse(self, before: &Observation, native_before: &NativeState) -> Inverse {
+        let rules = |variant, family, change: Change| {
+            (variant, family, change, before.rules(variant).of(family).clone())
         };
         match self {
-            Self::AddRouting(item) => Inverse::RemoveRouting(*item),
-            Self::RemoveRouting(found) => Inverse::PutBackRouting(found.clone()),
-            Self::Condemn(found) => Inverse::Pardon(found.clone()),
+            Self::AddRouting(item) => Inverse::RemoveRouting(item),
+            Self::RemoveRouting(found) => Inverse::PutBackRouting(found),
+            Self::Condemn(found) => Inverse::Pardon(found),
             Self::Grace => Inverse::Grace,
             Self::Restore(variant, family, change) => {
-                Inverse::Rules { iptables: [rules(*variant, *family, change)].into(), native: None }
+                Inverse::Rules { iptables: [rules(variant, family, change)].into(), native: None }
             }
             Self::Transaction(Transaction { iptables, native }) => Inverse::Rules {
                 iptables: iptables
-                    .iter()
-                    .map(|(family, change)| rules(Variant::Nft, *family, change))
+                    .into_iter()
+                    .map(|(family, change)| rules(Variant::Nft, family, change))
                     .collect(),
-                native: native.as_ref().map(|_| native_before.clone()),
+                native: native.map(|_| native_before.clone()),
             },
         }
     }

@@ -3,8 +3,16 @@
 use std::{collections::BTreeSet, process::Command};
 
 /// Every crate the library may be built from. Derive macros run in the compiler, not in the library.
-const ALLOWED: &[&str] =
-    &["ipnet", "proc-macro2", "quote", "redirect-core", "syn", "thiserror", "thiserror-impl", "unicode-ident"];
+const ALLOWED: &[&str] = &[
+    "ipnet",
+    "proc-macro2",
+    "quote",
+    "redirect-core",
+    "syn",
+    "thiserror",
+    "thiserror-impl",
+    "unicode-ident",
+];
 /// What features add: data formats and what they are built from, without their own standard-library features.
 const ALLOWED_WITH_FEATURES: &[&str] =
     &["itoa", "memchr", "serde", "serde_core", "serde_derive", "serde_json", "zmij"];

@@ -122,11 +122,16 @@ fn the_output_of_iptables_save_is_checked() {
     assert_eq!(printed("check_iptables_save", &[], &format!("{theirs}{saved}")), "as planned\n");
 
     let damaged = saved.replace("-A PREROUTING -p tcp -j ISTIO_INBOUND\n", "");
+    let damaged = damaged.replace("--to-ports 15006\n", "--to-ports 15007\n");
     assert_ne!(damaged, saved);
     let output = run("check_iptables_save", &[], &damaged);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(told, "nat PREROUTING: rule 1 is missing: -p tcp -j ISTIO_INBOUND\n");
+    let wanted = [
+        "nat PREROUTING: rule 1 is missing: -p tcp -j ISTIO_INBOUND",
+        "nat ISTIO_IN_REDIRECT: rule 1 is -p tcp -j REDIRECT --to-ports 15007, not -p tcp -j REDIRECT --to-ports 15006",
+    ];
+    assert_eq!(told.lines().collect::<Vec<_>>(), wanted);
 }
 
 #[test]

@@ -11,16 +11,19 @@ use proptest::prelude::*;
 use recorded::fixtures;
 use redirect_core::{
     Families, Family, Redirect, RulePlan, Tproxy,
-    change::{Change, Difference},
+    differences::{Difference, Differences},
     json,
-    model::{Tables, Writer},
+    model::{Kernel, Tables},
+    netlink::{NativeDifference, NativeDifferenceKind, NativeForm},
+    options::Variant,
     parse,
-    plan::FamilyRules,
     pod::{Decision, SkipReason},
     render::rule_text,
+    routing::FoundRouting,
     rule::{Chain, Hook, OurChain, Table},
     settings::{RawSettings, SETTINGS, Source},
     state::RuleState,
+    steps::{Goal, RulesIn},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -34,6 +37,7 @@ static SETTINGS_SCHEMA: LazyLock<Validator> = LazyLock::new(|| validator("settin
 static DECISION_SCHEMA: LazyLock<Validator> = LazyLock::new(|| validator("decision"));
 static PLAN_SCHEMA: LazyLock<Validator> = LazyLock::new(|| validator("plan"));
 static DIFFERENCES_SCHEMA: LazyLock<Validator> = LazyLock::new(|| validator("differences"));
+static DIFFERENCE_SCHEMA: LazyLock<Validator> = LazyLock::new(|| validator("difference"));
 
 fn validator(document: &str) -> Validator {
     let schema = json!({"$ref": format!("#/$defs/{document}"), "$defs": SCHEMA["$defs"]});
@@ -108,35 +112,83 @@ fn every_source() -> Value {
     settings_document(&raw)
 }
 
-/// A document for each kind of difference.
+/// Documents of a plan in force that was damaged in every way that a kernel in memory can be.
 fn differences() -> Vec<Value> {
-    let case = &fixtures("rules.json")[0];
-    let wanted = recorded::plan(case).unwrap().rules(Family::V4);
-    let mut whole = Tables::new();
-    whole.apply(&Change::between(&whole.observe(), &wanted), Writer::Netlink).unwrap();
+    let plan = strict_plan();
+    let mut documents = Vec::new();
+    for place in [RulesIn::Iptables(Variant::Nft), RulesIn::Native(NativeForm::Plain)] {
+        let document = |kernel: &Kernel| {
+            let found = Differences::between(&kernel.observe(), &plan, place);
+            let written = valid(&json::Differences::from(&found), &DIFFERENCES_SCHEMA);
+            assert_eq!(written["differences"].as_array().unwrap().len(), found.len());
+            written
+        };
+        documents.push(document(&Kernel::new()));
+        let mut whole = Kernel::new();
+        whole.run(&Goal::new(&plan, place)).unwrap();
+        assert_eq!(document(&whole)["differences"], json!([]));
+        documents.extend(damaged(&whole).iter().map(document));
+    }
+    documents.extend(native_differences());
+    documents
+}
+
+/// What becomes of native tables in a real kernel only.
+fn native_differences() -> Vec<Value> {
+    use NativeDifferenceKind::{Dormancy, Hook, Missing, Stray};
+    let chain = || Some("istio-output".to_owned());
+    let all = [
+        (None, Missing),
+        (None, Stray),
+        (None, Dormancy),
+        (chain(), Missing),
+        (chain(), Stray),
+        (chain(), Hook),
+    ];
+    let document = |(chain, kind)| {
+        let difference = Difference::Native(NativeDifference { table: "istio-proxy-nat", chain, kind });
+        valid(&json::Difference::from(&difference), &DIFFERENCE_SCHEMA)
+    };
+    all.map(document).into()
+}
+
+fn damaged(whole: &Kernel) -> Vec<Kernel> {
     let (output, chain) = (Chain::Hook(Hook::Output), Chain::Ours(OurChain::Output));
     let theirs = || parse::entry("-p tcp -m comment --comment \"x\" -j ACCEPT");
-    let changed = |change: &dyn Fn(&mut Tables)| {
-        let mut tables = whole.clone();
-        change(&mut tables);
-        let found = Difference::find(&tables.observe(), &wanted).unwrap();
-        valid(&json::Differences::new([&found]), &DIFFERENCES_SCHEMA)
+    let changed = |change: &dyn Fn(&mut Kernel)| {
+        let mut kernel = whole.clone();
+        change(&mut kernel);
+        kernel
+    };
+    let tables = |kernel: &mut Kernel, change: &dyn Fn(&mut Tables)| {
+        change(kernel.tables_mut(Variant::Nft, Family::V4));
     };
     vec![
-        valid(&json::Differences::new([]), &DIFFERENCES_SCHEMA),
-        changed(&|tables| *tables = without_chain(&wanted, &chain)),
-        changed(&|tables| drop(tables.delete(Table::Nat, &output, 1))),
-        changed(&|tables| tables.insert(Table::Nat, Chain::named("ISTIO_OLDER"), 1, theirs())),
-        changed(&|tables| tables.insert(Table::Nat, chain.clone(), usize::MAX, theirs())),
-        changed(&|tables| tables.insert(Table::Nat, chain.clone(), 1, theirs())),
+        changed(&Kernel::lose_routing),
+        changed(&|kernel| {
+            let mut broken: Vec<FoundRouting> = kernel.routing().to_vec();
+            broken.iter_mut().for_each(|found| found.flaw = Some("it leads to another table".to_owned()));
+            kernel.lose_routing();
+            broken.into_iter().for_each(|found| kernel.insert_routing(found));
+        }),
+        changed(&|kernel| tables(kernel, &|tables| *tables = without_chain(&tables.observe(), &chain))),
+        changed(&|kernel| tables(kernel, &|tables| drop(tables.delete(Table::Nat, &output, 1)))),
+        changed(&|kernel| {
+            tables(kernel, &|tables| tables.insert(Table::Nat, Chain::named("ISTIO_OLDER"), 1, theirs()));
+        }),
+        changed(&|kernel| tables(kernel, &|tables| tables.insert(Table::Nat, chain.clone(), 1000, theirs()))),
+        changed(&|kernel| tables(kernel, &|tables| tables.insert(Table::Nat, chain.clone(), 1, theirs()))),
+        changed(&|kernel| {
+            kernel.delete_native_rule(Table::Nat, &chain, 1);
+        }),
     ]
 }
 
-/// The rules of a plan, but for one chain.
-fn without_chain(wanted: &FamilyRules, chain: &Chain) -> Tables {
+/// The same rules, but for one chain.
+fn without_chain(from: &RuleState, chain: &Chain) -> Tables {
     let mut state = RuleState::new();
     for table in Table::ALL.iter().copied() {
-        for (other, rules) in wanted.state().chains(table).filter(|(other, _)| *other != chain) {
+        for (other, rules) in from.chains(table).filter(|(other, _)| *other != chain) {
             *state.declare(table, other.clone()) = rules.to_vec();
         }
     }
@@ -176,8 +228,8 @@ fn words_of_schema(value: &Value, found: &mut BTreeSet<(String, String)>) {
     }
 }
 
-/// What a plan can hold by its types and never does: rules of these forms are only read.
-const IN_NO_PLAN: [(&str, &str); 1] = [("direction", "original")];
+/// What nothing here makes: rules of this form are only read.
+const ONLY_READ: [(&str, &str); 1] = [("direction", "original")];
 
 #[test]
 fn every_recorded_case_is_what_the_schema_says_and_the_schema_says_no_more() {
@@ -186,7 +238,7 @@ fn every_recorded_case_is_what_the_schema_says_and_the_schema_says_no_more() {
     words_of_schema(&SCHEMA, &mut described);
     let unused: Vec<(&str, &str)> =
         described.difference(&written).map(|(name, word)| (name.as_str(), word.as_str())).collect();
-    assert_eq!(unused, IN_NO_PLAN);
+    assert_eq!(unused, ONLY_READ);
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn every_run_can_be_taken_back_after_any_of_its_steps() {
                 let mut inverses = Vec::new();
                 for step in &steps[..until] {
                     let now = kernel.observe();
-                    inverses.push(step.inverse(&now, &now.native));
+                    inverses.push(step.clone().inverse(&now, &now.native));
                     kernel.take(step).unwrap();
                 }
                 for inverse in inverses.iter().rev() {

@@ -13,7 +13,7 @@ use proptest::{
 };
 use redirect_core::{
     Family, Redirect,
-    change::{Change, Difference},
+    change::{Change, RuleDifference},
     model::{Refused, Tables, Writer},
     netlink::{Batch, NativeForm, NativeState, Observed},
     parse,
@@ -40,7 +40,7 @@ fn others(kernel: &Tables, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec
     let state = kernel.observe();
     let mut others = BTreeMap::new();
     for table in Table::ALL.iter().copied() {
-        for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
+        for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
             let is_kept = |rule: &&Entry| !state.owns_beside(wanted.state(), table, chain, rule);
             let kept: Vec<Entry> = rules.iter().filter(is_kept).cloned().collect();
             if !kept.is_empty() || !matches!(chain, Chain::Hook(_)) {
@@ -151,9 +151,9 @@ fn kernel_with(before: &[Event], rules: &FamilyRules, after: &[Event], writer: W
 /// Whether a plan is in force exactly: nothing of the mesh but what is wanted, in order, and what leads in front.
 fn check(kernel: &Tables, wanted: &FamilyRules) -> Result<(), TestCaseError> {
     let observed = kernel.observe();
-    let ours = observed.the_meshs_beside(wanted.state());
+    let ours = observed.of_mesh_beside(wanted.state());
     prop_assert_eq!(Tables::holding(&ours), Tables::holding(wanted.state()));
-    prop_assert_eq!(Difference::find(&observed, wanted), None);
+    prop_assert_eq!(RuleDifference::first(&observed, wanted), None);
     for table in Table::ALL.iter().copied() {
         for hook in Hook::ALL.iter().copied() {
             let (chain, leading) = (Chain::Hook(hook), wanted.leading(table, hook));

@@ -173,7 +173,7 @@ fn every_step_has_an_inverse_that_names_what_was_there() {
     let (from, to) = (plan("TPROXY", "1"), plan("REDIRECT", "2"));
     let before = in_force(&from, PLACES[0]);
     for step in between(&before, &Goal::new(&to, PLACES[2])) {
-        match (&step, step.inverse(&before, &before.native)) {
+        match (&step, step.clone().inverse(&before, &before.native)) {
             (Step::AddRouting(item), Inverse::RemoveRouting(removed)) => assert_eq!(*item, removed),
             (Step::RemoveRouting(found), Inverse::PutBackRouting(back)) => assert_eq!(*found, back),
             (Step::Condemn(found), Inverse::Pardon(back)) => assert_eq!(*found, back),

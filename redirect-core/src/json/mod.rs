@@ -12,7 +12,7 @@
 //! | [`Settings`] | [`RawSettings`](crate::settings::RawSettings) | yes |
 //! | [`Decision`] | [`pod::Decision`](crate::pod::Decision) | no |
 //! | [`Plan`] | [`RulePlan`](crate::RulePlan) | no |
-//! | [`Differences`] | [`Difference`](crate::change::Difference)s | no |
+//! | [`Differences`] | [`Differences`](crate::differences::Differences) | no |
 //!
 //! "Read back" means into the library's own types. All of them implement `Deserialize`, for programs that read what others
 //! have written.

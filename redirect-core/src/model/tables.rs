@@ -235,9 +235,6 @@ fn held(chains: &Chains, chain: &Chain, entry: &Entry, writer: Writer) -> Result
 fn jumps_to(entry: &Entry, chain: &Chain) -> bool {
     match entry {
         Entry::Rule(rule) => rule.target == Target::Jump(chain.clone()),
-        Entry::Foreign(text) => {
-            let mut words = text.split_ascii_whitespace().skip_while(|word| !matches!(*word, "-j" | "-g"));
-            words.nth(1) == Some(chain.name())
-        }
+        Entry::Foreign(rule) => rule.jumps_to().as_ref() == Some(chain),
     }
 }

@@ -3,7 +3,6 @@
 use super::{
     abi::{self, attribute, family, flags, kind},
     expression::Expressions,
-    foreign,
     iptables::{self, Unencodable},
     layout::{Item, Layout},
     observed::{Observed, SIGNATURE},
@@ -16,7 +15,10 @@ use crate::{
     state::Entry,
     values::Family,
 };
-use alloc::{string::String, vec::Vec};
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
 
 /// Why a change cannot be written as a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -218,11 +220,7 @@ impl<'a> Batch<'a> {
                 body.u64(attribute::rule::POSITION, handle);
             }
         });
-        result.map_err(|why| BatchError::Unencodable {
-            place: place.words(),
-            rule: foreign::entry_text(entry),
-            why,
-        })
+        result.map_err(|why| BatchError::Unencodable { place: place.words(), rule: entry.to_string(), why })
     }
 }
 
@@ -243,11 +241,11 @@ fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), Une
             compat(body, rule.protocol().map_or(0, |protocol| u32::from(protocol.number())));
             result
         }
-        Entry::Foreign(text) => {
-            let whole = foreign::whole(text).ok_or(Unencodable::Foreign)?;
-            body.nested(attribute::rule::EXPRESSIONS, |list| list.raw(&whole.expressions));
-            compat(body, whole.protocol);
-            if let Some(user_data) = &whole.user_data {
+        Entry::Foreign(rule) => {
+            let raw = rule.raw().ok_or(Unencodable::Foreign)?;
+            body.nested(attribute::rule::EXPRESSIONS, |list| list.raw(&raw.expressions));
+            compat(body, raw.protocol());
+            if let Some(user_data) = &raw.user_data {
                 body.bytes(attribute::rule::USER_DATA, user_data);
             }
             Ok(())

@@ -82,7 +82,7 @@ mod tests {
         Family, Redirect, RulePlan,
         change::Change,
         interference::{Effect, Pod, find, ruleset::Condition},
-        netlink::{Batch, Messages, NativeForm, NativeRules, Observed},
+        netlink::{Batch, Messages, NativeForm, NativeState, Observed},
         settings::{Key, NamespaceFacts, RawSettings, Source},
         state::RuleState,
     };
@@ -130,9 +130,9 @@ mod tests {
     }
 
     fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
-        let (observed, rules) = (Observed::default(), NativeRules::new(plan, form));
+        let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
         let mut batch = Batch::new(&observed);
-        batch.native(&rules);
+        batch.native_change(observed.native(), &wanted);
         in_force(batch.finish().unwrap().bytes())
     }
 

@@ -243,7 +243,7 @@ impl FamilyRules {
             self.state.declare(planned.table, to.clone());
         }
         let entries = self.state.declare(planned.table, planned.chain.clone());
-        place(entries, planned.position, Entry::from(planned.rule.clone()));
+        place(entries, planned.position, Entry::from(&planned.rule));
         if let (Chain::Hook(hook), Position::Before(_)) = (&planned.chain, planned.position) {
             let leading = self.leading.entry((planned.table, *hook)).or_default();
             *leading = leading.saturating_add(1);

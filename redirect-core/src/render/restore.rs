@@ -65,7 +65,7 @@ impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Entry::Rule(rule) => write_rule(f, rule),
-            Entry::Foreign(text) => write!(f, " {text}"),
+            Entry::Foreign(rule) => write!(f, " {rule}"),
         }
     }
 }
