@@ -44,5 +44,6 @@ done
 if [ $failed = 1 ]; then
     echo "the public interface is not the one in docs/public-api: if the change is meant, run scripts/public-api.sh --update," >&2
     echo "review the difference, and say in CHANGELOG.md what users have to change; if it breaks them, raise the version" >&2
+    echo "(written with Rust 1.95; this is $(rustc --version), and another compiler may write some lines otherwise)" >&2
     exit 1
 fi
