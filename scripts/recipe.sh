@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Follows the recipe "Add a setting" of CONTRIBUTING.md: applies its example to a copy of the tree and runs the tests that
-# a new setting concerns. The copy has a fixed place in the target folder, so that what was built there is built once.
+# a new setting concerns. The copy has a fixed place in the target folder, so that what was built there is built once; it has a
+# target folder of its own, because cargo tells packages of the same name in two workspaces apart by nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +30,7 @@ if ! GIT_CEILING_DIRECTORIES=$(dirname "$copy") git -C "$copy" apply -C1 "$PWD/$
 fi
 
 cd "$copy"
-export CARGO_TARGET_DIR=$target
+export CARGO_TARGET_DIR=$target/recipe/build
 cargo fmt --check --package redirect-core
 # The table, the reading, the plan; what the generators reach; every property; what was recorded; the page.
 cargo test --locked --quiet -p redirect-core --lib --test coverage --test properties --test recordings

@@ -96,8 +96,17 @@ fn under_istios_chart_the_agent_is_ready_redirects_upgrades_and_uninstalls() -> 
 
         let rolled = while_plugin_stays(&node, || {
             api.kubectl(&["-n", NAMESPACE, "rollout", "restart", "daemonset", DAEMON_SET])?;
+            until("the agent to be gone", POD, &controllers.processes(), || {
+                let pods = api.list("pods", NAMESPACE)?;
+                Ok(pods.iter().all(|pod| pod["metadata"]["name"] != *agent).then_some(()))
+            })?;
+            node.start_pod(&sidecar_pod(&format!("{name}-between")))?;
             wait_rolled_out(&api, &node, &controllers)
         })?;
+        // The plugin has the agent's token, so this pod may have had to wait, but not to bypass the proxy.
+        let between = node.pod("default", &format!("{name}-between"));
+        between.wait_running(POD)?;
+        assert_redirected(&node, &between)?;
         ensure!(rolled["metadata"]["name"] != *agent, "nothing rolled");
         let after = node.start_pod(&sidecar_pod(&format!("{name}-after")))?;
         after.wait_running(POD)?;

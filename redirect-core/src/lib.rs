@@ -37,11 +37,17 @@ extern crate std;
 pub mod change;
 pub mod differences;
 pub mod interference;
+#[cfg(feature = "serde")]
+pub mod json;
+#[cfg(feature = "model")]
+pub mod model;
 pub mod netlink;
 pub mod options;
 pub mod parse;
 pub mod plan;
 pub mod pod;
+#[cfg(feature = "pod-json")]
+pub mod pod_json;
 mod redirect;
 pub mod render;
 pub mod routing;
@@ -58,3 +64,8 @@ pub use redirect::{
     OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Redirect, RedirectBuilder, Tproxy,
 };
 pub use values::Family;
+
+/// The snippets of the README, as doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

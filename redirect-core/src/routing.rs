@@ -34,6 +34,12 @@ pub struct FoundRouting {
 }
 
 impl FoundRouting {
+    /// One that does what a plan wants of it, as nobody has read it from a kernel.
+    #[must_use]
+    pub const fn working(item: RoutingItem) -> Self {
+        Self { item, flaw: None, condemned: false, message: Vec::new() }
+    }
+
     /// Whether it does what a plan wants of it, and stays.
     #[must_use]
     pub const fn works(&self) -> bool {

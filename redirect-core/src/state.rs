@@ -139,6 +139,12 @@ impl RuleState {
         self.signed.entry(table).or_default().insert((chain, entry));
     }
 
+    /// Whether a rule of a chain carries this program's signature.
+    #[cfg(feature = "model")]
+    pub(crate) fn is_signed(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
+        self.signed.get(&table).is_some_and(|signed| signed.contains(&(chain.clone(), entry.clone())))
+    }
+
     /// The chains of a table, by name, each with its rules in order.
     pub fn chains(&self, table: Table) -> impl Iterator<Item = (&Chain, &[Entry])> {
         self.tables.get(&table).into_iter().flatten().map(|(chain, entries)| (chain, entries.as_slice()))

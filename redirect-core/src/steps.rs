@@ -158,6 +158,14 @@ pub struct Goal<'a> {
     pub nft_in_transaction: bool,
 }
 
+impl<'a> Goal<'a> {
+    /// This plan's rules there, in as few transactions as can be; nothing that is in force is written anew.
+    #[must_use]
+    pub const fn new(plan: &'a RulePlan, rules_in: RulesIn) -> Self {
+        Self { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
+    }
+}
+
 /// One step. It happens wholly or not at all, but for [`Step::Restore`], which happens table by table.
 ///
 /// Exhaustive on purpose, as [`Inverse`] is: who takes steps has to take every kind of them, so a new kind is a new version.

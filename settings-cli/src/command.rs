@@ -40,7 +40,7 @@ pub enum Line {
 }
 
 /// What a command line says, as texts.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Words {
     /// The subcommand of the program's own, if one is given.
     pub command: Option<(String, ArgMatches)>,

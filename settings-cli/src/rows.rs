@@ -4,12 +4,13 @@ use redirect_core::settings::{Key, Kind, Setting};
 use settings_table::{Row, Status, Takes};
 
 const LOOKS: Status = Status::WithoutEffect("istio-validation only looks, and changes nothing");
-const NO_LOCK: Status = Status::WithoutEffect("no lock of the node is ever taken");
+const NO_LOCK: Status =
+    Status::WithoutEffect("no lock of the node is ever taken, only one of the network namespace");
 
 /// What is not in force in `istio-iptables`.
 pub const IPTABLES: &[(Key, Status)] = &[
     (Key::CniMode, NO_LOCK),
-    (Key::Reconcile, Status::WithoutEffect("rules of another configuration are always replaced")),
+    (Key::Reconcile, Status::WithoutEffect("another configuration is always replaced")),
 ];
 
 /// What is not in force in `istio-validation`.

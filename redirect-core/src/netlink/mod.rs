@@ -12,6 +12,8 @@
 
 mod abi;
 mod batch;
+#[cfg(feature = "model")]
+mod damage;
 mod decode;
 mod expression;
 mod foreign;

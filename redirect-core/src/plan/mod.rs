@@ -186,12 +186,25 @@ impl RulePlan {
     /// planned rule it comes from.
     #[must_use]
     pub fn merged_rules(&self) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
-        let mut tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> = BTreeMap::new();
-        let wanted = |planned: &&PlannedRule| match planned.scope {
+        self.folded(|planned| match planned.scope {
             Scope::Every => true,
             Scope::Only(family) => self.families.contains(&family),
-        };
-        for planned in self.rules.iter().filter(wanted) {
+        })
+    }
+
+    /// The rules of a family as they will stand in tables of its own, each with the planned rule it comes from. Nothing
+    /// where the plan has no rules for it.
+    #[must_use]
+    pub fn explained_rules(&self, family: Family) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
+        self.folded(|planned| self.families.contains(&family) && planned.scope.covers(family))
+    }
+
+    fn folded(
+        &self,
+        wanted: impl Fn(&PlannedRule) -> bool,
+    ) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
+        let mut tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> = BTreeMap::new();
+        for planned in self.rules.iter().filter(|planned| wanted(planned)) {
             let chains = tables.entry(planned.table).or_default();
             if let Target::Jump(to) = &planned.rule.target {
                 chains.entry(to.clone()).or_default();

@@ -75,6 +75,11 @@ impl RawSettings {
         self.values.insert(key, (text.into(), source));
     }
 
+    /// What was said, setting by setting.
+    pub fn said(&self) -> impl Iterator<Item = (Key, &str, Source)> {
+        self.values.iter().map(|(key, (text, source))| (*key, text.as_ref(), *source))
+    }
+
     /// Notes something that was said and is no setting's, such as an unknown flag, to be told together with everything
     /// else that is wrong.
     pub fn refuse(&mut self, source: Source, value: &str, problem: Problem) {

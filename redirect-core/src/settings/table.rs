@@ -453,7 +453,7 @@ settings! {
         part: Part::Run,
     }
     CniMode {
-        meaning: "Accepted for compatibility. No lock of the node is ever taken, only one of the network namespace.",
+        meaning: "Work as for the CNI plugin.",
         kind: Kind::Bool,
         flag: Some("cni-mode"),
         env: &["CNI_MODE"],
@@ -461,7 +461,7 @@ settings! {
         part: Part::Run,
     }
     Reconcile {
-        meaning: "Replace rules of another configuration. They are always replaced; the flag is accepted for compatibility.",
+        meaning: "Replace rules of another configuration.",
         kind: Kind::Bool,
         flag: Some("reconcile"),
         env: &["RECONCILE"],
