@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults swap check setup bench release
+.PHONY: demo test faults swap rollouts runtimes check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -10,7 +10,7 @@ demo:
 	cargo build --release --locked -p istio-iptables -p istio-cni -p e2e --bin istio-iptables --bin istio-cni --bin demo --bin e2e-helper
 	"$${CARGO_TARGET_DIR:-target}/release/demo"
 
-# Every test. The first run builds a Kubernetes API server and kubelet from their Go modules (about five minutes).
+# Every test. The first run builds a Kubernetes control plane and kubelet from their Go modules (about six minutes).
 test: setup
 	scripts/test.sh
 
@@ -25,6 +25,17 @@ swap:
 	scripts/setup-apt.sh
 	cargo build --locked -p istio-iptables -p e2e
 	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
+
+# The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
+rollouts: setup
+	cargo build --locked -p install-cni -p istio-cni -p e2e
+	ROLLOUTS=10 cargo test --locked -p e2e --test agent_rollout a_daemon_set_that_rolls -- --nocapture
+
+# The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test` does without.
+runtimes: setup
+	scripts/setup-kube.sh runtimes
+	cargo build --locked -p install-cni -p istio-cni -p e2e
+	cargo test --locked -p e2e --test agent_runtimes -- --ignored
 
 setup:
 	scripts/setup-apt.sh
@@ -42,6 +53,7 @@ bench:
 		cargo run --release --locked --quiet -p benches --bin $$bench || exit 1; \
 	done
 
-# The programs as shipped: static ones. The last line says where they are.
+# The programs as shipped: static with musl. The last line says where they are.
 release:
+	scripts/setup-apt.sh release
 	scripts/release.sh

@@ -4,8 +4,7 @@
 # stay within 16 MiB and not grow either. Needs root, for the pods' network namespaces.
 set -eu
 project=$(cd "$(dirname "$0")/.." && pwd)
-target=${TARGET:-$(uname -m)-unknown-linux-gnu}
 cd "$project"
-RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" cargo build --release --target "$target" -p install-cni
-INSTALL_CNI=${CARGO_TARGET_DIR:-$project/target}/$target/release/install-cni IDLE_SECONDS=${1:-600} \
+folder=$(scripts/release.sh install-cni)
+INSTALL_CNI=$folder/install-cni IDLE_SECONDS=${1:-600} \
     cargo test -p install-cni --test idle -- --nocapture

@@ -26,6 +26,9 @@ cargo deny --log-level error check bans licenses sources
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet
 
+step "the recipe for a new setting"
+scripts/recipe.sh
+
 step "the validator builds without the writing side of netns-apply"
 cargo check --locked --quiet -p istio-validation
 if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-apply feature "write"'; then
@@ -33,8 +36,37 @@ if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-a
     exit 1
 fi
 
+step "each feature of the library alone"
+for feature in $(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' redirect-core/Cargo.toml); do
+    cargo check --locked --quiet -p redirect-core --lib --features "$feature"
+done
+
+step "the library on machines without an operating system"
+# Where rustup is missing, or cannot reach its server, this fails: whoever wants to go on without says so.
+for target in x86_64-unknown-none wasm32-unknown-unknown; do
+    if ! rustup target list --installed 2>/dev/null | grep -qx "$target" && ! rustup target add "$target"; then
+        if [ -z "${CHECK_WITHOUT_TARGETS:-}" ]; then
+            echo "no standard library for $target: install it, or set CHECK_WITHOUT_TARGETS=yes to go on without this check" >&2
+            exit 1
+        fi
+        echo "NOT CHECKED: redirect-core for $target (CHECK_WITHOUT_TARGETS)" >&2
+        continue
+    fi
+    cargo check --locked --quiet --target "$target" -p redirect-core --lib
+    cargo check --locked --quiet --target "$target" -p redirect-core --lib --all-features
+done
+
+step "what would be published"
+cargo package --locked --quiet --allow-dirty -p redirect-core -p netns-apply
+
+step "public interfaces"
+scripts/public-api.sh
+
 step "sizes of the programs"
 scripts/sizes.sh
+
+step "the programs as shipped"
+scripts/shipped.sh
 
 step "fuzzing, ten seconds a target"
 # cargo-fuzz asks for compiler options that are not stable; no other part of the project does.

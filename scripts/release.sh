@@ -1,27 +1,51 @@
 #!/bin/sh
-# Builds programs as they are shipped: optimised, stripped, and static, so that they run on nodes with any C library and in an
-# empty image. Prints the folder they are in.
+# Builds programs as they are shipped: optimised, stripped, static with musl, and position-independent. They run on nodes with any C
+# library, read nothing of the node's name service, and need nothing in an image. Prints the folder they are in.
 #
 # usage: scripts/release.sh [PROGRAM...]      all of them by default
 #
-# PIE=1 makes all of them position-independent; see SECURITY.md.
+# TARGET=TRIPLE builds for another target than this machine's with musl. FIXED=1 gives the programs a fixed address, to measure what
+# being position-independent costs.
 set -eu
 cd "$(dirname "$0")/.."
 
-triple=${TARGET:-$(rustc -vV | sed -n 's/^host: //p')}
+host=$(rustc -vV | sed -n 's/^host: //p')
+triple=${TARGET:-${host%%-*}-unknown-linux-musl}
 [ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni
+
+die() {
+    printf 'release.sh: %s\n' "$@" >&2
+    exit 1
+}
+
+# Rust's standard library for the target.
+if ! [ -d "$(rustc --print target-libdir --target "$triple")" ]; then
+    command -v rustup >/dev/null || die "this Rust ($(command -v rustc)) has no standard library for $triple, and there is no rustup to add it." \
+        "Install Rust with rustup (https://rustup.rs), or the library from where this Rust is from." \
+        "TARGET=$host builds programs with this machine's C library; they are not what is shipped."
+    rustup target add "$triple" >&2 || die "rustup cannot add $triple; it needs https://static.rust-lang.org, or a mirror in RUSTUP_DIST_SERVER."
+fi
+
+# The plugin's and the agent's TLS library has C in it.
+variable=CC_$(printf %s "$triple" | tr - _)
+case $triple in
+*-musl)
+    eval "compiler=\${$variable:-\${TARGET_CC:-\${CC:-}}}"
+    [ -n "$compiler" ] || command -v "${triple%%-*}-linux-musl-gcc" >/dev/null || command -v musl-gcc >/dev/null ||
+        die "there is no C compiler for $triple: scripts/setup-apt.sh release installs Debian's musl-tools, or name one in $variable."
+    ;;
+esac
+
+# Static is what musl's programs are anyway.
+case $triple in
+*-gnu*) export RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" ;;
+esac
+position=
+[ -z "${FIXED:-}" ] || position="-C relocation-model=static"
 for program in "$@"; do
-    case $program in
-    # It listens, and lives long.
-    install-cni) position= ;;
-    # They run once for every pod start, and moving 14,000 pointers at each takes longer than all they do themselves.
-    *) position="-C relocation-model=static" ;;
-    esac
-    [ -z "${PIE:-}" ] || position=
     # One by one: built together, each would get the library features of the others.
     # shellcheck disable=SC2086 # a list of arguments
-    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \
-        cargo rustc --release --locked --quiet --target "$triple" -p "$program" --bin "$program" -- $position >&2
+    cargo rustc --release --locked --quiet --target "$triple" -p "$program" --bin "$program" -- $position >&2
 done
 cd "${CARGO_TARGET_DIR:-target}/$triple/release"
 pwd

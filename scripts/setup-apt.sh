@@ -3,14 +3,16 @@
 #
 #   setup-apt.sh          what the tests need
 #   setup-apt.sh demo     what the demo needs: a part of it
+#   setup-apt.sh release  what building the programs as shipped needs
 set -eu
 
 packages="iptables nftables iproute2 containernetworking-plugins ca-certificates util-linux"
 case ${1:-all} in
 demo) ;;
-all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq procps strace" ;;
+release) packages="gcc musl-tools" ;;
+all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq procps strace systemd gcc musl-tools binutils" ;;
 *)
-    echo "setup-apt.sh: $1 is neither 'demo' nor 'all'" >&2
+    echo "setup-apt.sh: $1 is none of 'all', 'demo' and 'release'" >&2
     exit 2
     ;;
 esac

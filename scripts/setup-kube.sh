@@ -1,9 +1,11 @@
 #!/bin/sh
 # Builds what the real-node tests run and Debian does not carry, or only older: cnitool, the plugins bridge and
-# host-local (Debian's stop at CNI 1.0.0), kube-apiserver, kubectl, kubelet.
+# host-local (Debian's stop at CNI 1.0.0), kube-apiserver, kube-controller-manager, kube-scheduler,
+# kubectl, kubelet.
 #
-#   setup-kube.sh          build what is missing, print where it is
-#   setup-kube.sh cnitool  the same, without Kubernetes: seconds instead of minutes
+#   setup-kube.sh           build what is missing, print where it is
+#   setup-kube.sh cnitool   cnitool alone: seconds instead of minutes
+#   setup-kube.sh runtimes  the same as without an argument, and containerd 2 and Multus
 #
 # Results: ${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}/bin. The first build takes minutes; afterwards this takes no time.
 # KUBEBUILDER_ASSETS=DIR  holds kube-apiserver, etcd and kubectl: those are then taken from there and not built.
@@ -13,14 +15,17 @@ set -eu
 KUBERNETES_VERSION=v1.34.4
 CNI_VERSION=v1.3.0
 PLUGINS_VERSION=v1.7.1
+# The newest containerd that GO_TOOLCHAIN builds.
+CONTAINERD_VERSION=v2.1.9
+MULTUS_VERSION=v4.2.2
 # Kubernetes 1.34 needs this Go or a newer one; GO_TOOLCHAIN is fetched where there is none.
 GO_MINIMUM=1.24
 GO_TOOLCHAIN=1.24.9
 
 main() {
     case "${1:-all}" in
-        all | cnitool) ;;
-        *) echo "setup-kube.sh: $1: want cnitool, or nothing for all" >&2; exit 2 ;;
+        all | cnitool | runtimes) ;;
+        *) echo "setup-kube.sh: $1: want cnitool, runtimes, or nothing" >&2; exit 2 ;;
     esac
     cache=${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}
     bin=$cache/bin
@@ -29,9 +34,13 @@ main() {
     exec 9>"$cache/.lock"
     flock 9
     build_cnitool
-    if [ "${1:-all}" = all ]; then
+    if [ "${1:-all}" != cnitool ]; then
         build_plugins
         build_kubernetes
+    fi
+    if [ "${1:-all}" = runtimes ]; then
+        build_containerd
+        build_multus
     fi
     echo "real-node binaries: $bin"
 }
@@ -56,11 +65,43 @@ build_plugins() {
     done
 }
 
+# In a folder of its own, because Debian's containerd goes by the same names and each finds its shim beside itself.
+build_containerd() {
+    module=github.com/containerd/containerd/v2
+    for command in containerd containerd-shim-runc-v2 ctr; do
+        build_from_module "containerd2/$command" "$CONTAINERD_VERSION" $module $module/cmd/$command \
+            "-X $module/version.Version=$CONTAINERD_VERSION"
+    done
+}
+
+build_multus() {
+    module=gopkg.in/k8snetworkplumbingwg/multus-cni.v4
+    build_from_module multus "$MULTUS_VERSION" $module $module/cmd/multus ""
+}
+
+# build_from_module NAME VERSION MODULE PACKAGE FLAGS: as a dependency of a module of ours, because `go install` refuses modules whose go.mod
+# replaces or excludes others.
+build_from_module() {
+    is_built "$1" "$2" && return
+    ensure_go
+    echo "building $1 $2"
+    source=$cache/modules/$(basename "$3")-$2
+    mkdir -p "$source" "$cache/new/$(dirname "$1")"
+    (
+        cd "$source"
+        export GOFLAGS="-mod=mod -buildvcs=false"
+        [ -f go.mod ] || go mod init e2e 2>/dev/null
+        go get "$4@$2" 2>"$source/get.log" || { cat "$source/get.log" >&2; exit 1; }
+        CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $5" -o "$cache/new/$1" "$4"
+    )
+    publish "$1" "$2"
+}
+
 # Kubernetes pins its staging modules (k8s.io/api ...) to a folder of its own repository, which the module
 # does not carry. Each is replaced by the release that was cut from it: v1.34.4 goes with v0.34.4.
 build_kubernetes() {
     commands=
-    for command in kube-apiserver kubectl kubelet; do
+    for command in kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet; do
         if ! is_built "$command" "$KUBERNETES_VERSION" && ! is_provided "$command"; then
             commands="$commands $command"
         fi
@@ -105,17 +146,28 @@ write_go_mod() {
 }
 
 is_built() {
-    [ -x "$bin/$1" ] && [ "$(cat "$bin/.$1.version" 2>/dev/null)" = "$2" ]
+    [ -x "$bin/$1" ] && [ "$(cat "$bin/$(version_file "$1")" 2>/dev/null)" = "$2" ]
+}
+
+version_file() {
+    case $1 in
+        */*) echo "${1%/*}/.${1##*/}.version" ;;
+        *) echo ".$1.version" ;;
+    esac
 }
 
 is_provided() {
-    [ "$1" != kubelet ] && [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ]
+    case $1 in
+        kube-apiserver | kubectl) [ -n "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$KUBEBUILDER_ASSETS/$1" ] ;;
+        *) false ;;
+    esac
 }
 
 # The version is written last, so that an interrupted build is done again.
 publish() {
+    mkdir -p "$(dirname "$bin/$1")"
     mv "$cache/new/$1" "$bin/$1"
-    echo "$2" >"$bin/.$1.version"
+    echo "$2" >"$bin/$(version_file "$1")"
 }
 
 # Leaves a Go of at least GO_MINIMUM first in PATH.

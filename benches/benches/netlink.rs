@@ -9,7 +9,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use redirect_core::{
     Family, RulePlan,
     change::Change,
-    netlink::{Batch, Messages, NativeForm, NativeRules, NativeState, Observed},
+    netlink::{Batch, Messages, NativeForm, NativeState, Observed},
     state::RuleState,
 };
 use std::hint::black_box;
@@ -92,9 +92,9 @@ fn native(c: &mut Criterion) {
             group.sample_size(if size > 1_000 { 10 } else { 50 });
             group.bench_with_input(BenchmarkId::new(name, size), &plan, |b, plan| {
                 b.iter(|| {
-                    let (nothing, rules) = (Observed::at(1), NativeRules::new(black_box(plan), form));
+                    let (nothing, wanted) = (Observed::at(1), NativeState::wanted(black_box(plan), form));
                     let mut batch = Batch::new(&nothing);
-                    batch.native(&rules);
+                    batch.native_change(nothing.native(), &wanted);
                     batch.finish().map(|batch| batch.bytes().len())
                 });
             });

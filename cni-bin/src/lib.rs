@@ -14,6 +14,7 @@ pub use cni_core::{conf, fields, pod_source, selection, wire};
 use commands::Job;
 use conf::{Conf, Envelope, MOST_INPUT};
 use kernel::{Kernel, Linux};
+use redirect_core::settings::misspelt_variables;
 use std::{
     ffi::OsString,
     io::{self, IsTerminal, Read, Write},
@@ -47,6 +48,10 @@ pub fn main() -> ExitCode {
         if let Some(logs) = &logs {
             logs::configure(logs, conf.levels.clone(), &conf.run_dir);
         }
+        // Once a pod, as everything else that is warned of.
+        if env("CNI_COMMAND").is_some_and(|command| command == "ADD") {
+            warn_of_misspelt_variables();
+        }
     };
     let answer = guarded(|| answer(&env, &mut io::stdin().lock(), &Linux, &configure));
     let printed = print(&answer.output);
@@ -54,6 +59,15 @@ pub fn main() -> ExitCode {
         logs.flush();
     }
     if answer.success && printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The runtime's environment may say something for all pods; what is nearly that has no effect.
+fn warn_of_misspelt_variables() {
+    let names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    let wanted = |key| selection::PROCESS_WIDE.contains(&key);
+    for misspelt in misspelt_variables(names.iter().map(String::as_str), wanted) {
+        log::warn!(target: logs::SCOPE, "{misspelt}");
+    }
 }
 
 /// Answers one invocation. `configure` is called as soon as the configuration is known.
@@ -84,6 +98,9 @@ pub fn answer(
         configure(&conf);
         if !conf.unknown_keys.is_empty() {
             log::warn!(target: logs::SCOPE, keys = format!("{:?}", conf.unknown_keys); "unknown keys in the network configuration");
+        }
+        for notice in &conf.not_in_force {
+            log::warn!(target: logs::SCOPE, "network configuration: {notice}");
         }
         carry_out(&Job { invocation: &invocation, conf: &conf, env, kernel, start })
     });

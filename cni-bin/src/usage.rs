@@ -1,6 +1,7 @@
 //! What a person gets who runs the plugin by hand: the subcommands of the other programs. A container runtime gives it no
 //! words, but a command in its environment.
 
+use cni_core::keys::{KEYS, Row};
 use std::{
     ffi::OsString,
     io::{self, ErrorKind, Write},
@@ -36,6 +37,8 @@ Examples:
     CNI_COMMAND=STATUS CNI_PATH=/opt/cni/bin istio-cni
 ";
 const MANUAL: &str = include_str!("istio-cni.8");
+/// Where the manual lists the keys of the configuration.
+const KEYS_HERE: &str = "@KEYS@\n";
 /// The shells, each with completions.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "complete -W 'help version man completion bash zsh fish --help --version' istio-cni\n"),
@@ -54,10 +57,12 @@ const COMPLETIONS: [(&str, &str); 3] = [
 fn answer(words: &[&str]) -> Result<String, String> {
     let shells = || COMPLETIONS.map(|(shell, _)| shell).join(", ");
     match words {
-        [] => Err(HELP.to_owned()),
-        ["help" | "--help" | "-h", ..] => Ok(HELP.to_owned()),
+        [] => Err(help()),
+        ["help" | "--help" | "-h", ..] => Ok(help()),
         ["version" | "--version" | "-V"] => Ok(format!("istio-cni {}\n", env!("CARGO_PKG_VERSION"))),
-        ["man"] => Ok(MANUAL.replace("@VERSION@", env!("CARGO_PKG_VERSION"))),
+        ["man"] => {
+            Ok(MANUAL.replace("@VERSION@", env!("CARGO_PKG_VERSION")).replace(KEYS_HERE, &manual_keys()))
+        }
         ["completion", shell] => COMPLETIONS
             .iter()
             .find(|(known, _)| known == shell)
@@ -68,6 +73,23 @@ fn answer(words: &[&str]) -> Result<String, String> {
             "istio-cni: {word:?} is not understood; a container runtime gives CNI_COMMAND instead; see --help\n"
         )),
     }
+}
+
+fn help() -> String {
+    let keys = KEYS.iter().map(|row| format!("  {}\n          {}\n", heading(row), row.description()));
+    format!("{HELP}\nConfiguration (on standard input, as JSON):\n{}", keys.collect::<String>())
+}
+
+fn manual_keys() -> String {
+    let escape = |text: &str| text.replace('\\', "\\\\").replace('-', "\\-");
+    let key = |row: &Row| format!(".TP\n.B {}\n{}\n", escape(&heading(row)), escape(&row.description()));
+    KEYS.iter().map(key).collect()
+}
+
+/// A key with what it takes.
+fn heading(row: &Row) -> String {
+    let default = if row.default.is_empty() { String::new() } else { format!(", default {}", row.default) };
+    format!("{} ({}{default})", row.key.unwrap_or_default(), row.takes.name())
 }
 
 /// Answers a person. None where it is none: the environment has a command, or there are no words and no terminal.
@@ -117,11 +139,25 @@ mod tests {
     #[test]
     fn the_manual_has_the_sections_of_the_others() {
         let manual = answer(&["man"]).unwrap();
-        for section in
-            ["NAME", "SYNOPSIS", "DESCRIPTION", "ENVIRONMENT", "EXIT STATUS", "FILES", "EXAMPLES", "SEE ALSO"]
-        {
+        for section in [
+            "NAME",
+            "SYNOPSIS",
+            "DESCRIPTION",
+            "CONFIGURATION",
+            "ENVIRONMENT",
+            "EXIT STATUS",
+            "FILES",
+            "EXAMPLES",
+            "SEE ALSO",
+        ] {
             assert!(manual.contains(&format!(".SH {section}\n")), "{section}");
         }
-        assert!(manual.contains(env!("CARGO_PKG_VERSION")) && manual.is_ascii());
+        assert!(manual.contains(env!("CARGO_PKG_VERSION")) && manual.is_ascii() && !manual.contains('@'));
+        let (plain, help) = (manual.replace("\\-", "-"), answer(&["help"]).unwrap());
+        for row in KEYS {
+            for text in [&plain, &help] {
+                assert!(text.contains(&row.description()) && text.contains(&heading(row)), "{row:?}");
+            }
+        }
     }
 }

@@ -4,10 +4,10 @@ use std::{ffi::OsString, path::Path};
 
 use istio_cni::{
     kernel::{Kernel, KernelError, Work},
-    pod_source::pod_facts,
     selection::Programming,
 };
 use proptest::prelude::*;
+use redirect_core::pod::PodFacts;
 use serde_json::{Map, Value};
 
 /// A kernel that must not be asked: no input of these tests names a pod that can be found.
@@ -119,8 +119,9 @@ proptest! {
 
     #[test]
     fn any_pod_is_read_or_refused(pod in json()) {
-        if let Err(problems) = pod_facts(&pod) {
-            prop_assert!(!problems.is_empty() && problems.iter().all(|problem| problem.contains(": ")));
+        if let Err(errors) = PodFacts::from_json(&pod) {
+            let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            prop_assert!(!told.is_empty() && told.iter().all(|error| error.contains(": ")));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     fields::Reader,
+    keys::{self, NotInForce},
     selection::Programming,
     wire::{CniError, Code, Command, PrevResult, RawObject, Version},
 };
@@ -22,43 +23,6 @@ const MOST_ADD_TIMEOUT: Duration = Duration::from_secs(600);
 const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
 /// The most standard input is read.
 pub const MOST_INPUT: u64 = 16 << 20;
-
-/// Keys of the specification, of its conventions and of the mesh that mean nothing here.
-const IGNORED: [&str; 15] = [
-    "args",
-    "capabilities",
-    "runtimeConfig",
-    "ipMasq",
-    "ipam",
-    "dns",
-    "disableCheck",
-    "disableGC",
-    "cni.dev/attachments",
-    "cni.dev/valid-attachments",
-    "ambient_enabled",
-    "enablement_selectors",
-    "enable_ambient_detection_retry",
-    "log_uds_address",
-    "prevResult",
-];
-const KNOWN: [&str; 16] = [
-    "cniVersion",
-    "name",
-    "type",
-    "plugin_log_level",
-    "log_level",
-    "cni_agent_run_dir",
-    "agent_host_network",
-    "exclude_namespaces",
-    "pod_namespace",
-    "native_nftables",
-    "nft_sets",
-    "strict_capture",
-    "kubernetes",
-    "add_timeout",
-    "pod_manifest_dir",
-    "node_name",
-];
 
 /// A network configuration. Every value of this type is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +55,8 @@ pub struct Conf {
     pub node_name: Option<String>,
     /// Keys nobody here knows.
     pub unknown_keys: Vec<String>,
+    /// What is asked for and not done.
+    pub not_in_force: Vec<NotInForce>,
 }
 
 /// What a configuration says that can be relied on even where the rest is wrong.
@@ -183,13 +149,9 @@ impl<'a> Envelope<'a> {
             add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
             manifest_dir,
             node_name,
-            unknown_keys: self.unknown_keys(),
+            unknown_keys: keys::unknown(&self.object),
+            not_in_force: keys::not_in_force(&self.object),
         }
-    }
-
-    fn unknown_keys(&self) -> Vec<String> {
-        let known = |key: &&str| !IGNORED.contains(key) && !KNOWN.contains(key);
-        self.object.keys().filter(known).map(str::to_owned).collect()
     }
 }
 

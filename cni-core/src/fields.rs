@@ -78,8 +78,7 @@ impl Reader {
 }
 
 /// What a value is, in words.
-#[must_use]
-pub fn kind(value: &Value) -> &'static str {
+fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

@@ -1,11 +1,12 @@
 //! What the plugin and the node agent share.
 //!
-//! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration, [`selection`] what decides about a pod
+//! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists it), [`selection`] what decides about a pod
 //! beside the pod itself, and [`pod_source`] reads pods. The agent parses the entry it writes, and takes facts from pods, with the same code
 //! as the plugin: they cannot disagree.
 
 pub mod conf;
 pub mod fields;
+pub mod keys;
 pub mod logs;
 pub mod pod_source;
 pub mod selection;

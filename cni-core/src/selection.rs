@@ -96,7 +96,7 @@ mod tests {
             let facts = PodFacts::sidecar(annotations.iter().copied());
             let addresses = ["10.1.0.2".parse().unwrap()];
             match facts.decide_with(base_settings(configured, |_| None), &NamespaceFacts::new(&addresses)) {
-                Ok(Decision::Redirect(redirect)) => redirect.strict_capture,
+                Ok(Decision::Redirect(redirect)) => redirect.strict_capture(),
                 other => panic!("{other:?}"),
             }
         };

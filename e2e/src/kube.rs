@@ -1,4 +1,4 @@
-//! A Kubernetes API server with etcd on loopback, and nothing else of a control plane: no controllers, no scheduler.
+//! A Kubernetes API server with etcd on loopback; [`Controllers`] beside it where a test needs more of a control plane.
 //!
 //! What the missing controllers would do for tests is done here: namespaces get their `default` service account and the
 //! `kube-root-ca.crt` config map. Pods need a `nodeName`; what a deleted object owned stays; the roles `view`, `edit` and `admin`,
@@ -19,10 +19,12 @@ use crate::port::free_port;
 use crate::process::{self, Background, Output, SHORT, once_in, until};
 use crate::tools;
 
+mod controllers;
 mod pki;
 
 use pki::Authority;
 
+pub use controllers::Controllers;
 pub use pki::Identity;
 
 /// How long a start may take on a busy machine.

@@ -38,4 +38,4 @@ pub mod strace;
 pub mod traffic;
 
 mod leftovers;
-mod tools;
+pub mod tools;

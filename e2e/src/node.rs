@@ -42,6 +42,33 @@ pub const PRIMARY_CONFLIST: &str = "10-podnet.conflist";
 /// Where the kubelet serves the list of its pods, without authentication, on the node's loopback.
 const KUBELET_READ_ONLY_PORT: u16 = 10255;
 
+/// Which containerd a node has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// Debian's, of version 1. It knows nothing of STATUS.
+    Debian,
+    /// One of version 2, with plugins that know CNI 1.1.0: `scripts/setup-kube.sh runtimes` builds it.
+    Containerd2,
+}
+
+impl Runtime {
+    /// A program of it.
+    fn program(self, name: &str) -> Result<PathBuf> {
+        match self {
+            Self::Debian => Ok(name.into()),
+            Self::Containerd2 => tools::built(&format!("containerd2/{name}")),
+        }
+    }
+
+    /// A reference plugin, in the version that goes with it.
+    fn plugin(self, name: &str) -> Result<PathBuf> {
+        match (self, name) {
+            (Self::Containerd2, "bridge" | "host-local") => tools::built(name),
+            (Self::Debian | Self::Containerd2, _) => Ok(Path::new(crate::cnitool::DEBIAN_PLUGINS).join(name)),
+        }
+    }
+}
+
 /// A node. There is one at a time on a machine: starting waits until the node of any other test is gone.
 #[derive(Debug)]
 pub struct Node<'a> {
@@ -53,13 +80,14 @@ pub struct Node<'a> {
     folder: TempDir,
     _turn: File,
     name: String,
+    runtime: Runtime,
     api: Option<&'a ApiServer>,
 }
 
 impl Node<'static> {
     /// A node without an API server: it runs the static pods of its manifest folder.
     pub fn standalone() -> Result<Self> {
-        Self::start(None)
+        Self::start(Runtime::Debian, None)
     }
 }
 
@@ -67,10 +95,15 @@ impl<'a> Node<'a> {
     /// A node of a cluster. Pods are created at the API server. The server is reached at its own address also from inside the node,
     /// and from pods at the gateway 10.88.0.1.
     pub fn joined(api: &'a ApiServer) -> Result<Self> {
-        Self::start(Some(api))
+        Self::joined_with(Runtime::Debian, api)
     }
 
-    fn start(api: Option<&'a ApiServer>) -> Result<Self> {
+    /// The same with another containerd.
+    pub fn joined_with(runtime: Runtime, api: &'a ApiServer) -> Result<Self> {
+        Self::start(runtime, Some(api))
+    }
+
+    fn start(runtime: Runtime, api: Option<&'a ApiServer>) -> Result<Self> {
         let turn = wait_for_turn()?;
         let folder = temp_dir()?;
         for part in ["net.d", "bin", "manifests", "state", "pod-logs", "plugins"] {
@@ -79,12 +112,12 @@ impl<'a> Node<'a> {
         let host = Host::start(folder.path())?;
         let name = host.name().to_owned();
         let relay = api.map(|api| Relay::start(host.namespace(), api.port())).transpose()?;
-        config::write_all(folder.path(), &name, api)?;
-        let containerd = start_containerd(&host, folder.path())?;
+        config::write_all(folder.path(), runtime, &name, api)?;
+        let containerd = start_containerd(runtime, &host, folder.path())?;
         let kubelet = Mutex::new(None);
-        let node = Self { kubelet, containerd, _relay: relay, host, folder, _turn: turn, name, api };
+        let node = Self { kubelet, containerd, _relay: relay, host, folder, _turn: turn, name, runtime, api };
         for plugin in ["bridge", "host-local", "loopback", "portmap"] {
-            node.install_plugin(&Path::new(crate::cnitool::DEBIAN_PLUGINS).join(plugin))?;
+            node.install_plugin(&runtime.plugin(plugin)?)?;
         }
         node.write_conf(PRIMARY_CONFLIST, &node.primary_conflist())?;
         node.import(&Image::pause()?)?;
@@ -173,7 +206,8 @@ impl<'a> Node<'a> {
     /// Runs containerd's client; an exit code other than 0 is an error.
     pub fn ctr(&self, args: &[&str]) -> Result<Output> {
         let socket = config::socket(self.folder.path());
-        let mut command = process::command("ctr", ["-a", &socket.to_string_lossy(), "-n", "k8s.io"]);
+        let mut command =
+            process::command(self.runtime.program("ctr")?, ["-a", &socket.to_string_lossy(), "-n", "k8s.io"]);
         self.run(command.args(args))?.ok()
     }
 
@@ -252,9 +286,9 @@ impl<'a> Node<'a> {
     /// How often containerd has dealt with a new configuration file of this name. It loads the folder when the temporary file is renamed,
     /// and handles (and ignores) the appearance of the new name after that.
     fn loads(&self, file: &str) -> usize {
-        let end = format!("/{file}\\\"\"");
+        let named = format!("/{file}\\\"");
         let log = self.containerd_log();
-        log.lines().filter(|line| line.contains("event from cni conf dir") && line.ends_with(&end)).count()
+        log.lines().filter(|line| line.contains("event from cni conf dir") && line.contains(&named)).count()
     }
 
     /// The end of the logs of everything that runs on the node.
@@ -265,12 +299,13 @@ impl<'a> Node<'a> {
     }
 }
 
-fn start_containerd(host: &Host, folder: &Path) -> Result<Background> {
-    let command = host.command(&config::containerd_command(folder));
+fn start_containerd(runtime: Runtime, host: &Host, folder: &Path) -> Result<Background> {
+    let command = host.command(&config::containerd_command(&runtime.program("containerd")?, folder));
     let containerd =
         Background::start("containerd", &command, &folder.join("containerd.log"))?.killed_on_drop();
     let socket = config::socket(folder);
-    let mut version = host.command(&process::command("ctr", ["-a", &socket.to_string_lossy(), "version"]));
+    let ctr = runtime.program("ctr")?;
+    let mut version = host.command(&process::command(ctr, ["-a", &socket.to_string_lossy(), "version"]));
     until("containerd to answer", START, &[&containerd], || {
         Ok(process::run(&mut version, SHORT)?.status.success().then_some(()))
     })?;

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 /// A program that `scripts/setup-kube.sh` built. KUBEBUILDER_ASSETS comes first for those it may hold.
-pub(crate) fn built(name: &str) -> Result<PathBuf> {
+///
+/// # Errors
+/// It is not built.
+pub fn built(name: &str) -> Result<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let places = assets.into_iter().chain([cache()?.join("bin")]);
     for place in places {

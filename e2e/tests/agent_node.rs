@@ -1,123 +1,26 @@
 //! The node agent on a real node: as its manifest runs it, also with the drift watch, and under a loop of pod starts while it is restarted,
 //! killed and upgraded.
 
+mod agent_support;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use agent_support::{
+    LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, agent_pod, apply_manifest, assert_redirected, entries,
+    import_image, is_ready, programs, run_dir, wait_loaded,
+};
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
-use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, plain_pod, sidecar_pod};
+use e2e::node::{Node, plain_pod, sidecar_pod};
 use e2e::process::{self, Background, once_in, until};
-use e2e::traffic::{Client, TcpServer};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-
-/// How long a pod may take to come or go on a busy machine.
-const POD: Duration = Duration::from_secs(300);
-const IMAGE: &str = "localhost/install-cni:test";
-const NAMESPACE: &str = "istio-system";
-const MANIFEST: &str = include_str!("../../deploy/istio-cni-node.yaml");
-
-/// Programs of this workspace, built as the tests are, with `more` arguments and compiler flags.
-fn build(more: &[&str], flags: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let target =
-        own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists()).context("no target folder")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build =
-        process::command(cargo, ["build", "--quiet", "--package", "install-cni", "--package", "istio-cni"]);
-    build.args(more).arg("--manifest-path").arg(project().join("Cargo.toml")).arg("--target-dir").arg(target);
-    if !flags.is_empty() {
-        build.env("RUSTFLAGS", flags);
-    }
-    process::run(&mut build, Duration::from_secs(1800))?.ok()?;
-    Ok(target.to_owned())
-}
-
-fn programs() -> Result<PathBuf> {
-    Ok(build(&[], "")?.join("debug"))
-}
-
-fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// The manifest's objects in a cluster, with the directories of a test's node and a plugin run directory of its own.
-fn apply_manifest(api: &ApiServer, node: &Node<'_>, manifest: &str) -> Result<Value> {
-    api.create_namespace(NAMESPACE)?;
-    let manifest = manifest
-        .replace("localhost/install-cni:latest", IMAGE)
-        .replace("path: /opt/cni/bin,", &format!("path: {},", node.bin_dir().display()))
-        .replace("path: /etc/cni/net.d,", &format!("path: {},", node.conf_dir().display()))
-        .replace("path: /var/run/istio-cni,", &format!("path: {},", run_dir(node).display()))
-        .replace("mountPath: /var/run/istio-cni}", &format!("mountPath: {}}}", run_dir(node).display()));
-    api.apply(&manifest)?;
-    let settings = json!({"data": {"CNI_AGENT_RUN_DIR": run_dir(node)}}).to_string();
-    api.kubectl(&["-n", NAMESPACE, "patch", "configmap", "istio-cni-config", "-p", &settings])?;
-    api.get("daemonset", NAMESPACE, "istio-cni-node")
-}
-
-fn run_dir(node: &Node<'_>) -> PathBuf {
-    node.state_dir().join("run")
-}
-
-/// Gives the node the image that deploy/build-image.sh makes, of static programs that are not optimized.
-fn import_image(node: &Node<'_>) -> Result<()> {
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let programs = build(&["--target", &target], "-C target-feature=+crt-static")?.join(target).join("debug");
-    let archive = node.state_dir().join("image.tar");
-    let mut script = Command::new(project().join("deploy/build-image.sh"));
-    script.arg(&archive).arg(IMAGE);
-    script.env("INSTALL_CNI", programs.join("install-cni")).env("ISTIO_CNI", programs.join("istio-cni"));
-    process::run(&mut script, POD)?.ok()?;
-    node.ctr(&["images", "import", &archive.to_string_lossy()])?;
-    Ok(fs::remove_file(archive)?)
-}
-
-/// The pod that the DaemonSet's controller would make.
-fn agent_pod(daemon_set: &Value, api: &ApiServer, name: &str) -> Value {
-    let mut pod = daemon_set["spec"]["template"].clone();
-    pod["apiVersion"] = json!("v1");
-    pod["kind"] = json!("Pod");
-    pod["metadata"]["name"] = json!(name);
-    pod["metadata"]["namespace"] = json!(NAMESPACE);
-    let container = &mut pod["spec"]["containers"][0];
-    container["imagePullPolicy"] = json!("Never");
-    // There is no service network; the agent is on the node's.
-    let mut env = container["env"].as_array().cloned().unwrap_or_default();
-    env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"}));
-    env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": api.port().to_string()}));
-    container["env"] = json!(env);
-    pod
-}
-
-fn is_ready(pod: &Value) -> Option<()> {
-    let conditions = pod["status"]["conditions"].as_array()?;
-    conditions
-        .iter()
-        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
-        .then_some(())
-}
-
-fn entries(node: &Node<'_>) -> Result<String> {
-    Ok(fs::read_to_string(node.conf_dir().join(PRIMARY_CONFLIST))?)
-}
-
-/// What comes in reaches the proxy's inbound port.
-fn assert_redirected(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
-    let inside = pod.namespace()?;
-    let _inbound = TcpServer::start(&inside, "inbound", (Ipv4Addr::UNSPECIFIED, 15006))?;
-    let app = SocketAddr::new(pod.address(false)?, APP_PORT);
-    let report = Client::new(node.namespace()).tcp(app)?.report()?;
-    assert_eq!((report.server.as_str(), report.original), ("inbound", Some(app)));
-    Ok(())
-}
 
 #[test]
 fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
@@ -127,7 +30,7 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let before = entries(&node)?;
     let daemon_set = apply_manifest(&api, &node, MANIFEST)?;
 
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     ensure!(entries(&node)?.contains("\"istio-cni\""), "no entry");
     let log = agent.log("install-cni")?;
@@ -149,6 +52,8 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
         })
     })?;
 
+    follow_the_config_map(&api, &node)?;
+
     // The DaemonSet is there, so this is an upgrade.
     agent.delete(POD)?;
     ensure!(entries(&node)?.contains("\"istio-cni\""), "an upgrade took the entry");
@@ -157,7 +62,7 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     assert_redirected(&node, &second)?;
 
     // All of it goes at once, as `kubectl delete -f` does it.
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-two"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-two"))?;
     agent.wait("ready", POD, is_ready)?;
     api.kubectl(&["-n", NAMESPACE, "delete", "daemonset", "istio-cni-node", "--cascade=background"])?;
     api.kubectl(&["delete", "clusterrolebinding", "istio-cni", "istio-cni-plugin"])?;
@@ -168,6 +73,44 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
     let plain = node.start_pod(&plain_pod("plain"))?;
     plain.wait_running(POD)?;
     Ok(())
+}
+
+/// The agent follows the ConfigMap as the kubelet mounts it, and says in an event what it refuses of it.
+fn follow_the_config_map(api: &ApiServer, node: &Node<'_>) -> Result<()> {
+    let publish = |name: &str, value: &str| {
+        let data = json!({"data": {name: value}}).to_string();
+        api.kubectl(&["-n", NAMESPACE, "patch", "configmap", "istio-cni-config", "-p", &data])
+    };
+    let mut touches = 0;
+    // The kubelet looks at the ConfigMaps of a pod about once a minute, and when the pod changes.
+    let mut until = |what: &str, is_so: &dyn Fn() -> Result<bool>| {
+        until(what, POD, &[], || {
+            touches += 1;
+            let touched = format!("touched={touches}");
+            api.kubectl(&[
+                "-n",
+                NAMESPACE,
+                "annotate",
+                "--overwrite",
+                "pod",
+                "istio-cni-node-one",
+                &touched,
+            ])?;
+            Ok(is_so()?.then_some(()))
+        })
+    };
+    publish("EXCLUDE_NAMESPACES", "quiet")?;
+    until("the exclusion", &|| Ok(entries(node)?.contains("\"quiet\"")))?;
+    publish("NATIVE_NFTABLES", "maybe")?;
+    until("the event", &|| {
+        let events = api.list("events", NAMESPACE)?;
+        let mut refused = events.iter().filter(|event| event["reason"] == "SettingsRefused");
+        Ok(refused.any(|event| event["message"].as_str().is_some_and(|text| text.contains("maybe"))))
+    })?;
+    ensure!(entries(node)?.contains("\"quiet\""), "what was before stays");
+    publish("NATIVE_NFTABLES", "true")?;
+    until("the plugin's key", &|| Ok(entries(node)?.contains("\"native_nftables\": true")))?;
+    publish("NATIVE_NFTABLES", "false").map(drop)
 }
 
 /// The token that the kubelet gave the agent's pod, which is bound to that pod.
@@ -186,7 +129,7 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
     let node = Node::joined(&api)?;
     import_image(&node)?;
     let daemon_set = apply_manifest(&api, &node, MANIFEST)?;
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     let token = projected_token(&node, &api, "istio-cni-node-one")?;
     let kubeconfig = || fs::read_to_string(run_dir(&node).join("istio-cni-kubeconfig"));
@@ -204,7 +147,7 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
     alone.wait_running(POD)?;
     assert_redirected(&node, &alone)?;
 
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-two"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-two"))?;
     agent.wait("ready", POD, is_ready)?;
     ensure!(!kubeconfig()?.contains(&token), "the old token is back");
     let after = node.start_pod(&sidecar_pod("after"))?;
@@ -228,7 +171,7 @@ fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
     import_image(&node)?;
     let manifest = MANIFEST.replace("# drift-watch: ", "").replace("INTERVAL: 5m", "INTERVAL: 2s");
     let daemon_set = apply_manifest(&api, &node, &manifest)?;
-    let agent = node.start_pod(&agent_pod(&daemon_set, &api, "istio-cni-node-one"))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
 
     // These start after the agent: their namespaces have to come through to it.
@@ -378,14 +321,7 @@ fn restarts_kills_and_upgrades_fail_no_pod_and_let_none_bypass() -> Result<()> {
     agent.template = Some(PATIENT_ENTRY);
     agent.start()?;
     agent.wait_ready()?;
-    // containerd takes a moment to load what the agent wrote.
-    until("containerd to load the entry", POD, &[], || {
-        let probe = node.start_pod(&sidecar_pod("probe"))?;
-        probe.wait_running(POD)?;
-        let redirected = !probe.namespace()?.state_with_nft()?.is_pristine();
-        probe.delete(POD)?;
-        Ok(redirected.then_some(()))
-    })?;
+    wait_loaded(&node)?;
 
     let (done, disturbances) = (AtomicBool::new(false), AtomicUsize::new(0));
     let names = thread::scope(|scope| -> Result<Vec<String>> {
@@ -422,9 +358,6 @@ fn restarts_kills_and_upgrades_fail_no_pod_and_let_none_bypass() -> Result<()> {
 
 /// How often the agent is disturbed at least while pods start.
 const DISTURBANCES: usize = 6;
-
-/// The entry with more patience than a machine that stands still for a minute uses up, and less than a kubelet has.
-const PATIENT_ENTRY: &str = r#"{"name":"istio-cni","type":"istio-cni","plugin_log_level":"info","cni_agent_run_dir":"__CNI_AGENT_RUN_DIR__","pod_namespace":"__POD_NAMESPACE__","add_timeout":"100s"}"#;
 
 /// Starts sidecar pods one after the other, two at a time, and looks into the namespace of each.
 fn start_pods(node: &Node<'_>, disturbances: &AtomicUsize, names: &mut Vec<String>) -> Result<()> {

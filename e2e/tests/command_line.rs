@@ -201,11 +201,14 @@ fn settings_without_effect_are_warned_of() -> Result<()> {
         ("-b * --native-nftables --backend restore", "--backend has no effect"),
         ("-b * --redirect-dns", "/etc/resolv.conf names no server"),
         ("-b * -u 0 -g 1337", "user 0 counts as the proxy's"),
-        ("-b * -z 15001", "15001 is the port of --envoy-port as well"),
     ] {
         let told = warnings(args, &[])?;
         assert!(told.contains(wanted) && told.lines().count() == 1, "{args}: {told}");
     }
+    let refused = run(&namespace, &["-b", "*", "-z", "15001"])?;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let wanted = "flag --inbound-capture-port: \"15001\" is the port of --envoy-port as well";
+    assert!(refused.stderr.contains(wanted), "{refused:?}");
     let misspelt = [("ISTIO_INBOUND_PORT".to_owned(), "80".to_owned())];
     assert!(warnings("-b *", &misspelt)?.contains("is ISTIO_INBOUND_PORTS meant?"));
     let validated = namespace.run(&with_environment(

@@ -286,12 +286,16 @@ fn what_a_pod_says_in_vain_is_warned_of() -> Result<()> {
         {"name": "ISTIO_META_DNS_CAPTUR", "value": "true"},
     ]);
     run_dir.write_manifest("web.json", &pod)?;
-    let log = add(&run_dir, &namespace).run()?.log()?;
+    // The runtime's environment holds for all pods; only what the plugin reads there can be misspelt.
+    let runtime =
+        add(&run_dir, &namespace).env("ISTIO_OUTBOUND_OWNER_GROUP", "7").env("ISTIO_INBOUND_PORT", "80");
+    let log = runtime.run()?.log()?;
     let warnings: Vec<&str> =
         log.iter().filter(|line| line["level"] == "warn").filter_map(|line| line["msg"].as_str()).collect();
     for wanted in [
         "\"yes\" is no boolean and counts as false; write true or false",
         "is traffic.sidecar.istio.io/excludeOutboundPorts meant?",
+        "variable ISTIO_OUTBOUND_OWNER_GROUP is no setting and is ignored; is ISTIO_OUTBOUND_OWNER_GROUPS meant?",
         "is ISTIO_META_DNS_CAPTURE meant?",
         "annotation traffic.sidecar.istio.io/excludeInboundPorts has no effect",
     ] {
@@ -301,13 +305,15 @@ fn what_a_pod_says_in_vain_is_warned_of() -> Result<()> {
             "{wanted}: {warnings:#?}"
         );
     }
-    assert_eq!(warnings.len(), 4, "{warnings:#?}");
+    assert_eq!(warnings.len(), 5, "{warnings:#?}");
     Ok(())
 }
 
 #[test]
 fn at_level_debug_every_rule_is_explained() -> Result<()> {
     let (run_dir, namespace) = web()?;
+    let excluded = ("traffic.sidecar.istio.io/excludeOutboundPorts", "3306");
+    run_dir.write_manifest("web.json", &sidecar("web", &[excluded]))?;
     let mut conf = run_dir.manifest_conf();
     conf["plugin_log_level"] = json!("debug");
     let log = Invocation::new("ADD", &conf).netns(&namespace).pod("default", "web").run()?.log()?;
@@ -319,6 +325,9 @@ fn at_level_debug_every_rule_is_explained() -> Result<()> {
     let rules = saved.lines().filter(|line| line.starts_with("-A")).count();
     assert!(rules > 10 && told("  # ") >= rules, "{} lines for {rules} rules: {log:#?}", told("  # "));
     assert_eq!(told("--to-ports 15006"), 1, "{log:#?}");
+    // TCP and UDP.
+    assert_eq!(told("[annotation traffic.sidecar.istio.io/excludeOutboundPorts]"), 2, "{log:#?}");
+    assert!(told("[default of --istio-inbound-ports]") > 0, "{log:#?}");
     Ok(())
 }
 

@@ -396,6 +396,9 @@ fn logs_go_to_standard_error_in_as_much_detail_as_asked_for() -> Result<()> {
     let detailed = run(&namespace, &["-b", "*", "--log_output_level", "default:debug"])?.ok()?;
     assert_eq!(detailed.stdout, "");
     assert!(detailed.stderr.contains("nat ISTIO_INBOUND"), "{}", detailed.stderr);
+    let asked = "inbound connections [flag --istio-inbound-ports]";
+    let by_default = "to the proxy's outbound listener [default of --envoy-port]";
+    assert!(detailed.stderr.contains(asked) && detailed.stderr.contains(by_default), "{}", detailed.stderr);
     let json = run(&namespace, &["--cleanup-only", "--log_as_json"])?.ok()?;
     let line: serde_json::Value = serde_json::from_str(json.stderr.trim())?;
     assert_eq!(line["msg"], "removed all redirection");

@@ -16,8 +16,8 @@ fuzz_target!(|text: &str| {
     let _ = add_saved(&mut Ruleset::default(), Family::V4, text);
     let Ok(state) = rule_state(text) else { return };
     let cleanup = Change::between(&state, &RulePlan::empty().rules(Family::V4));
-    assert_eq!(cleanup.is_empty(), state.the_meshs().is_empty());
-    let ours = render::change_text(&Change::back(&RuleState::new(), &state.the_meshs(), &Change::default()));
+    assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());
+    let ours = render::change_text(&Change::back(&RuleState::new(), &state.of_mesh(), &Change::default()));
     let again = rule_state(&ours).expect("what was written can be read");
-    assert_eq!(again, state.the_meshs());
+    assert_eq!(again, state.of_mesh());
 });

@@ -7,7 +7,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Family, Redirect,
-    change::{Change, Difference},
+    change::{Change, RuleDifference},
     parse::rule_state,
     render,
     settings::{NamespaceFacts, RawSettings, SETTINGS, Source},
@@ -26,7 +26,7 @@ fuzz_target!(|text: &str| {
         raw.set(setting.key, letters.as_str().to_owned(), source);
     }
     let addresses = ["10.1.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address")];
-    let facts = NamespaceFacts { nameservers: &addresses, ..NamespaceFacts::new(&addresses) };
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&addresses);
     match Redirect::parse(&raw, &facts) {
         Err(errors) => assert!(!errors.to_string().contains('\n'), "an error is one line"),
         Ok(redirect) => check(&redirect),
@@ -40,7 +40,7 @@ fn check(redirect: &Redirect) {
         let rules = plan.rules(family);
         let read = rule_state(&render::restore_text(&rules)).expect("a rendered plan can be read");
         assert_eq!(&read, rules.state());
-        assert_eq!(Difference::find(&read, &rules), None);
+        assert_eq!(RuleDifference::first(&read, &rules), None);
         assert!(Change::between(&read, &rules).is_empty());
         assert_eq!(Change::between(&RuleState::new(), &rules).is_empty(), rules.state().is_empty());
     }

@@ -43,6 +43,7 @@ const PROGRAM: Program = Program {
         ],
         see_also: &["istio-validation(8)", "iptables(8)", "nft(8)", "ip-netns(8)", "network_namespaces(7)"],
     },
+    statuses: settings_cli::IPTABLES,
 };
 
 fn main() -> ExitCode {

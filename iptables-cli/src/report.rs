@@ -3,7 +3,7 @@
 use logging::DEFAULT_SCOPE;
 use netns_apply::Outcome;
 use redirect_core::{
-    Family, InterceptionMode, Redirect, RulePlan, render,
+    Family, Redirect, RulePlan, render,
     settings::{InputErrors, Notice},
 };
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ pub(crate) fn planned(plan: &RulePlan) {
 pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome, captures: bool) {
     warn(outcome);
     let count = |family| {
-        let rules = plan.planned_rules().iter().filter(|rule| rule.scope.covers(family));
+        let rules = plan.planned_rules().iter().filter(|rule| rule.scope().covers(family));
         if plan.families().contains(&family) { rules.count() } else { 0 }
     };
     let what = match (captures, outcome.changed) {
@@ -46,10 +46,7 @@ pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome, capt
         (false, true) => "the rules are in force, and capture nothing",
         (false, false) => "the rules were in force already, and capture nothing",
     };
-    let mode = match redirect.mode {
-        InterceptionMode::Redirect => "REDIRECT",
-        InterceptionMode::Tproxy(_) => "TPROXY",
-    };
+    let mode = redirect.mode().word();
     log::info!(
         target: DEFAULT_SCOPE,
         backend:% = outcome.backend, because:% = outcome.because, mode,

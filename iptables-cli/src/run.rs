@@ -5,10 +5,11 @@ use anyhow::Context;
 use netns_apply::{ApplyOptions, Programs, apply, cleanup, cleanup_preview, facts, netns::Netns};
 use redirect_core::{
     Redirect, RulePlan, Tproxy,
-    options::{Action, BackendChoice, RunOptions},
+    options::BackendChoice,
     render,
     settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings},
 };
+use settings_cli::{Action, RunOptions};
 use std::{
     env,
     fs::OpenOptions,
@@ -37,7 +38,7 @@ pub(crate) fn run(settings: &RawSettings) -> ExitCode {
 /// What is wrong with the settings whatever the namespace.
 fn wrong_anywhere(settings: &RawSettings) -> InputErrors {
     let mut errors = RunOptions::parse(settings).err().unwrap_or_default();
-    let facts = NamespaceFacts { names: &facts::NameFiles, ..NamespaceFacts::new(&[]) };
+    let facts = NamespaceFacts::new(&[]).with_names(&facts::NameFiles);
     errors.extend(Redirect::parse(settings, &facts).err().unwrap_or_default().without_namespace());
     errors
 }
@@ -53,7 +54,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Next> {
     let options = RunOptions::parse(settings);
     let addresses = facts::addresses().context("cannot list the addresses of this network namespace")?;
     let nameservers = nameservers(settings)?;
-    let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &facts::NameFiles };
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&facts::NameFiles);
     let redirect = Redirect::parse(settings, &facts);
     match options {
         Ok(options) if options.action == Action::Cleanup => {
@@ -69,7 +70,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Next> {
     let (options, redirect) = together(options, redirect)?;
     let about = Notice::about(settings, &redirect);
     report::notices(&about);
-    report::notices(&Notice::about_run(settings, &options));
+    report::notices(&options.notices(settings));
     let plan = redirect.plan();
     report::planned(&plan);
     if options.dry_run {
@@ -97,7 +98,7 @@ fn clean_up(
     settings: &RawSettings,
 ) -> anyhow::Result<()> {
     redirect.err().unwrap_or_default().without_namespace().into_result(())?;
-    report::notices(&Notice::about_run(settings, options));
+    report::notices(&options.notices(settings));
     let apply_options = apply_options(options, settings);
     if options.dry_run {
         return print(&cleanup_preview(&apply_options)?, options);
@@ -133,7 +134,7 @@ fn apply_options(options: &RunOptions, settings: &RawSettings) -> ApplyOptions {
 fn tproxy(settings: &RawSettings) -> Option<Tproxy> {
     let mark = settings.get(Key::TproxyMark).0.parse().ok()?;
     let table = settings.get(Key::TproxyRouteTable).0.parse().ok()?;
-    Some(Tproxy { mark, table })
+    Some(Tproxy::new(mark, table))
 }
 
 /// The plan, as input for the program that would apply it, and as commands for routing.
@@ -147,9 +148,9 @@ fn plan_text(plan: &RulePlan, options: &RunOptions) -> String {
         }
     }
     if let Some(routes) = plan.policy_routes() {
-        for family in &routes.families {
+        for family in routes.families() {
             let option = if *family == redirect_core::Family::V4 { "-4" } else { "-6" };
-            let (mark, table) = (routes.tproxy.mark, routes.tproxy.table);
+            let (mark, table) = (routes.tproxy().mark(), routes.tproxy().table());
             text += &format!("# ip {option} rule add fwmark {mark} lookup {table}\n");
             text += &format!("# ip {option} route add local default dev lo table {table}\n");
         }

@@ -101,7 +101,7 @@ pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyErro
         Some(_) => Seen::default(),
         None => Seen::now(&mut handles, Instant::now() + options.patience)?,
     };
-    backend::choose(options.backend, &seen.state, &mut handles, &RulePlan::empty())
+    backend::choose(options.backend, &seen, &mut handles, &RulePlan::empty())
 }
 
 /// A run: what is wanted, the means, and what takes back what was done.
@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
             let mut seen = Seen::now(&mut self.handles, self.deadline)?;
             let (backend, because) = match chosen {
                 Some(choice) => choice,
-                None => backend::choose(self.options.backend, &seen.state, &mut self.handles, self.plan)?,
+                None => backend::choose(self.options.backend, &seen, &mut self.handles, self.plan)?,
             };
             chosen = Some((backend, because));
             let mut steps = self.steps(&seen, backend);
@@ -166,9 +166,10 @@ impl<'a> Run<'a> {
                 steps = self.steps(&seen, backend);
             }
             self.test(&steps)?;
-            match self.take(&steps, &seen) {
+            let adds = only_adds(&steps);
+            match self.take(steps, &seen) {
                 // The kernel took the rules at the generation they were worked out on, and says so. Routing has no generation.
-                Ok(()) if only_adds(&steps) && !seen.state.is_redirected() && self.has_routing()? => {
+                Ok(()) if adds && !seen.state.is_redirected() && self.has_routing()? => {
                     return outcome(self, &seen);
                 }
                 Ok(()) => passes += 1,
@@ -208,11 +209,12 @@ impl<'a> Run<'a> {
 
     /// What would keep the plan's rules from acting, or hide rules of the mesh from us.
     fn obstacles(&self, seen: &Seen, backend: Backend) -> Result<(), ApplyError> {
-        // Native tables are ours alone: a run wakes them.
-        let names =
-            if backend == Backend::NativeNft { Vec::new() } else { backend::tables(self.plan, backend) };
-        if let Some(asleep) = seen.asleep(|table| names.iter().any(|name| name == table)) {
-            return Err(asleep.into());
+        // Native tables are ours alone: a run wakes them. Which tables a plan uses is worth finding out only where one sleeps.
+        if backend != Backend::NativeNft && seen.asleep(|_| true).is_some() {
+            let names = backend::tables(self.plan, backend);
+            if let Some(asleep) = seen.asleep(|table| names.iter().any(|name| name == table)) {
+                return Err(asleep.into());
+            }
         }
         let unreadable = &seen.unreadable;
         if !unreadable.is_empty() && observe::judge_unreadable(unreadable) == Unreadable::MadeHere {
@@ -257,29 +259,34 @@ impl<'a> Run<'a> {
     }
 
     /// Takes the steps, one after the other.
-    fn take(&mut self, steps: &[Step], seen: &Seen) -> Result<(), ApplyError> {
+    fn take(&mut self, steps: Vec<Step>, seen: &Seen) -> Result<(), ApplyError> {
         self.start.get_or_insert_with(|| seen.clone());
         let mut native = seen.state.native.clone();
         // What a transaction is based on; the one before makes it stale.
         let mut base = seen.nf_tables.clone();
         for step in steps {
             log::debug!("{step}");
-            // Noted before it is taken: it may be done although we are told that it is not.
-            self.done.push(step.inverse(&seen.state, &native));
-            match self.step(step, seen, &mut base) {
-                Ok(true) => {}
-                // Somebody else's, who was faster.
-                Ok(false) => drop(self.done.pop()),
-                Err(error) => {
-                    if error.says_that_nothing_was_done() {
-                        self.done.pop();
-                    }
-                    return Err(error);
+            let taken = self.step(&step, seen, &mut base);
+            let native_before = match &step {
+                Step::Transaction(Transaction { native: Some(to), .. }) => {
+                    std::mem::replace(&mut native, to.clone())
                 }
+                Step::Transaction(Transaction { native: None, .. })
+                | Step::AddRouting(_)
+                | Step::RemoveRouting(_)
+                | Step::Condemn(_)
+                | Step::Grace
+                | Step::Restore(..) => native.clone(),
+            };
+            // A step that failed may be done although we are told that it is not.
+            let may_be_done = match &taken {
+                Ok(is_done) => *is_done,
+                Err(error) => !error.says_that_nothing_was_done(),
+            };
+            if may_be_done {
+                self.done.push(step.inverse(&seen.state, &native_before));
             }
-            if let Step::Transaction(Transaction { native: Some(to), .. }) = step {
-                native = to.clone();
-            }
+            taken?;
         }
         Ok(())
     }

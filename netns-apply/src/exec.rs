@@ -4,7 +4,7 @@
 
 use crate::{lock::NetnsLock, pause::pause};
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io::{self, Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -16,10 +16,18 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Where helper programs are.
+///
+/// Most runs need none: the folders are worked out when one is looked for.
 #[derive(Debug, Clone)]
 pub struct Programs {
-    folders: Vec<PathBuf>,
+    /// In the form of a PATH variable.
+    path: OsString,
+    /// Searched after those of the path.
+    usual: &'static [&'static str],
 }
+
+/// Where a system has its programs.
+const USUAL: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Why a helper program did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -75,37 +83,36 @@ impl Programs {
     /// Searches these folders, in the form of a PATH variable; the usual system folders follow.
     #[must_use]
     pub fn in_path(path: &OsStr) -> Self {
-        let usual = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
-        let mut folders: Vec<PathBuf> =
-            std::env::split_paths(path).filter(|folder| folder.is_absolute()).collect();
-        for folder in usual {
-            if !folders.contains(&folder) {
-                folders.push(folder);
-            }
-        }
-        Self { folders }
+        Self { path: path.to_owned(), usual: &USUAL }
     }
 
     /// Searches the usual system folders.
     #[must_use]
     pub fn usual() -> Self {
-        Self::in_path(OsStr::new(""))
+        Self { path: OsString::new(), usual: &USUAL }
     }
 
-    /// Searches these folders and no others.
+    /// Searches these folders, in the form of a PATH variable, and no others.
     #[must_use]
-    pub const fn only_in(folders: Vec<PathBuf>) -> Self {
-        Self { folders }
+    pub fn only_in(path: &OsStr) -> Self {
+        Self { path: path.to_owned(), usual: &[] }
+    }
+
+    /// Where to search, in order.
+    fn folders(&self) -> impl Iterator<Item = PathBuf> {
+        let given = || std::env::split_paths(&self.path).filter(|folder| folder.is_absolute());
+        let usual = self.usual.iter().map(PathBuf::from);
+        given().chain(usual.filter(move |folder| given().all(|other| other != *folder)))
     }
 
     /// The path of a program.
     pub(crate) fn find(&self, name: &str) -> Option<PathBuf> {
-        self.folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+        self.folders().map(|folder| folder.join(name)).find(|path| path.is_file())
     }
 
     /// The error for a program that was not found.
     pub(crate) fn missing(&self, program: &str, package: &'static str) -> ExecError {
-        let folders: Vec<String> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+        let folders: Vec<String> = self.folders().map(|folder| folder.display().to_string()).collect();
         ExecError::Missing { program: program.to_owned(), folders: folders.join(":"), package }
     }
 }
@@ -218,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named_with_its_package() {
-        let programs = Programs::only_in(vec!["/nowhere".into()]);
+        let programs = Programs::only_in(OsStr::new("/nowhere"));
         assert_eq!(programs.find("iptables"), None);
         let text = programs.missing("iptables-nft-restore", "iptables").to_string();
         assert_eq!(

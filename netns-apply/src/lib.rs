@@ -53,3 +53,8 @@ pub use lock::LockError;
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
 pub use verify::{Mismatch, unreadable_tables, verify};
+
+/// The snippet of the README, as a doc test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

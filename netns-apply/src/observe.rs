@@ -30,6 +30,8 @@ pub(crate) struct Seen {
     pub(crate) nf_tables: Option<netlink::Observed>,
     /// Legacy tables that are there and that nothing installed here can list.
     pub(crate) unreadable: Vec<(Family, String)>,
+    /// Whether iptables-nft's programs have listed its tables.
+    pub(crate) nft_by_programs: bool,
 }
 
 impl Seen {
@@ -62,23 +64,25 @@ impl Seen {
         };
         let legacy = PerFamily { v4: legacy(Family::V4)?, v6: legacy(Family::V6)? };
         let mut state = Observation { legacy, routing: handles.routes.observe()?, ..Observation::default() };
-        let by_programs = || {
-            both(|family| match restore::find(programs, Variant::Nft, family, "save") {
-                Ok(_) => restore::save(programs, Variant::Nft, family),
-                Err(cause) if cause.is_lasting() => Ok(RuleState::new()),
-                Err(cause) => Err(cause.into()),
-            })
+        let nf_tables = match &mut handles.netlink {
+            Some(connection) => Some(connection.observe(deadline)?),
+            None => None,
         };
-        let Some(connection) = &mut handles.netlink else {
-            state.nft = by_programs()?;
-            return Ok(Self { state, nf_tables: None, unreadable });
+        state.native = nf_tables.as_ref().map(|observed| observed.native().clone()).unwrap_or_default();
+        let nft_by_programs = match nf_tables.as_ref().filter(|_| handles.nft_in_transaction) {
+            Some(observed) => {
+                let of = |family| observed.state(family).clone();
+                state.nft = PerFamily { v4: of(Family::V4), v6: of(Family::V6) };
+                false
+            }
+            None => {
+                let (v4, v6) = (nft_saved(programs, Family::V4)?, nft_saved(programs, Family::V6)?);
+                let all_listed = v4.is_some() && v6.is_some();
+                state.nft = PerFamily { v4: v4.unwrap_or_default(), v6: v6.unwrap_or_default() };
+                all_listed
+            }
         };
-        let observed = connection.observe(deadline)?;
-        let in_transaction = handles.nft_in_transaction;
-        state.nft =
-            if in_transaction { both(|family| Ok(observed.state(family).clone()))? } else { by_programs()? };
-        state.native = observed.native().clone();
-        Ok(Self { state, nf_tables: Some(observed), unreadable })
+        Ok(Self { state, nf_tables, unreadable, nft_by_programs })
     }
 
     /// What keeps rules in these tables from acting: a table that is asleep.
@@ -90,8 +94,13 @@ impl Seen {
     }
 }
 
-fn both(of: impl Fn(Family) -> Result<RuleState, ApplyError>) -> Result<PerFamily, ApplyError> {
-    Ok(PerFamily { v4: of(Family::V4)?, v6: of(Family::V6)? })
+/// What iptables-nft's program lists; `None` where there is none.
+fn nft_saved(programs: &Programs, family: Family) -> Result<Option<RuleState>, ApplyError> {
+    match restore::find(programs, Variant::Nft, family, "save") {
+        Ok(_) => restore::save(programs, Variant::Nft, family).map(Some),
+        Err(cause) if cause.is_lasting() => Ok(None),
+        Err(cause) => Err(cause.into()),
+    }
 }
 
 /// The legacy tables that this namespace has and nothing installed here can list.

@@ -95,24 +95,32 @@ impl RouteSocket {
     pub fn observe(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
         let mut found = Vec::new();
         for family in Family::BOTH {
-            let routes = self.dump(&route_request(family), "list routes")?;
+            let routes = self.dump(&route_request(family), "list routes", is_default_route)?;
             found.extend(routes.iter().filter_map(|dumped| local_default(family, dumped)));
-            let rules = self.dump(&rule_request(family), "list policy rules")?;
+            let rules = self.dump(&rule_request(family), "list policy rules", |_| true)?;
             let rules: Vec<PolicyRule<'_>> = rules.iter().filter_map(PolicyRule::read).collect();
             found.extend((0..rules.len()).filter_map(|index| marked_lookup(family, &rules, index)));
         }
-        let addresses = self.dump(&address_request(), "list addresses")?;
+        let addresses = self.dump(&address_request(), "list addresses", is_of_loopback)?;
         found.extend(addresses.iter().filter_map(passthrough_address));
         Ok(found)
     }
 
-    fn dump(&mut self, request: &RouteNetlinkMessage, what: &str) -> Result<Vec<Dumped>, RouteError> {
+    /// The messages of an answer for which `concerns` is true; it sees what follows netlink's own header.
+    fn dump(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        what: &str,
+        concerns: fn(&[u8]) -> bool,
+    ) -> Result<Vec<Dumped>, RouteError> {
         let failed = |cause| RouteError { what: what.to_owned(), cause };
         for _ in 0..DUMP_ATTEMPTS {
             let mut dumped = Vec::new();
             let question = self.message(request, NLM_F_REQUEST | NLM_F_DUMP);
             let ended = self.socket.ask(&question.bytes, question.sequence, |message| {
-                dumped.extend(Dumped::read(message));
+                if concerns(message.payload()) {
+                    dumped.extend(Dumped::read(message));
+                }
                 Ok::<(), Errno>(())
             });
             match ended.map_err(failed)? {
@@ -192,6 +200,17 @@ fn address_request() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetAddress(request)
 }
 
+/// Whether a message about a route (`rtmsg`) is about one without a prefix. A namespace may have any number of others, which
+/// are not worth taking apart.
+fn is_default_route(payload: &[u8]) -> bool {
+    payload.get(1).is_none_or(|prefix_length| *prefix_length == 0)
+}
+
+/// Whether a message about an address (`ifaddrmsg`) is about one of the loopback interface.
+fn is_of_loopback(payload: &[u8]) -> bool {
+    payload.get(4..8).is_none_or(|index| index == LOOPBACK.to_ne_bytes())
+}
+
 /// A `local default dev lo` route.
 fn local_default(family: Family, dumped: &Dumped) -> Option<FoundRouting> {
     let RouteNetlinkMessage::NewRoute(route) = &dumped.message else { return None };
@@ -214,7 +233,8 @@ fn passthrough_address(dumped: &Dumped) -> Option<FoundRouting> {
 struct PolicyRule<'a> {
     dumped: &'a Dumped,
     priority: u32,
-    mark: Option<Mark>,
+    /// The mark it compares with; 0 is that of packets without one.
+    mark: Option<u32>,
     /// Which bits of the mark it compares.
     mask: u32,
     table: u32,
@@ -253,7 +273,7 @@ impl<'a> PolicyRule<'a> {
     fn attribute(&mut self, attribute: &RuleAttribute) {
         match attribute {
             RuleAttribute::Priority(value) => self.priority = *value,
-            RuleAttribute::FwMark(value) => self.mark = Some(Mark(*value)),
+            RuleAttribute::FwMark(value) => self.mark = Some(*value),
             RuleAttribute::FwMask(mask) => self.mask = *mask,
             RuleAttribute::Table(value) => self.table = *value,
             RuleAttribute::Iifname(_) => self.conditions.push("iif"),
@@ -284,7 +304,7 @@ impl<'a> PolicyRule<'a> {
     /// Whether it takes packets with this mark, all of them or those of an interface, somewhere else than to the kernel's
     /// table of local addresses.
     fn takes_all(&self, mark: Mark) -> bool {
-        let fits = self.mark.is_none_or(|own| own.0 & self.mask == mark.0 & self.mask);
+        let fits = self.mark.is_none_or(|own| own & self.mask == mark.value() & self.mask);
         // Marked packets come in by some interface, or are on their way to one.
         let limits = self.conditions.iter().any(|condition| !["iif", "oif"].contains(condition));
         fits && !limits && !(self.looks_up && self.table == LOCAL_TABLE)
@@ -294,7 +314,7 @@ impl<'a> PolicyRule<'a> {
 /// A rule that sends packets with a mark to a table, with the reason why it would not, if there is one.
 fn marked_lookup(family: Family, rules: &[PolicyRule<'_>], index: usize) -> Option<FoundRouting> {
     let rule = rules.get(index)?;
-    let mark = rule.mark.filter(|_| rule.looks_up && rule.mask == u32::MAX)?;
+    let mark = rule.mark.and_then(Mark::new).filter(|_| rule.looks_up && rule.mask == u32::MAX)?;
     let table = RouteTable::new(rule.table)?;
     let item = RoutingItem::Rule(family, mark, table);
     let earlier = rules.get(..index)?.iter().find(|other| {

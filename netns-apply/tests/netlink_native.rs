@@ -97,7 +97,8 @@ fn native_tables_change_rule_by_rule_and_back() {
                     let (before, text) = (found(), lines());
                     let wanted = NativeState::wanted(&next.plan, form);
                     let both = Table::ALL
-                        .into_iter()
+                        .iter()
+                        .copied()
                         .fold(wanted.clone(), |state, table| state.before_rules_of(&before, table));
                     for state in [&both, &wanted] {
                         commit(state.clone());

@@ -44,7 +44,7 @@ fn plan(picks: &[(Key, &'static str)]) -> Option<RulePlan> {
     }
     let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let nameservers = ["10.96.0.10".parse().unwrap(), "fd00:96::a".parse().unwrap()];
-    let facts = NamespaceFacts { nameservers: &nameservers, ..NamespaceFacts::new(&addresses) };
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers);
     Redirect::parse(&raw, &facts).ok().map(|redirect| redirect.plan())
 }
 

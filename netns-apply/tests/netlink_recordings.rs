@@ -115,7 +115,7 @@ fn iptables_finds_and_removes_the_rules() {
 fn find_and_remove(family: Family, recording: &common::Recording) {
     let rules = recording.plan.rules(family);
     let (_, program) = restore_programs(family);
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for (chain, entries) in rules.state().chains(table) {
             for entry in entries {
                 let Entry::Rule(rule) = entry else { panic!("a plan has no rules of others") };
@@ -127,7 +127,7 @@ fn find_and_remove(family: Family, recording: &common::Recording) {
                 }
             }
         }
-        for (chain, _) in rules.state().chains(table).filter(|(chain, _)| chain.is_the_meshs()) {
+        for (chain, _) in rules.state().chains(table).filter(|(chain, _)| chain.belongs_to_mesh()) {
             run(program, &["-t", table.name(), "-X", chain.name()], "");
         }
     }

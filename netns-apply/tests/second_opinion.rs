@@ -19,11 +19,11 @@ use redirect_core::{
 fn wanted(plan: &RulePlan, family: Family) -> Vec<(&'static str, String, Vec<String>)> {
     let rules = plan.rules(family);
     let mut chains = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for (chain, entries) in rules.state().chains(table) {
             let line = |entry: &Entry| match entry {
                 Entry::Rule(rule) => format!("-A {chain} {}", rule_text(rule)),
-                Entry::Foreign(text) => panic!("a plan with a rule of somebody else's: {text}"),
+                Entry::Foreign(rule) => panic!("a plan with a rule of somebody else's: {rule}"),
             };
             chains.push((table.name(), chain.name().to_owned(), entries.iter().map(line).collect()));
         }

@@ -1,14 +1,15 @@
 //! The agent's loop: watch, look, put right, wait.
 
+mod end;
+mod reload;
+
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch::Receiver;
+use tokio::sync::watch::{self, Receiver};
 
 use crate::cluster::{Connection, LastSeen};
 use crate::disk::Real;
@@ -16,17 +17,18 @@ use crate::drift;
 use crate::fight::{Fight, suspect};
 use crate::install::{Conflist, Installer, Pass};
 use crate::kubeconfig;
-use crate::leave::{self, Departure, Lookup};
 use crate::log_socket::LogServer;
 use crate::metrics::{KindLabel, Metrics, ResultLabel, WatchLabel};
 use crate::plan::{Directory, Edit, Obstacle};
 use crate::plugin::Program;
 use crate::plugin_token::{Keeper, PluginToken};
 use crate::ready::{Phase, State};
+use crate::reload::Reloader;
 use crate::repair;
 use crate::serve::{self, Served};
-use crate::settings::{Settings, TemplateSource, Trust};
+use crate::settings::{DriftSettings, Settings, TemplateSource, Trust};
 use crate::watch::{Change, Watch, Watched};
+use end::{Ends, depart, follow_daemon_set};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -36,8 +38,6 @@ const COLLISION_WAIT: Duration = Duration::from_millis(50);
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
 /// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
 const FIRST_TOKEN: Duration = Duration::from_secs(5);
-/// How long the last renewal of that token may take.
-const LAST_RENEWAL: Duration = Duration::from_secs(5);
 /// How often the node's files are looked at where they cannot be watched.
 const POLL: Duration = Duration::from_secs(5);
 /// How often to see whether the node's directories are still those that are mounted. No event tells.
@@ -45,11 +45,15 @@ const TICK: Duration = Duration::from_secs(10);
 /// The longest wait after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Runs the agent until it is told to end.
+/// Runs the agent until it is told to end. Settings that the reloader reads again change meanwhile.
 ///
 /// # Errors
 /// When it cannot serve health or the log socket. What fails on the node is shown by readiness and tried again.
-pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::Result<()> {
+pub async fn run(
+    settings: Settings,
+    reloader: Option<Reloader>,
+    logs: Option<logging::Handle>,
+) -> anyhow::Result<()> {
     let mut ends = Ends::new()?;
     let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
     let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
@@ -59,14 +63,15 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         installer: installer.clone(),
         state: state.clone(),
         metrics: metrics.clone(),
-        logs,
+        logs: logs.clone(),
     });
+    let changes = Changes { reloader, levels: logs, drift: watch::Sender::new(settings.drift.clone()) };
     let logs = serve::start(&settings, &served).await?;
     let cluster = Arc::new(Connection::new(&settings, state.clone()));
     let seen = Arc::new(LastSeen::default());
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
-    let drift = drift::Watch::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
-    let drift = tokio::spawn(drift);
+    let drift = drift::Watch::new(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
+    let drift = tokio::spawn(drift.run(changes.drift.subscribe()));
     let repair =
         repair::Controller::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let repair = tokio::spawn(repair);
@@ -76,8 +81,7 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
         let keeper = keeper.clone();
         async move { keeper.keep().await }
     });
-    let mut agent =
-        Agent::new(settings, installer.clone(), state.clone(), metrics, cluster.clone(), logs, token.clone());
+    let mut agent = Agent::new(settings, &served, cluster.clone(), logs, token.clone(), changes);
     let end = agent.work(&mut ends).await;
     drift.abort();
     repair.abort();
@@ -96,71 +100,6 @@ pub async fn run(settings: Settings, logs: Option<logging::Handle>) -> anyhow::R
     Ok(())
 }
 
-/// The signals that end the agent.
-struct Ends {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Ends {
-    fn new() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn told(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
-async fn follow_daemon_set(connection: Arc<Connection>, seen: Arc<LastSeen>, metrics: Arc<Metrics>) {
-    let restarted = || {
-        metrics.watch_restarts.get_or_create(&WatchLabel { watch: "daemonset" }).inc();
-    };
-    connection.watch_daemon_set(&seen, restarted).await;
-}
-
-/// Leaves the plugin or removes it.
-async fn depart(
-    installer: Arc<Installer>,
-    connection: &Connection,
-    seen: &LastSeen,
-    token: &PluginToken,
-    keeper: &Keeper,
-) {
-    let lookup = match connection.last_look(seen).await {
-        Lookup::Denied { .. } => Lookup::Denied { plugin_works: token.works(connection).await },
-        other @ (Lookup::Present { .. } | Lookup::Absent | Lookup::Unreachable(_)) => other,
-    };
-    match leave::decide(&lookup, seen.get()) {
-        Departure::Stay(because) => {
-            // It has to last until the next agent runs, however long that takes.
-            if tokio::time::timeout(LAST_RENEWAL, keeper.renew_if_own()).await == Ok(true) {
-                let written = tokio::task::spawn_blocking(move || installer.kubeconfig()).await;
-                if let Ok(Err(error)) = written {
-                    log::warn!(target: SCOPE, "cannot write the plugin's new token: {error}");
-                }
-            }
-            log::info!(target: SCOPE, "ending; the plugin stays: {because}");
-        }
-        Departure::Remove(because) => {
-            log::info!(target: SCOPE, "ending; the plugin is removed: {because}");
-            let removed = tokio::task::spawn_blocking(move || leave::remove(&installer)).await;
-            match removed {
-                Ok(Ok(())) => log::info!(target: SCOPE, "the plugin is removed"),
-                Ok(Err(errors)) => {
-                    for error in errors {
-                        log::error!(target: SCOPE, "removal: {error}");
-                    }
-                }
-                Err(error) => log::error!(target: SCOPE, "removal panicked: {error}"),
-            }
-        }
-    }
-}
-
 /// Why the agent stops working.
 #[derive(Debug)]
 enum End {
@@ -176,6 +115,13 @@ struct Hold {
     until: Instant,
     /// Who that may be, and what to do about it.
     who: String,
+}
+
+/// Where settings that change come from, and who is told.
+struct Changes {
+    reloader: Option<Reloader>,
+    levels: Option<logging::Handle>,
+    drift: watch::Sender<DriftSettings>,
 }
 
 struct Agent {
@@ -197,23 +143,23 @@ struct Agent {
     /// When an event of each reason was sent last.
     events: BTreeMap<&'static str, Instant>,
     token: Arc<PluginToken>,
+    changes: Changes,
 }
 
 impl Agent {
     fn new(
         settings: Settings,
-        installer: Arc<Installer>,
-        state: Arc<State>,
-        metrics: Arc<Metrics>,
+        served: &Served,
         connection: Arc<Connection>,
         logs: LogServer,
         token: Arc<PluginToken>,
+        changes: Changes,
     ) -> Self {
         Self {
             settings,
-            installer,
-            state,
-            metrics,
+            installer: served.installer.clone(),
+            state: served.state.clone(),
+            metrics: served.metrics.clone(),
             connection,
             logs,
             fight: Fight::default(),
@@ -225,6 +171,7 @@ impl Agent {
             invalid: Vec::new(),
             events: BTreeMap::new(),
             token,
+            changes,
         }
     }
 
@@ -335,6 +282,7 @@ impl Agent {
             },
             all(&paths.service_account),
         ];
+        watched.extend(self.changes.reloader.iter().map(|reloader| all(&reloader.folder())));
         if let Some(TemplateSource::File(file)) = &self.settings.entry.template
             && let (Some(directory), Some(name)) = (file.parent(), file.file_name())
         {
@@ -356,6 +304,7 @@ impl Agent {
     /// One pass, and how long to wait for the next if nothing changes.
     async fn look(&mut self) -> Option<Duration> {
         self.logs.keep();
+        self.reload().await;
         let now = Instant::now();
         self.hold = self.hold.take().filter(|hold| hold.until > now);
         let conflist = match &self.hold {
@@ -389,11 +338,10 @@ impl Agent {
 
     /// Says, counts and remembers what a pass did.
     fn settle(&mut self, pass: &Pass) -> Option<Duration> {
-        let has_changed = !pass.binaries.is_empty() || pass.kubeconfig || !pass.edits.is_empty();
         if pass.kubeconfig {
             self.metrics.token_refreshes.inc();
         }
-        if pass.target.is_some() && (self.settled.is_none() || has_changed) {
+        if pass.target.is_some() && (self.settled.is_none() || pass.has_changed()) {
             self.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
         }
         self.note_invalid(&pass.invalid);
@@ -491,7 +439,7 @@ impl Agent {
 }
 
 /// Says what a pass changed.
-fn report(pass: &Pass) {
+pub fn report(pass: &Pass) {
     for name in &pass.binaries {
         log::info!(target: SCOPE, binary = name; "installed the plugin");
     }
@@ -508,12 +456,4 @@ fn report(pass: &Pass) {
             }
         }
     }
-}
-
-/// Takes the plugin out of the node.
-///
-/// # Errors
-/// Everything that could not be removed.
-pub fn cleanup(settings: Settings) -> Result<(), Vec<leave::RemovalError>> {
-    leave::remove(&Installer::new(Arc::new(Real), Arc::new(Program), settings))
 }

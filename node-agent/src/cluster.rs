@@ -2,6 +2,7 @@
 
 mod change;
 mod follow;
+mod own_pod;
 mod pods;
 mod token;
 
@@ -21,7 +22,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::leave::{Lookup, Seen};
+use crate::leave::{Lookup, OwnPod, Seen};
 use crate::ready::State;
 use crate::settings::{Identity, Settings};
 
@@ -202,7 +203,9 @@ impl Cluster {
         let found: DaemonSet = match self.client.json(request, Limits::object(PATIENCE)).await {
             Ok(found) => found,
             Err(Failure::NotFound(words)) if words.by_api => return Lookup::Absent,
-            Err(failure) if failure.is_refusal() => return Lookup::Denied { plugin_works: false },
+            Err(failure) if failure.is_refusal() => {
+                return Lookup::Denied { plugin_works: false, pod: OwnPod::Unknown };
+            }
             Err(failure) => return Lookup::Unreachable(failure.to_string()),
         };
         let deleting = found.metadata.deletion_timestamp.is_some();
@@ -269,7 +272,7 @@ impl Cluster {
                 Ok("0".to_owned())
             }
             Err(failure) if failure.is_refusal() => Err(format!(
-                "the agent may not get DaemonSet {name}; at its end it will not tell an upgrade from removal ({failure})"
+                "the agent may not get DaemonSet {name}; at its end it takes it for removed if its own rights go within seconds ({failure})"
             )
             .into()),
             Err(failure) => Err(failure.into()),

@@ -18,13 +18,14 @@ use std::time::{Duration, Instant};
 use cni_core::conf::Conf;
 use k8s_openapi::api::core::v1::ObjectReference;
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
+use tokio::sync::watch::Receiver;
 
 use crate::cluster::{Cluster, Connection, PodsError};
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
 use crate::pod_netns::{Survey, SurveyError};
-use crate::settings::Settings;
+use crate::settings::{DriftSettings, Settings};
 use candidate::Candidate;
 use ledger::{Ledger, Say};
 use look::{Look, Rules, look};
@@ -71,7 +72,6 @@ impl Blind {
 
 /// The drift watch.
 pub struct Watch {
-    interval: Duration,
     settings: Settings,
     installer: Arc<Installer>,
     connection: Arc<Connection>,
@@ -84,25 +84,54 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches for ever, if the settings say so.
-    pub async fn run(
+    /// Nothing is looked at yet.
+    #[must_use]
+    pub fn new(
         settings: Settings,
         installer: Arc<Installer>,
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
-    ) {
-        let Some(interval) = settings.drift.interval else { return };
+    ) -> Self {
+        Self { settings, installer, connection, metrics, ledger: Ledger::default(), blind: None, mute: false }
+    }
+
+    /// Watches as the settings say at any time, until nobody can change them any more.
+    pub async fn run(mut self, mut settings: Receiver<DriftSettings>) {
+        loop {
+            self.settings.drift = settings.borrow_and_update().clone();
+            let interval = self.settings.drift.interval;
+            let rounds = async {
+                match interval {
+                    Some(interval) => self.rounds(interval).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = rounds => {}
+                changed = settings.changed() => if changed.is_err() { return },
+            }
+            if interval.is_some() && settings.borrow().interval.is_none() {
+                log::info!(target: SCOPE, "the drift watch is off");
+                (self.ledger, self.blind) = (Ledger::default(), None);
+                self.show();
+            }
+        }
+    }
+
+    fn interval(&self) -> Duration {
+        self.settings.drift.interval.unwrap_or_default()
+    }
+
+    /// Goes round for ever.
+    async fn rounds(&mut self, interval: Duration) {
         log::info!(target: SCOPE, interval = format!("{interval:?}"); "watching the node's pods for drift");
         // The agents of many nodes start together.
-        let share = spread(&settings.identity.node);
+        let share = spread(&self.settings.identity.node);
         tokio::time::sleep(interval.min(LONGEST_START).mul_f64(share)).await;
-        let ledger = Ledger::default();
-        let mut watch =
-            Self { interval, settings, installer, connection, metrics, ledger, blind: None, mute: false };
         loop {
             let start = tokio::time::Instant::now();
-            let done = watch.round(start).await;
-            watch.conclude(&done);
+            let done = self.round(start).await;
+            self.conclude(&done);
             tokio::time::sleep_until(start + interval).await;
         }
     }
@@ -148,7 +177,7 @@ impl Watch {
         let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
         for (index, pod) in (0..).zip(pods) {
             // A quarter is left for the second looks.
-            tokio::time::sleep_until(start + self.interval / 4 * 3 / count * index).await;
+            tokio::time::sleep_until(start + self.interval() / 4 * 3 / count * index).await;
             let survey = match &survey {
                 Some(survey) => Arc::clone(survey),
                 None => survey.insert(self.survey(wanted.clone()).await?).clone(),
@@ -197,7 +226,7 @@ impl Watch {
         if doubted.is_empty() {
             return Ok(());
         }
-        tokio::time::sleep(LONGEST_DOUBT.min(self.interval / 8)).await;
+        tokio::time::sleep(LONGEST_DOUBT.min(self.interval() / 8)).await;
         let survey = self.survey(wanted).await?;
         for pod in doubted {
             let Some(now) = same(cluster, pod, conf).await? else {

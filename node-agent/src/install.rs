@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use cni_core::conf::Envelope;
+use cni_core::conf::{Conf, Envelope};
 use cni_core::wire::Command;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
@@ -18,7 +18,7 @@ use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
 use crate::plugin_token::PluginToken;
 use crate::ready::Reason;
-use crate::settings::{OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
+use crate::settings::{EntrySettings, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
 
 /// How long a yes of the plugin holds where nothing that the agent knows of has changed.
 const ANSWER_HOLDS: Duration = Duration::from_secs(30);
@@ -30,6 +30,8 @@ pub struct Installer {
     disk: Arc<dyn Disk>,
     plugin: Arc<dyn Ask>,
     settings: Settings,
+    /// What the plugin is told, which may change while the agent runs.
+    entry: RwLock<EntrySettings>,
     token: Arc<PluginToken>,
     /// Binaries whose content was compared, by target: what source and target were then.
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
@@ -62,6 +64,14 @@ pub struct Pass {
     pub neighbours: Vec<String>,
     /// Files in front of it that the runtime cannot load.
     pub invalid: Vec<(String, String)>,
+}
+
+impl Pass {
+    /// Whether it changed anything.
+    #[must_use]
+    pub const fn has_changed(&self) -> bool {
+        !self.binaries.is_empty() || self.kubeconfig || !self.edits.is_empty()
+    }
 }
 
 /// Whether a pass may change the configuration directory.
@@ -130,8 +140,8 @@ impl Installer {
     /// An installer for a node.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
-        let token = Arc::default();
-        Self { disk, plugin, settings, token, compared: Mutex::default(), asked: Mutex::default() }
+        let (token, entry) = (Arc::default(), RwLock::new(settings.entry.clone()));
+        Self { disk, plugin, settings, entry, token, compared: Mutex::default(), asked: Mutex::default() }
     }
 
     /// The same with tokens of the plugin's own.
@@ -234,7 +244,15 @@ impl Installer {
 
     /// The names of the image's binaries.
     pub(crate) fn source_names(&self) -> Result<Vec<String>, DiskError> {
-        let source = &self.settings.paths.source_bin;
+        let Paths { source_bin: source, bin, .. } = &self.settings.paths;
+        let place = |path: &Path| self.disk.stat(path).ok().map(|stat| stat.inode);
+        if let (Some(from), Some(to)) = (place(source), place(bin))
+            && from == to
+        {
+            // Every plugin of the node would count as ours, and go with ours.
+            let why = "SOURCE_CNI_BIN_DIR and MOUNTED_CNI_BIN_DIR are the same directory; keep the image's programs in one of their own";
+            return context(Err(io::Error::new(io::ErrorKind::InvalidInput, why)), "install from", source);
+        }
         let names = context(self.disk.list(source), "list", source)?;
         let mut names: Vec<String> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
         names.retain(|name| self.disk.stat(&source.join(name)).is_ok_and(|stat| stat.is_file));
@@ -298,6 +316,9 @@ impl Installer {
     /// As [`kubeconfig`](Self::kubeconfig), by who has the lock.
     fn kubeconfig_locked(&self) -> Result<bool, DiskError> {
         let (paths, settings) = (&self.settings.paths, &self.settings.kubeconfig);
+        if settings.server.is_empty() {
+            return Ok(false);
+        }
         let credentials = Credentials::read(self.disk(), paths, settings, &self.token)?;
         let mut has_written = false;
         // The kubeconfig names the token's file, so that comes first.
@@ -324,7 +345,30 @@ impl Installer {
     /// # Errors
     /// When there is a template and it cannot be read or is none.
     pub fn want(&self) -> Result<Want, InstallError> {
-        let Settings { entry, paths, kubeconfig, identity, placement, .. } = &self.settings;
+        let entry = self.entry.read().unwrap_or_else(PoisonError::into_inner).clone();
+        self.want_with(&entry)
+    }
+
+    /// What the plugin is told from now on, by the next pass.
+    pub fn tell(&self, entry: EntrySettings) {
+        *self.entry.write().unwrap_or_else(PoisonError::into_inner) = entry;
+    }
+
+    /// Whether the plugin would take an entry.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn would_accept(&self, entry: &EntrySettings) -> Result<(), String> {
+        let want = self.want_with(entry).map_err(|error| error.to_string())?;
+        let mut conf: serde_json::Value =
+            serde_json::from_str(&want.entry.standalone()).map_err(|error| error.to_string())?;
+        // In a list, the list's name counts.
+        conf["name"] = PLUGIN_TYPE.into();
+        self.accept(&conf.to_string()).map_err(|why| format!("the plugin would refuse its entry: {why}"))
+    }
+
+    fn want_with(&self, entry: &EntrySettings) -> Result<Want, InstallError> {
+        let Settings { paths, kubeconfig, identity, placement, .. } = &self.settings;
         let file = match &entry.template {
             Some(TemplateSource::File(path)) => {
                 Some(disk::read_text(self.disk(), path).map_err(InstallError::Conflist)?)
@@ -416,11 +460,41 @@ impl Installer {
         }
     }
 
+    /// Whether the plugin has a kubeconfig, whoever wrote it.
+    pub(crate) fn has_kubeconfig(&self) -> bool {
+        let kubeconfig = self.settings.paths.run.join(kubeconfig::FILE);
+        self.disk.stat(&kubeconfig).is_ok_and(|stat| stat.length > 0)
+    }
+
     /// Whether the runtime calls the plugin and the plugin can work, as the node's files are at this moment.
     ///
     /// # Errors
     /// The reason why not.
     pub fn check(&self) -> Result<(), Reason> {
+        self.check_binaries()?;
+        if !self.has_kubeconfig() {
+            return Err(Reason::Missing(self.settings.paths.run.join(kubeconfig::FILE)));
+        }
+        let Some(conf) = self.handed()? else { return Ok(()) };
+        self.ask(conf)
+    }
+
+    /// Whether the runtime calls the plugin, and whether that has the credentials it needs. Without them it can be asked nothing.
+    ///
+    /// # Errors
+    /// The reason why the runtime does not call it, or why it could not work with its credentials.
+    pub(crate) fn check_once(&self) -> Result<bool, Reason> {
+        self.check_binaries()?;
+        let Some(conf) = self.handed()? else { return Ok(self.has_kubeconfig()) };
+        let reads_manifests = accepted(&conf).is_ok_and(|conf| conf.manifest_dir.is_some());
+        let is_equipped = reads_manifests || self.has_kubeconfig();
+        if is_equipped {
+            self.ask(conf)?;
+        }
+        Ok(is_equipped)
+    }
+
+    fn check_binaries(&self) -> Result<(), Reason> {
         let binaries = self.compared().clone();
         if binaries.is_empty() {
             return Err(Reason::Starting);
@@ -432,10 +506,11 @@ impl Installer {
                 Err(_) => return Err(Reason::Missing(target)),
             }
         }
-        let kubeconfig = self.settings.paths.run.join(kubeconfig::FILE);
-        if !self.disk.stat(&kubeconfig).is_ok_and(|stat| stat.length > 0) {
-            return Err(Reason::Missing(kubeconfig));
-        }
+        Ok(())
+    }
+
+    /// What the runtime hands to the plugin, accepted by the plugin's own parser; none where no file is to have the entry.
+    fn handed(&self) -> Result<Option<String>, Reason> {
         let want = self.want().map_err(|error| Reason::Failed(error.to_string()))?;
         let (directory, _) = self.directory().map_err(|error| Reason::Failed(error.to_string()))?;
         let plan = plan::plan(&directory, &want);
@@ -444,15 +519,14 @@ impl Installer {
             Some(_) | None => {}
         }
         // Without edits, and with those that concern no pod, this is what the runtime hands to the plugin.
-        let Some((_, conf)) = plan.handed(&directory) else { return Ok(()) };
-        self.accept(&conf).map_err(Reason::Failed)?;
-        self.ask(conf)
+        let handed = plan.handed(&directory).map(|(_, conf)| conf);
+        handed.iter().try_for_each(|conf| self.accept(conf)).map_err(Reason::Failed)?;
+        Ok(handed)
     }
 
     /// Whether the plugin's own parser takes a configuration, and whether it leads to what the agent writes.
     fn accept(&self, conf: &str) -> Result<(), String> {
-        let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
-        let conf = envelope.conf().map_err(|error| error.to_string())?;
+        let conf = accepted(conf)?;
         let written = self.settings.paths.run.join(kubeconfig::FILE);
         if conf.manifest_dir.is_none() && conf.kubeconfig != written {
             let (looks, written) = (conf.kubeconfig.display(), written.display());
@@ -479,6 +553,12 @@ impl Installer {
         *asked = Some(Asked { at: Instant::now(), conf, files });
         Ok(())
     }
+}
+
+/// A configuration as the plugin's own parser reads it, or what that says against it.
+fn accepted(conf: &str) -> Result<Conf, String> {
+    let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
+    envelope.conf().map_err(|error| error.to_string())
 }
 
 /// The name of the file that Istio's agent was writing under this name, such as `istio-cni` for `istio-cni.tmp.2481`.

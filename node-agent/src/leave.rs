@@ -24,9 +24,28 @@ pub enum Lookup {
     Denied {
         /// Whether the plugin's own credentials still work.
         plugin_works: bool,
+        /// What becomes of the agent's pod.
+        pod: OwnPod,
     },
     /// Nobody answers.
     Unreachable(String),
+}
+
+/// What the agent can tell of its own pod, where it may not ask for its DaemonSet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnPod {
+    /// It is not being deleted: its container alone ends.
+    Stays,
+    /// It is being deleted and has a controller, and the agent has kept its rights.
+    Replaced,
+    /// It is being deleted and has no controller.
+    Unowned,
+    /// It is gone already, as after a forced deletion, and the agent has kept its rights.
+    Gone,
+    /// The agent may not look.
+    Refused,
+    /// The agent does not know its pod, or nobody answers.
+    Unknown,
 }
 
 /// What was last seen of the DaemonSet while the agent ran.
@@ -54,7 +73,7 @@ pub enum Departure {
 ///
 /// Uninstalling deletes the DaemonSet, the roles and the service accounts at nearly the same time, so a refusal means removal as well: a plugin
 /// that stays without credentials would fail every pod of the node. Where the plugin has credentials of its own and these work, only the agent's
-/// pod is gone, as after a forced deletion.
+/// pod is gone, as after a forced deletion. An agent that never had the right to ask goes by what it can see of its own pod.
 #[must_use]
 pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
     match (lookup, seen) {
@@ -67,15 +86,29 @@ pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
         }
         (Lookup::Absent, _) => Departure::Remove("there is no DaemonSet"),
         (Lookup::Denied { .. }, Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
-        (Lookup::Denied { plugin_works: true }, Seen::Present | Seen::Never) => {
-            Departure::Stay("the agent may not ask any more, and the plugin's own credentials work")
-        }
-        (Lookup::Denied { plugin_works: false }, Seen::Present | Seen::Never) => {
-            Departure::Remove("the agent's credentials or roles are gone, and the plugin's with them")
+        (Lookup::Denied { plugin_works, pod }, Seen::Present | Seen::Never) => {
+            without_asking(*plugin_works, *pod)
         }
         (Lookup::Unreachable(_), Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
         (Lookup::Unreachable(_), Seen::Present | Seen::Never) => {
             Departure::Stay("the API server does not answer, and the DaemonSet was not seen to go")
+        }
+    }
+}
+
+/// The same for an agent that may not ask for its DaemonSet.
+const fn without_asking(plugin_works: bool, pod: OwnPod) -> Departure {
+    match (pod, plugin_works) {
+        (OwnPod::Stays, _) => Departure::Stay("the container alone ends, and not its pod"),
+        (OwnPod::Unowned, _) => Departure::Remove("the agent's pod belongs to no DaemonSet, so none follows"),
+        (OwnPod::Replaced | OwnPod::Gone | OwnPod::Refused | OwnPod::Unknown, true) => {
+            Departure::Stay("the agent may not ask for its DaemonSet, and the plugin's own credentials work")
+        }
+        (OwnPod::Replaced | OwnPod::Gone, false) => Departure::Stay(
+            "the agent may not ask for its DaemonSet, and kept its other rights, so its pod is replaced",
+        ),
+        (OwnPod::Refused | OwnPod::Unknown, false) => {
+            Departure::Remove("the agent's credentials or roles are gone, and the plugin's with them")
         }
     }
 }
@@ -157,6 +190,7 @@ fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
 /// The binaries that are ours: the plugin, and others of the image that are the same on the node.
 fn binaries(installer: &Installer) -> Vec<PathBuf> {
     let paths = &installer.settings().paths;
+    // Where the image is not there, or is the node's own directory, only the plugin is known to be ours.
     let names = installer.source_names().unwrap_or_else(|_| vec![PLUGIN_TYPE.to_owned()]);
     let is_ours = |name: &String| {
         let content = || {
@@ -181,13 +215,23 @@ mod tests {
         let present = |deleting, wants_node| Lookup::Present { deleting, wants_node };
         let unreachable = || Lookup::Unreachable("timeout".into());
         let stays = |lookup: Lookup, seen| matches!(decide(&lookup, seen), Departure::Stay(_));
+        let denied = |plugin_works, pod| Lookup::Denied { plugin_works, pod };
         for seen in [Seen::Never, Seen::Present, Seen::Gone] {
             assert!(stays(present(false, true), seen));
             assert!(!stays(present(true, true), seen));
             assert!(!stays(present(false, false), seen));
             assert!(!stays(Lookup::Absent, seen));
-            assert!(!stays(Lookup::Denied { plugin_works: false }, seen));
-            assert_eq!(stays(Lookup::Denied { plugin_works: true }, seen), seen != Seen::Gone);
+            let is_there = seen != Seen::Gone;
+            for pod in [OwnPod::Refused, OwnPod::Unknown] {
+                assert!(!stays(denied(false, pod), seen));
+                assert_eq!(stays(denied(true, pod), seen), is_there);
+            }
+            for plugin_works in [true, false] {
+                for pod in [OwnPod::Stays, OwnPod::Replaced, OwnPod::Gone] {
+                    assert_eq!(stays(denied(plugin_works, pod), seen), is_there);
+                }
+                assert!(!stays(denied(plugin_works, OwnPod::Unowned), seen));
+            }
         }
         assert!(stays(unreachable(), Seen::Never));
         assert!(stays(unreachable(), Seen::Present));

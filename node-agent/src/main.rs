@@ -1,95 +1,112 @@
 //! `install-cni`: reads its settings, starts logging, runs what was asked for.
 
-use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use install_cni::agent;
-use install_cni::settings::{Action, Problem, Settings, command, completions, manual};
+use install_cni::disk::Real;
+use install_cni::install::Installer;
+use install_cni::once::{self, Done};
+use install_cni::plugin::Program;
+use install_cni::plugin_token::PluginToken;
+use install_cni::reload::{Reading, Reloader, Sources};
+use install_cni::settings::{Action, Problem, Settings, command_line};
+use settings_cli::Line;
+
+/// The scope of the agent's lines.
+const SCOPE: &str = "cni-agent";
 
 fn main() -> ExitCode {
-    let given = match command().try_get_matches() {
-        Ok(given) => given,
-        // Wrong input ends with the same exit code here as everywhere.
-        Err(error) if error.use_stderr() => return complain(error.to_string().trim_end()),
-        Err(help) => return say(help.to_string().trim_end()),
+    let given = match command_line().read(std::env::args_os().skip(1)) {
+        Ok(Line::Work(given)) => given,
+        Ok(Line::Print(text)) => return settings_cli::print(&text),
+        Err(usage) => return settings_cli::complain(&usage.to_string()),
     };
     let env: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
     let action = Action::of(&given);
-    match action {
-        Action::Version => return say(concat!("install-cni ", env!("CARGO_PKG_VERSION"))),
-        Action::Help => return say(command().render_long_help().to_string().trim_end()),
-        Action::Man => return say(manual().trim_end()),
-        Action::Completion(shell) => return say(completions(shell).trim_end()),
-        Action::Run | Action::Cleanup => {}
-    }
-    let (settings, notices) = match Settings::read(&given, &env) {
+    let Reading { settings, notices, reloader } = match Sources::new(given, env).read() {
         Ok(read) => read,
         Err(problems) => return refuse(&problems),
     };
     let logs = match logging::init(settings.logging.clone()) {
         Ok(logs) => logs,
-        Err(error) => return complain(&error.to_string()),
+        Err(error) => return settings_cli::complain(&error.to_string()),
     };
     for notice in notices {
-        log::warn!(target: "cni-agent", "{notice}");
+        log::warn!(target: SCOPE, "{notice}");
     }
     let done = match action {
-        Action::Run => run(settings, &logs),
-        Action::Cleanup => cleanup(settings),
-        Action::Version | Action::Help | Action::Man | Action::Completion(_) => ExitCode::SUCCESS,
+        Action::Run => run(settings, reloader, &logs),
+        Action::Once => install_once(settings),
+        Action::Uninstall => uninstall(settings),
     };
     logs.flush();
     done
 }
 
 /// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
-fn run(settings: Settings, logs: &logging::Handle) -> ExitCode {
+fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(3).build();
     let done = match runtime {
-        Ok(runtime) => runtime.block_on(agent::run(settings, Some(logs.clone()))),
+        Ok(runtime) => runtime.block_on(agent::run(settings, reloader, Some(logs.clone()))),
         Err(error) => Err(error.into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error!(target: "cni-agent", "{error:#}");
+            log::error!(target: SCOPE, "{error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn cleanup(settings: Settings) -> ExitCode {
-    match agent::cleanup(settings) {
+fn install_once(settings: Settings) -> ExitCode {
+    if let Err(error) = once::prepare(&settings.paths) {
+        return fail(&error);
+    }
+    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
+    let installer = installer(settings).with_token(token);
+    let done = match once::install(&installer) {
+        Ok(done) => done,
+        Err(error) => return fail(&error),
+    };
+    if let Done::Installed { changed, credentials } = &done {
+        agent::report(changed);
+        if !credentials {
+            log::warn!(target: SCOPE, "{}", once::without_credentials(&installer));
+        }
+    }
+    log::info!(target: SCOPE, "{done}");
+    ExitCode::SUCCESS
+}
+
+fn uninstall(settings: Settings) -> ExitCode {
+    match once::uninstall(&installer(settings)) {
         Ok(()) => {
-            log::info!(target: "cni-agent", "the plugin is removed");
+            log::info!(target: SCOPE, "the plugin is removed");
             ExitCode::SUCCESS
         }
         Err(errors) => {
             for error in errors {
-                log::error!(target: "cni-agent", "removal: {error}");
+                log::error!(target: SCOPE, "removal: {error}");
             }
             ExitCode::FAILURE
         }
     }
 }
 
-fn refuse(problems: &[Problem]) -> ExitCode {
-    let lines: Vec<String> = problems.iter().map(|problem| format!("install-cni: {problem}")).collect();
-    complain(&lines.join("\n"))
+fn installer(settings: Settings) -> Installer {
+    Installer::new(Arc::new(Real), Arc::new(Program), settings)
 }
 
-#[expect(clippy::print_stderr, reason = "there is no log yet")]
-fn complain(text: &str) -> ExitCode {
-    eprintln!("{text}");
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    log::error!(target: SCOPE, "{error}");
     ExitCode::FAILURE
 }
 
-/// The answer to a question. A reader that has gone away is no failure.
-fn say(text: &str) -> ExitCode {
-    match writeln!(io::stdout(), "{text}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => complain(&error.to_string()),
-        Ok(()) | Err(_) => ExitCode::SUCCESS,
-    }
+fn refuse(problems: &[Problem]) -> ExitCode {
+    let lines: Vec<String> = problems.iter().map(|problem| format!("install-cni: {problem}")).collect();
+    settings_cli::complain(&lines.join("\n"))
 }

@@ -58,6 +58,8 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_drifted_pods", "gauge", "", "Pods of the node that were not redirected as planned when last looked at; 0 where the drift watch is off"),
     described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), failed"),
     described("istio_cni_drift_rounds_total", "counter", "result", "Times the drift watch went round the node: complete, or why not: no_capability, no_pods, no_namespaces, no_entry"),
+    described("istio_cni_settings_reloads_total", "counter", "result", "Times the settings folder said something else: applied, refused (the settings before stay in force)"),
+    described("istio_cni_settings_refused", "gauge", "", "1 while what the settings folder says is refused"),
     described("istio_cni_repair_pods_repaired_total", "counter", "type,result", "Tries to deal with a broken pod, by what is done (repair, delete, label) and how it went: success, fail, skip (the label was there already)"),
     described("istio_cni_repair_attempts_total", "counter", "type,reason", "The same tries, and those that decided nothing, by why each ended so; docs/repair.md has the reasons"),
     described("istio_cni_repair_duration_seconds", "histogram", "type", "How long one try took"),
@@ -151,6 +153,10 @@ pub struct Metrics {
     /// See [`METRICS`].
     pub drift_rounds: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
+    pub reloads: Family<ResultLabel, Counter>,
+    /// See [`METRICS`].
+    pub settings_refused: Gauge,
+    /// See [`METRICS`].
     pub repair: RepairMetrics,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
 }
@@ -188,6 +194,8 @@ impl Metrics {
             drifted: Gauge::default(),
             drift_checks: Family::default(),
             drift_rounds: Family::default(),
+            reloads: Family::default(),
+            settings_refused: Gauge::default(),
             repair: RepairMetrics::default(),
             reasons: Mutex::default(),
         };
@@ -235,6 +243,9 @@ impl Metrics {
         for result in ["complete", "no_capability", "no_pods", "no_namespaces", "no_entry"] {
             drop(self.drift_rounds.get_or_create(&ResultLabel { result }));
         }
+        for result in ["applied", "refused"] {
+            drop(self.reloads.get_or_create(&ResultLabel { result }));
+        }
         drop(self.adds.get_or_create(&AddLabels { outcome: "redirect", reason: String::new() }));
         drop(self.add_durations.get_or_create(&OutcomeLabel { outcome: "redirect" }));
     }
@@ -268,6 +279,8 @@ impl Metrics {
             self.drifted.clone(),
             self.drift_checks.clone(),
             self.drift_rounds.clone(),
+            self.reloads.clone(),
+            self.settings_refused.clone(),
             self.repair.repaired.clone(),
             self.repair.attempts.clone(),
             self.repair.durations.clone(),

@@ -18,7 +18,7 @@ use crate::repair::selector::{FieldSelector, LabelSelector, is_key, is_value};
 
 pub use cluster_client::Trust;
 pub use notice::Notice;
-pub use raw::{Action, Problem, command, completions, manual};
+pub use raw::{Action, Problem, command_line};
 use raw::{LOCALHOST, Raw};
 
 /// Everything the agent is told.
@@ -112,7 +112,7 @@ pub enum TemplateSource {
 /// How the plugin and the agent reach the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeconfigSettings {
-    /// `https://host:port`.
+    /// `https://host:port`; empty where nobody named one, which only what ends at once does without. Then no kubeconfig is written.
     pub server: String,
     /// The host alone.
     pub host: String,
@@ -197,13 +197,20 @@ pub struct RepairSettings {
     pub field_selectors: FieldSelector,
 }
 
+/// The folder whose files are settings that are read anew when they change; none where none is named.
+#[must_use]
+pub fn folder(given: &settings_cli::Words, env: &[(String, String)]) -> Option<PathBuf> {
+    let folder = Raw::new(given, env).text("SETTINGS_DIR");
+    (!folder.is_empty()).then(|| folder.into())
+}
+
 impl Settings {
     /// Reads the settings of a command line and an environment.
     ///
     /// # Errors
     /// Everything wrong with them, together.
     pub fn read(
-        given: &clap::ArgMatches,
+        given: &settings_cli::Words,
         env: &[(String, String)],
     ) -> Result<(Self, Vec<Notice>), Vec<Problem>> {
         let mut raw = Raw::new(given, env);
@@ -352,8 +359,7 @@ fn host_network(raw: &Raw<'_>) -> bool {
 }
 
 fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
-    let host = raw.required("KUBERNETES_SERVICE_HOST");
-    let port = raw.required("KUBERNETES_SERVICE_PORT");
+    let [host, port] = raw.server();
     let protocol = raw.text("KUBERNETES_SERVICE_PROTOCOL");
     if !matches!(protocol.as_str(), "http" | "https") {
         raw.reject("KUBERNETES_SERVICE_PROTOCOL", "neither http nor https");
@@ -370,8 +376,9 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
         file => file.into(),
     };
     let trust = if raw.switch("SKIP_TLS_VERIFY") { Trust::Anybody } else { Trust::Authority(authority) };
+    let server = format!("{protocol}://{bracketed}:{port}");
     KubeconfigSettings {
-        server: format!("{protocol}://{bracketed}:{port}"),
+        server: if host.is_empty() { String::new() } else { server },
         host,
         port,
         trust,

@@ -37,6 +37,10 @@ struct State {
     events: Vec<String>,
     /// How often the DaemonSet was watched, which comes after a first look at it.
     watches: usize,
+    /// The status of every question for the DaemonSet, where the agent has no right to ask.
+    daemon_sets: Option<u16>,
+    /// The answers to questions for the agent's own pod, one after the other, and the last one for ever.
+    own_pod: Vec<(u16, String)>,
 }
 
 impl Api {
@@ -53,6 +57,8 @@ impl Api {
             granted: Vec::new(),
             events: Vec::new(),
             watches: 0,
+            daemon_sets: None,
+            own_pod: vec![(403, failure(403))],
         }));
         let shared = state.clone();
         thread::spawn(move || {
@@ -80,6 +86,9 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
     let bearer = |line: &str| line.to_lowercase().starts_with("authorization: bearer ");
     let token = head.lines().find(|line| bearer(line)).map(|line| &line[22..]);
     let is_plugins = token.is_some_and(|token| state.granted.iter().any(|granted| granted == token));
+    if let (true, Some(status)) = (path.contains("/daemonsets"), state.daemon_sets) {
+        return (status, failure(status));
+    }
     if path.contains("/daemonsets") {
         // The watch looks at metadata only.
         if head.contains("PartialObjectMetadata") {
@@ -104,9 +113,11 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
             status => (status, failure(status)),
         };
     }
+    if path.contains("/pods/") && !is_plugins {
+        return if state.own_pod.len() > 1 { state.own_pod.remove(0) } else { state.own_pod[0].clone() };
+    }
     if path.contains("/pods/") {
-        let status = if is_plugins { state.pods } else { 403 };
-        return (status, failure(status));
+        return (state.pods, failure(state.pods));
     }
     if path.contains("/events") {
         state.events.push(String::from_utf8_lossy(body).into_owned());
@@ -261,6 +272,43 @@ fn refusals_without_end_uninstall_only_where_the_plugin_is_refused_as_well() {
         assert_eq!(agent.end(), Some(0));
         assert_eq!((node.calls_us(), node.has_plugin()), (stays, stays), "{pods}: {}", node.log());
         assert!(api.state().asked > 1);
+    }
+}
+
+/// The agent's own pod, as the API server has it.
+fn own_pod(is_deleted: bool, is_owned: bool) -> (u16, String) {
+    let mut metadata = json!({"name": "istio-cni-node-x", "namespace": "istio-system", "uid": "u"});
+    if is_deleted {
+        metadata["deletionTimestamp"] = json!("2026-11-21T00:00:00Z");
+    }
+    if is_owned {
+        let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "istio-cni-node", "uid": "d", "controller": true});
+        metadata["ownerReferences"] = json!([owner]);
+    }
+    (200, json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata}).to_string())
+}
+
+/// Istio's own chart gives the agent no right to get its DaemonSet, and none to ask for tokens.
+#[test]
+fn with_istios_roles_an_upgrade_leaves_the_plugin_and_removal_takes_it() {
+    let (replaced, gone, refused) = (own_pod(true, true), (404, failure(404)), (403, failure(403)));
+    for (what, answers, stays) in [
+        ("a rollout deletes the pod", vec![replaced.clone()], true),
+        ("the container alone ends", vec![own_pod(false, true)], true),
+        ("the pod was deleted by force", vec![gone], true),
+        ("the roles are applied anew", vec![replaced.clone(), refused.clone(), replaced.clone()], true),
+        ("the roles go with the DaemonSet", vec![replaced, refused.clone()], false),
+        ("the roles are gone already", vec![refused], false),
+        ("the pod belongs to nobody", vec![own_pod(true, false)], false),
+    ] {
+        let mut node = node();
+        let api = Api::start(&mut node);
+        (api.state().daemon_sets, api.state().tokens, api.state().own_pod) = (Some(403), 403, answers);
+        let agent = node.start_ready();
+        agent.wait("the warning", || node.log().contains("may not get DaemonSet istio-cni-node"));
+        assert!(uses(&node, "token-1"), "{what}");
+        assert_eq!(agent.end(), Some(0));
+        assert_eq!((node.calls_us(), node.has_plugin()), (stays, stays), "{what}: {}", node.log());
     }
 }
 

@@ -5,7 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use install_cni::metrics::METRICS;
+use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
+use settings_cli::log_rows;
+use settings_table::markdown;
 
 fn metrics() -> String {
     let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n".to_owned();
@@ -21,37 +24,13 @@ fn metrics() -> String {
     table
 }
 
-fn settings() -> String {
-    let mut table = "| flag | environment | takes | default | meaning |\n|---|---|---|---|---|\n".to_owned();
-    let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
-    for setting in SETTINGS {
-        let flag = if setting.flag.is_empty() { String::new() } else { format!("`--{}`", setting.flag) };
-        let env: Vec<String> = setting.env.iter().map(|name| code(name)).collect();
-        let (takes, default) = (setting.kind.name(), code(setting.default));
-        let _ = writeln!(
-            table,
-            "| {flag} | {} | {takes} | {default} | {} |",
-            env.join(", "),
-            setting.description()
-        );
-    }
-    table
-}
-
-fn logging() -> String {
-    let mut table = "| flag | default | meaning |\n|---|---|---|\n".to_owned();
-    for flag in logging::FLAGS {
-        let default = if flag.default.is_empty() { String::new() } else { format!("`{}`", flag.default) };
-        let _ = writeln!(table, "| `--{}` | {default} | {} |", flag.name, flag.meaning);
-    }
-    table
-}
-
 #[test]
 fn the_reference_says_what_the_code_says() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md");
     let mut text = fs::read_to_string(&path).expect("docs/agent.md");
-    for (name, table) in [("metrics", metrics()), ("settings", settings()), ("logging", logging())] {
+    for (name, table) in
+        [("metrics", metrics()), ("settings", markdown(SETTINGS)), ("logging", markdown(&log_rows()))]
+    {
         let begin = format!("<!-- {name} -->\n");
         let start = text.find(&begin).expect("a place for the table") + begin.len();
         let end = start + text[start..].find("<!-- end -->").expect("an end of the table");
@@ -80,4 +59,15 @@ fn the_reference_shows_every_placeholder() {
     let names: Vec<&str> = names.collect();
     assert!(names.len() >= 10, "{names:?}");
     assert!(names.iter().all(|name| text.contains(&format!("`__{name}__`"))), "{names:?}");
+}
+
+#[test]
+fn the_reference_lists_what_is_reloaded() {
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md")).expect("docs");
+    let (_, section) = text.split_once("### Settings that are reloaded").expect("a section");
+    let (list, _) = section.split_once("- **Precedence**").expect("a list");
+    let listed: Vec<&str> = list.split('`').filter(|word| RELOADED.contains(word)).collect();
+    assert_eq!(listed, RELOADED);
+    assert!(RELOADED.iter().all(|name| SETTINGS.iter().any(|setting| setting.name() == *name)));
 }

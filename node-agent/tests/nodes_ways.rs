@@ -139,10 +139,15 @@ fn an_agent_that_comes_while_another_cleans_up_leaves_no_entry_without_its_binar
             });
             let ended = Ended(&done);
             let mut cleanup = node.command(&["cleanup"]);
-            let mut cleanup = cleanup.stderr(std::process::Stdio::null()).spawn().expect("starts");
+            let cleanup = cleanup.stderr(std::process::Stdio::piped()).spawn().expect("starts");
             thread::sleep(std::time::Duration::from_micros(round as u64 * 500));
             let agent = node.start();
-            assert!(cleanup.wait().expect("ends").success(), "round {round}");
+            let cleanup = cleanup.wait_with_output().expect("ends");
+            let said = String::from_utf8_lossy(&cleanup.stderr).into_owned();
+            assert!(
+                cleanup.status.success() || said.contains("an agent runs on this node"),
+                "round {round}: {said}"
+            );
             agent.wait("the entry", || node.calls_us() && node.has_plugin());
             agent.wait_ready();
             agent.kill();

@@ -11,9 +11,10 @@ use install_cni::conflist::{NetConf, PLUGIN_TYPE};
 use install_cni::disk::{Disk, Lock, Output, Stat};
 use install_cni::install::{Conflist, Installer};
 use install_cni::leave;
+use install_cni::once;
 use install_cni::plan::{Directory, ORIGINAL};
 use install_cni::plugin::{Ask, Question, Refusal};
-use install_cni::settings::{Settings, command};
+use install_cni::settings::Settings;
 use model::{Fault, Model};
 
 const NET: &str = "/host/etc/cni/net.d";
@@ -37,7 +38,7 @@ fn node(conf: (&str, &str)) -> Model {
 }
 
 fn settings(env: &[(&str, &str)]) -> Settings {
-    let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+    let given = settings_cli::Words::default();
     let required = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
     let env: Vec<_> =
         required.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -184,6 +185,27 @@ fn installing_may_be_cut_short_at_any_moment() {
         let before = node(conf);
         let goal = start(before.copy(), env);
         moments += cut_short_everywhere(&before, env, &goal, &install);
+    }
+    assert!(moments >= 200, "only {moments} moments");
+}
+
+#[test]
+fn a_single_install_may_be_cut_short_at_any_moment() {
+    let mut moments = 0;
+    for (conf, env) in CASES {
+        let before = node(conf);
+        let goal = start(before.copy(), env);
+        moments +=
+            cut_short_everywhere(&before, env, &goal, &|installer| drop(once::install_alone(installer)));
+        // And a second one ends what the first began, and finds nothing more to do.
+        let model = Arc::new(before.copy());
+        model.break_at(Some(Fault::Death { at: model.operations() + 5 }));
+        assert!(once::install_alone(&installer(&model, env)).is_err());
+        model.break_at(None);
+        let installer = installer(&model, env);
+        assert!(once::install_alone(&installer).is_ok_and(|done| done.has_changed()));
+        assert!(once::install_alone(&installer).is_ok_and(|done| !done.has_changed()));
+        assert_eq!(model.everything(), goal.everything());
     }
     assert!(moments >= 200, "only {moments} moments");
 }

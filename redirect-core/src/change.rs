@@ -1,12 +1,13 @@
 //! From the rules in force to the rules wanted: the steps, and the differences.
 
 use crate::{
+    differences::{Aligned, align},
     plan::FamilyRules,
     render,
     rule::{Chain, Hook, Table},
     state::{Entry, RuleState},
 };
-use alloc::{string::String, vec::Vec};
+use alloc::vec::Vec;
 use core::fmt;
 
 /// One step within a table.
@@ -46,7 +47,7 @@ impl Change {
     /// The change from what is in force to what is wanted. Rules of others stay where they are.
     #[must_use]
     pub fn between(observed: &RuleState, wanted: &FamilyRules) -> Self {
-        Self::tables(observed, wanted, |table| Difference::find_in(table, observed, wanted).is_some())
+        Self::tables(observed, wanted, |table| differs(table, observed, wanted))
     }
 
     /// The change that writes what is wanted anew even where it is in force.
@@ -72,7 +73,7 @@ impl Change {
                     let kept = entries.iter().filter(|entry| ours(state, table, chain, entry));
                     (chain.clone(), kept.cloned().collect::<Vec<Entry>>())
                 });
-                all.filter(|(chain, kept)| chain.is_the_meshs() || !kept.is_empty()).collect()
+                all.filter(|(chain, kept)| chain.belongs_to_mesh() || !kept.is_empty()).collect()
             };
             chains(now) != chains(before)
         };
@@ -86,14 +87,14 @@ impl Change {
                             back.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())),
                         );
                     }
-                    Chain::Ours(_) | Chain::Other(_) if chain.is_the_meshs() => {
+                    Chain::Ours(_) | Chain::Other(_) if chain.belongs_to_mesh() => {
                         steps.extend(entries.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
                     }
                     Chain::Ours(_) | Chain::Other(_) => {}
                 }
             }
         };
-        let tables = Table::ALL.into_iter().filter(|table| differs(*table));
+        let tables = Table::ALL.iter().copied().filter(|table| differs(*table));
         Self { tables: tables.map(|table| replace(table, now, before, &ours, add)).collect() }
     }
 
@@ -120,9 +121,9 @@ impl Change {
         let mut tables = Table::ALL;
         if captures_inbound(Table::Nat, wanted.state()) {
             // The table that takes over inbound capture goes first, so that there is no moment without it.
-            tables = [Table::Raw, Table::Nat, Table::Mangle];
+            tables = &[Table::Raw, Table::Nat, Table::Mangle];
         }
-        let changed = tables.into_iter().filter(|table| changes(*table));
+        let changed = tables.iter().copied().filter(|table| changes(*table));
         let to = wanted.state();
         let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
             state.owns_beside(to, table, chain, entry)
@@ -145,11 +146,11 @@ fn replace(
 ) -> TableChange {
     let mut steps = Vec::new();
     let mesh_chains = |state: &RuleState| -> Vec<Chain> {
-        state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::is_the_meshs).collect()
+        state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::belongs_to_mesh).collect()
     };
     let wanted = mesh_chains(to);
     steps.extend(wanted.iter().cloned().map(Step::DeclareEmpty));
-    for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.is_the_meshs()) {
+    for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
         let going = entries.iter().filter(|entry| ours(from, table, chain, entry));
         steps.extend(going.map(|entry| Step::Delete(chain.clone(), entry.clone())));
     }
@@ -173,9 +174,9 @@ fn add_wanted(table: Table, wanted: &FamilyRules, steps: &mut Vec<Step>) {
     }
 }
 
-/// The first place where the rules in force are not those wanted.
+/// A place where the rules in force are not those wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
+pub struct RuleDifference {
     /// The table.
     pub table: Table,
     /// The chain.
@@ -186,6 +187,7 @@ pub struct Difference {
 
 /// What is different in a chain. Rules are numbered from 1, those of others not counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DifferenceKind {
     /// The chain is missing.
     MissingChain,
@@ -216,84 +218,107 @@ pub enum DifferenceKind {
     },
 }
 
-impl Difference {
+impl RuleDifference {
     /// The first difference between the rules in force and those wanted, comparing in order; rules of others are
     /// passed over.
     #[must_use]
-    pub fn find(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
-        Table::ALL.into_iter().find_map(|table| Self::find_in(table, observed, wanted))
+    pub fn first(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
+        let in_table = |table| in_table(table, observed, wanted).into_iter().next();
+        Table::ALL.iter().copied().filter(|table| differs(*table, observed, wanted)).find_map(in_table)
     }
 
-    fn find_in(table: Table, observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
-        let wanted = wanted.state();
-        for (chain, entries) in wanted.chains(table) {
-            let found = observed
-                .rules(table, chain)
-                .iter()
-                .filter(|entry| observed.owns_beside(wanted, table, chain, entry));
-            let kind = if chain.is_the_meshs() && !observed.has(table, chain) {
-                Some(DifferenceKind::MissingChain)
-            } else {
-                first_difference(entries.iter(), found)
-            };
-            if let Some(kind) = kind {
-                return Some(Self { table, chain: chain.clone(), kind });
-            }
-        }
-        let unplanned = observed.chains(table).filter(|(chain, _)| !wanted.has(table, chain));
-        for (chain, entries) in unplanned {
-            let found = entries.iter().filter(|entry| observed.owns_beside(wanted, table, chain, entry));
-            let kind = if chain.is_the_meshs() {
-                Some(DifferenceKind::StrayChain)
-            } else {
-                first_difference([].iter(), found)
-            };
-            if let Some(kind) = kind {
-                return Some(Self { table, chain: chain.clone(), kind });
-            }
-        }
-        None
+    /// All of them, table by table: first the chains that are wanted, then those that are not.
+    #[must_use]
+    pub fn all(observed: &RuleState, wanted: &FamilyRules) -> Vec<Self> {
+        let differing = Table::ALL.iter().copied().filter(|table| differs(*table, observed, wanted));
+        differing.flat_map(|table| in_table(table, observed, wanted)).collect()
     }
 }
 
-fn first_difference<'a>(
-    mut wanted: impl Iterator<Item = &'a Entry>,
-    mut found: impl Iterator<Item = &'a Entry>,
-) -> Option<DifferenceKind> {
-    for number in 1_usize.. {
-        match (wanted.next().cloned(), found.next().cloned()) {
-            (None, None) => return None,
-            (Some(wanted), Some(found)) if wanted == found => {}
-            (Some(wanted), Some(found)) => return Some(DifferenceKind::OtherRule { number, wanted, found }),
-            (Some(wanted), None) => return Some(DifferenceKind::MissingRule { number, wanted }),
-            (None, Some(found)) => return Some(DifferenceKind::StrayRule { number, found }),
-        }
-    }
-    None
+/// The mesh's chains of a table, and its rules in others, in what is wanted and then in what is there besides.
+struct Chains<'a> {
+    table: Table,
+    observed: &'a RuleState,
+    wanted: &'a RuleState,
 }
 
-impl fmt::Display for Difference {
+impl<'a> Chains<'a> {
+    fn found(&self, chain: &'a Chain) -> impl Iterator<Item = &'a Entry> + use<'a> {
+        let Self { table, observed, wanted } = *self;
+        let entries = observed.rules(table, chain).iter();
+        entries.filter(move |entry| observed.owns_beside(wanted, table, chain, entry))
+    }
+
+    fn is_missing(&self, chain: &Chain) -> bool {
+        chain.belongs_to_mesh() && !self.observed.has(self.table, chain)
+    }
+
+    /// Chains that nothing is wanted in.
+    fn unplanned(&self) -> impl Iterator<Item = &'a Chain> + use<'a> {
+        let Self { table, observed, wanted } = *self;
+        observed.chains(table).map(|(chain, _)| chain).filter(move |chain| !wanted.has(table, chain))
+    }
+}
+
+/// Whether anything in a table is not as wanted.
+fn differs(table: Table, observed: &RuleState, wanted: &FamilyRules) -> bool {
+    let chains = Chains { table, observed, wanted: wanted.state() };
+    let differs = |(chain, entries)| chains.is_missing(chain) || !chains.found(chain).eq(entries);
+    wanted.state().chains(table).any(differs)
+        || chains.unplanned().any(|chain| chain.belongs_to_mesh() || chains.found(chain).next().is_some())
+}
+
+fn in_table(table: Table, observed: &RuleState, wanted: &FamilyRules) -> Vec<RuleDifference> {
+    let chains = Chains { table, observed, wanted: wanted.state() };
+    let mut all = Vec::new();
+    let mut tell = |chain: &Chain, kind| all.push(RuleDifference { table, chain: chain.clone(), kind });
+    for (chain, entries) in wanted.state().chains(table) {
+        if chains.is_missing(chain) {
+            tell(chain, DifferenceKind::MissingChain);
+            continue;
+        }
+        let (wanted, found): (Vec<&Entry>, Vec<&Entry>) =
+            (entries.iter().collect(), chains.found(chain).collect());
+        align(&wanted, &found, |one, two| one == two).into_iter().for_each(|one| tell(chain, one.into()));
+    }
+    for chain in chains.unplanned() {
+        if chain.belongs_to_mesh() {
+            tell(chain, DifferenceKind::StrayChain);
+            continue;
+        }
+        let found: Vec<&Entry> = chains.found(chain).collect();
+        align(&[], &found, |one, two| one == two).into_iter().for_each(|one| tell(chain, one.into()));
+    }
+    all
+}
+
+impl From<Aligned<&Entry>> for DifferenceKind {
+    fn from(aligned: Aligned<&Entry>) -> Self {
+        match aligned {
+            Aligned::Missing { number, wanted } => Self::MissingRule { number, wanted: wanted.clone() },
+            Aligned::Stray { number, found } => Self::StrayRule { number, found: found.clone() },
+            Aligned::Other { number, wanted, found } => {
+                Self::OtherRule { number, wanted: wanted.clone(), found: found.clone() }
+            }
+        }
+    }
+}
+
+impl fmt::Display for RuleDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = render::place(self.table, &self.chain);
         match &self.kind {
             DifferenceKind::MissingChain => write!(f, "chain {place} is missing"),
             DifferenceKind::StrayChain => write!(f, "chain {place} should not be there"),
             DifferenceKind::MissingRule { number, wanted } => {
-                write!(f, "{place}: rule {number} is missing: {}", text(wanted))
+                write!(f, "{place}: rule {number} is missing: {wanted}")
             }
             DifferenceKind::StrayRule { number, found } => {
-                write!(f, "{place}: rule {number} should not be there: {}", text(found))
+                write!(f, "{place}: rule {number} should not be there: {found}")
             }
             DifferenceKind::OtherRule { number, wanted, found } => {
-                write!(f, "{place}: rule {number} is {}, not {}", text(found), text(wanted))
+                write!(f, "{place}: rule {number} is {found}, not {wanted}")
             }
         }
-    }
-}
-
-fn text(entry: &Entry) -> String {
-    match entry {
-        Entry::Rule(rule) => render::rule_text(rule),
-        Entry::Foreign(text) => text.clone(),
     }
 }

@@ -35,12 +35,19 @@ extern crate alloc;
 extern crate std;
 
 pub mod change;
+pub mod differences;
 pub mod interference;
+#[cfg(feature = "serde")]
+pub mod json;
+#[cfg(feature = "model")]
+pub mod model;
 pub mod netlink;
 pub mod options;
 pub mod parse;
 pub mod plan;
 pub mod pod;
+#[cfg(feature = "pod-json")]
+pub mod pod_json;
 mod redirect;
 pub mod render;
 pub mod routing;
@@ -50,9 +57,15 @@ pub mod state;
 pub mod steps;
 pub mod values;
 
+pub use ipnet;
 pub use plan::RulePlan;
 pub use redirect::{
-    DNS_PORT, DnsCapture, GUARD_MARK, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups,
-    PROXY_MARK, Redirect, Tproxy,
+    ALWAYS_EXCLUDED_INBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode,
+    OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Redirect, RedirectBuilder, Tproxy,
 };
 pub use values::Family;
+
+/// The snippets of the README, as doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -5,13 +5,14 @@
 
 use crate::{
     rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
-    state::{Entry, RuleState},
+    state::{Entry, ForeignRule, RuleState},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
 };
 use alloc::{string::String, vec::Vec};
 
 /// A line of iptables-save output that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 #[error("line {number} is not iptables-save output: {line:?}")]
 pub struct SaveError {
     /// Its number, counted from 1.
@@ -93,7 +94,7 @@ fn split_word(text: &str) -> (&str, &str) {
 #[must_use]
 pub fn entry(text: &str) -> Entry {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
-    rule(&words).map_or_else(|| Entry::Foreign(text.into()), Entry::from)
+    rule(&words).map_or_else(|| Entry::Foreign(ForeignRule::saved(text)), Entry::from)
 }
 
 fn rule(words: &[&str]) -> Option<Rule> {
@@ -112,9 +113,9 @@ fn rule(words: &[&str]) -> Option<Rule> {
         }
     }
     let has_flags = matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
-    if names_port_module(words) && !has_flags && !matches.iter().any(compares_ports) {
+    if names_port_module(words) && !has_flags && !matches.iter().any(Match::compares_ports) {
         // iptables-save leaves away a comparison with all ports, and prints only the module that would make it.
-        matches.push(Match::DestinationPort(Is::so(PortRange::ALL)));
+        matches.push(Match::DestinationPort(Is::equals(PortRange::ALL)));
     }
     let rule = Rule { matches, target: target? };
     says_its_protocol(&rule).then_some(rule)
@@ -131,10 +132,6 @@ fn with_direction(matches: &mut [Match], name: &str) -> Option<()> {
     tracked.direction.replace(of_name).is_none().then_some(())
 }
 
-const fn compares_ports(condition: &Match) -> bool {
-    matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
-}
-
 /// Whether a rule that compares ports or flags says of which protocol, and says it once.
 fn says_its_protocol(rule: &Rule) -> bool {
     let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
@@ -143,7 +140,7 @@ fn says_its_protocol(rule: &Rule) -> bool {
         _ if protocols > 1 => false,
         Some(Protocol::Tcp) => true,
         Some(Protocol::Udp) => !has_flags,
-        None => !has_flags && !rule.matches.iter().any(compares_ports),
+        None => !has_flags && !rule.matches.iter().any(Match::compares_ports),
     }
 }
 
@@ -255,7 +252,7 @@ impl<'a> Words<'a> {
 /// A chain a rule jumps to: the mesh's own. Jumps of others, and targets of other extensions, are not understood.
 fn jump(name: &str) -> Option<Chain> {
     let chain = Chain::named(name);
-    chain.is_the_meshs().then_some(chain)
+    chain.belongs_to_mesh().then_some(chain)
 }
 
 fn protocol(name: &str) -> Option<Protocol> {
@@ -274,9 +271,9 @@ fn ports(list: &str) -> Option<Vec<PortRange>> {
 fn flags(list: &str) -> Option<u8> {
     match list {
         "NONE" => Some(0),
-        "ALL" => Some(TcpFlags::NAMED.into_iter().fold(0, |all, (flag, _)| all | flag)),
+        "ALL" => Some(TcpFlags::NAMED.iter().copied().fold(0, |all, (flag, _)| all | flag)),
         _ => list.split(',').try_fold(0, |flags, word| {
-            TcpFlags::NAMED.into_iter().find(|(_, name)| *name == word).map(|(flag, _)| flags | flag)
+            TcpFlags::NAMED.iter().copied().find(|(_, name)| *name == word).map(|(flag, _)| flags | flag)
         }),
     }
 }
@@ -316,7 +313,7 @@ mod tests {
             "-j REDIRECT --to-ports 80-90",
             "-j REDIRECT --to-ports 80 --random",
         ] {
-            assert_eq!(entry(text), Entry::Foreign(text.into()));
+            assert_eq!(entry(text), Entry::Foreign(ForeignRule::saved(text)));
         }
     }
 

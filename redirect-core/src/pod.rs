@@ -28,8 +28,19 @@ pub const INJECT: &str = "sidecar.istio.io/inject";
 /// The proxy's variable that switches it off.
 const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
 
-/// What a decision depends on, taken from a pod.
+/// What a decision depends on, taken from a pod. Made from [`PodFacts::default`] or [`PodFacts::sidecar`] and filled in
+/// field by field: fields may come.
+///
+/// ```
+/// use redirect_core::pod::{INIT_CONTAINER, PodFacts, SkipReason};
+///
+/// let mut pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", "TPROXY")]);
+/// assert_eq!(pod.skip_reason(), None);
+/// pod.containers.insert(INIT_CONTAINER.to_owned());
+/// assert_eq!(pod.skip_reason(), Some(SkipReason::HasInitContainer));
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PodFacts {
     /// The pod's labels.
     pub labels: BTreeMap<String, String>,
@@ -41,8 +52,9 @@ pub struct PodFacts {
     pub proxy: Option<ProxyContainer>,
 }
 
-/// The proxy's container.
+/// The proxy's container. Made from its default and filled in field by field: fields may come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ProxyContainer {
     /// Its arguments.
     pub args: Vec<String>,
@@ -68,17 +80,18 @@ impl ProxyContainer {
     }
 }
 
-/// Whether, and how, a pod is redirected.
+/// Whether, and how, a pod is redirected. There is no third way, so whoever matches has covered all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// It is, so.
+    /// The pod is redirected, like this.
     Redirect(Box<Redirect>),
-    /// It is not, for this reason.
+    /// The pod is left alone, for this reason.
     Skip(SkipReason),
 }
 
-/// Why a pod is not redirected. A closed set: logs, metrics, events and explanations use the same words.
+/// Why a pod is not redirected. Logs, metrics, events and explanations use the same words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum SkipReason {
     /// The runtime named no pod.
     NotAPod,
@@ -104,7 +117,7 @@ pub enum SkipReason {
 
 impl SkipReason {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: &'static [Self] = &[
         Self::NotAPod,
         Self::AgentPod,
         Self::NamespaceExcluded,
@@ -282,7 +295,7 @@ fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
         (Key::ProxyGid, proxy.run_as_group, "securityContext.runAsGroup"),
     ];
     for (key, id, field) in ids {
-        let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::redirect::PROXY_ID));
+        let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::PROXY_ID));
         raw.set(key, id.to_string(), Source::ProxyField(field));
     }
 }
@@ -399,14 +412,14 @@ mod tests {
     fn the_proxys_own_ports_are_always_excluded() {
         let pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeInboundPorts", "15090, 22,22")]);
         let ports = [15090, 22, 22, 15020, 15021].map(PortRange::single);
-        assert_eq!(redirect(&pod).inbound, InboundPorts::AllExcept(ports.into()));
+        assert_eq!(*redirect(&pod).inbound(), InboundPorts::AllExcept(ports.into()));
     }
 
     #[test]
     fn ranges_are_possible_in_annotations() {
         let pod = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", "80,8000-8099")]);
         let wanted = [PortRange::single(80), PortRange::new(8000, 8099).unwrap()];
-        assert_eq!(redirect(&pod).outbound_ports_exclude, wanted);
+        assert_eq!(redirect(&pod).outbound_ports_exclude(), wanted);
     }
 
     #[test]
@@ -416,12 +429,9 @@ mod tests {
         (proxy.run_as_user, proxy.run_as_group) = (Some(2102), Some(0));
         proxy.env.insert("ISTIO_META_DNS_CAPTURE".into(), "yes".into());
         let redirect = redirect(&pod);
-        assert_eq!(
-            (redirect.proxy_uids.as_slice(), redirect.proxy_gids.as_slice()),
-            (&[2102][..], &[1337][..])
-        );
-        assert!(matches!(redirect.mode, InterceptionMode::Tproxy(_)));
-        assert_eq!(redirect.dns, crate::DnsCapture::Off);
+        assert_eq!((redirect.proxy_uids(), redirect.proxy_gids()), (&[2102][..], &[1337][..]));
+        assert!(matches!(redirect.mode(), InterceptionMode::Tproxy(_)));
+        assert_eq!(*redirect.dns(), crate::DnsCapture::Off);
         assert_eq!(unreadable_switches(&pod), [("ISTIO_META_DNS_CAPTURE", "yes".to_owned())]);
     }
 

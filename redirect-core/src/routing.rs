@@ -34,6 +34,12 @@ pub struct FoundRouting {
 }
 
 impl FoundRouting {
+    /// One that does what a plan wants of it, as nobody has read it from a kernel.
+    #[must_use]
+    pub const fn working(item: RoutingItem) -> Self {
+        Self { item, flaw: None, condemned: false, message: Vec::new() }
+    }
+
     /// Whether it does what a plan wants of it, and stays.
     #[must_use]
     pub const fn works(&self) -> bool {
@@ -63,9 +69,10 @@ impl RoutingItem {
 pub fn wanted(plan: &RulePlan) -> Vec<RoutingItem> {
     let mut items: Vec<RoutingItem> =
         plan.loopback_address().map(|_| RoutingItem::LoopbackAddress).into_iter().collect();
-    for (family, Tproxy { mark, table }) in
+    for (family, tproxy) in
         plan.policy_routes().into_iter().flat_map(|p| p.families.iter().map(|family| (*family, p.tproxy)))
     {
+        let (mark, table) = (tproxy.mark(), tproxy.table());
         items.push(RoutingItem::Route(family, table));
         items.push(RoutingItem::Rule(family, mark, table));
     }
@@ -99,7 +106,7 @@ pub fn stale<'a>(
         .map(|routes| routes.tproxy)
         .into_iter()
         .chain(tproxy)
-        .chain(Tproxy::usual())
+        .chain([Tproxy::default()])
         .collect();
     let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
     let condemned: BTreeSet<RoutingItem> =
@@ -108,13 +115,13 @@ pub fn stale<'a>(
         _ if condemned.contains(item) => true,
         RoutingItem::LoopbackAddress => true,
         RoutingItem::Rule(family, mark, table) => {
-            let is_named = |one: &Tproxy| one.mark == mark && one.table == table;
+            let is_named = |one: &Tproxy| one.mark() == mark && one.table() == table;
             named.iter().any(is_named) || marks.contains(&mark) && has_route(family, table)
         }
         RoutingItem::Route(..) => false,
     };
     let mut tables: BTreeSet<(Family, RouteTable)> =
-        named.iter().flat_map(|one| Family::BOTH.map(|family| (family, one.table))).collect();
+        named.iter().flat_map(|one| Family::BOTH.map(|family| (family, one.table()))).collect();
     tables.extend(found.iter().filter(|one| ours(&one.item)).filter_map(|one| match one.item {
         RoutingItem::Rule(family, _, table) => Some((family, table)),
         RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 /// A table that a plan has rules in, in the order in which a packet meets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Table {
     /// Before connection tracking: conntrack zones.
     Raw,
@@ -19,8 +20,32 @@ pub enum Table {
 }
 
 impl Table {
+    /// The type of the base chain that iptables has for a hook in this table. Native tables have the same.
+    #[must_use]
+    pub const fn chain_type(self, hook: Hook) -> &'static str {
+        match (self, hook) {
+            (Self::Nat, _) => "nat",
+            (Self::Mangle, Hook::Output) => "route",
+            (
+                Self::Mangle | Self::Raw,
+                Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Output | Hook::Postrouting,
+            ) => "filter",
+        }
+    }
+
+    /// The priority of the base chain that iptables has for a hook in this table. Native tables have the same.
+    #[must_use]
+    pub const fn priority(self, hook: Hook) -> i32 {
+        match (self, hook) {
+            (Self::Raw, _) => -300,
+            (Self::Mangle, _) => -150,
+            (Self::Nat, Hook::Prerouting | Hook::Output) => -100,
+            (Self::Nat, Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
+        }
+    }
+
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Raw, Self::Mangle, Self::Nat];
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Mangle, Self::Nat];
 
     /// Its name in iptables.
     #[must_use]
@@ -35,11 +60,11 @@ impl Table {
     /// The table of this name, if a plan has rules in it.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|table| table.name() == name)
+        Self::ALL.iter().copied().find(|table| table.name() == name)
     }
 }
 
-/// A built-in chain: a hook of the kernel.
+/// A built-in chain: a hook of the kernel. It has these five for packets of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
     /// Packets that arrive.
@@ -56,8 +81,8 @@ pub enum Hook {
 
 impl Hook {
     /// All of them, in the order of the kernel's numbers.
-    pub const ALL: [Self; 5] =
-        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
+    pub const ALL: &'static [Self] =
+        &[Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
 
     /// Its name in iptables.
     #[must_use]
@@ -72,7 +97,7 @@ impl Hook {
     }
 }
 
-/// A chain.
+/// A chain. Each is one of these three, whatever versions to come have in them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chain {
     /// A built-in chain.
@@ -90,8 +115,8 @@ impl Chain {
     /// The chain of this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
-        let hook = Hook::ALL.into_iter().find(|hook| hook.name() == name).map(Self::Hook);
-        let ours = || OurChain::ALL.into_iter().find(|chain| chain.name() == name).map(Self::Ours);
+        let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name).map(Self::Hook);
+        let ours = || OurChain::ALL.iter().copied().find(|chain| chain.name() == name).map(Self::Ours);
         hook.or_else(ours).unwrap_or_else(|| Self::Other(name.into()))
     }
 
@@ -107,7 +132,7 @@ impl Chain {
 
     /// Whether it belongs to the mesh: a chain of a plan, or of an earlier or later version's.
     #[must_use]
-    pub fn is_the_meshs(&self) -> bool {
+    pub fn belongs_to_mesh(&self) -> bool {
         match self {
             Self::Hook(_) => false,
             Self::Ours(_) => true,
@@ -136,6 +161,7 @@ impl fmt::Display for Chain {
 
 /// A chain of a plan. The names are the reference's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum OurChain {
     /// Marks answers to connections that the proxy opens in a client's name (TPROXY).
     Divert,
@@ -161,7 +187,7 @@ pub enum OurChain {
 
 impl OurChain {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: &'static [Self] = &[
         Self::Divert,
         Self::Drop,
         Self::GuardIn,
@@ -194,6 +220,7 @@ impl OurChain {
 
 /// A transport protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Protocol {
     /// TCP, protocol number 6.
     Tcp,
@@ -231,19 +258,20 @@ pub struct Is<T> {
 }
 
 impl<T> Is<T> {
-    /// Matches when it is so.
-    pub const fn so(value: T) -> Self {
+    /// Matches what equals the value, or lies in it.
+    pub const fn equals(value: T) -> Self {
         Self { value, not: false }
     }
 
-    /// Matches when it is not so.
-    pub const fn not(value: T) -> Self {
+    /// Matches everything else.
+    pub const fn not_equals(value: T) -> Self {
         Self { value, not: true }
     }
 }
 
 /// A state of connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum ConnState {
     /// Belongs to no connection.
     Invalid,
@@ -307,7 +335,7 @@ impl TcpFlags {
     /// URG.
     pub const URG: u8 = 0x20;
     /// The flags iptables has names for, in the order it prints them.
-    pub const NAMED: [(u8, &'static str); 6] = [
+    pub const NAMED: &'static [(u8, &'static str)] = &[
         (Self::FIN, "FIN"),
         (Self::SYN, "SYN"),
         (Self::RST, "RST"),
@@ -346,8 +374,58 @@ impl TcpFlags {
     }
 }
 
+/// Gives each variant the word of iptables for it, and lists the words: from one list, so that none can be missing.
+macro_rules! words {
+    ($type:ident { $($variant:ident $fields:tt => $word:literal,)+ }) => {
+        impl $type {
+            /// The words of all variants ([`word`](Self::word)).
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            /// How iptables writes it, without its value.
+            #[must_use]
+            pub const fn word(&self) -> &'static str {
+                match self {
+                    $(Self::$variant $fields => $word,)+
+                }
+            }
+        }
+    };
+}
+
+words!(Match {
+    Source(_) => "-s",
+    Destination(_) => "-d",
+    InInterface(_) => "-i",
+    OutInterface(_) => "-o",
+    Protocol(_) => "-p",
+    SourcePort(_) => "--sport",
+    DestinationPort(_) => "--dport",
+    DestinationPorts(_) => "--dports",
+    TcpFlags(_) => "--tcp-flags",
+    Tracked(_) => "--ctstate",
+    OwnerUid(_) => "--uid-owner",
+    OwnerGid(_) => "--gid-owner",
+    Mark(_) => "-m mark",
+    ConnMark(_) => "-m connmark",
+});
+
+words!(Target {
+    Accept {} => "ACCEPT",
+    Drop {} => "DROP",
+    Return {} => "RETURN",
+    Jump(_) => "-j CHAIN",
+    Redirect(_) => "REDIRECT",
+    Tproxy { .. } => "TPROXY",
+    SetMark(_) => "MARK",
+    SaveMark {} => "CONNMARK --save-mark",
+    RestoreMark {} => "CONNMARK --restore-mark",
+    SetConnMark(_) => "CONNMARK --set-xmark",
+    ConntrackZone(_) => "CT --zone",
+});
+
 /// One condition of a rule. All conditions of a rule must hold.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Match {
     /// `-s`: the source address.
     Source(Is<IpNet>),
@@ -400,6 +478,12 @@ impl Match {
         }
     }
 
+    /// Whether it compares ports.
+    #[must_use]
+    pub const fn compares_ports(&self) -> bool {
+        matches!(self, Self::SourcePort(_) | Self::DestinationPort(_) | Self::DestinationPorts(_))
+    }
+
     /// Whether it is about a field of the rule's protocol: it means nothing without one.
     #[must_use]
     pub const fn is_of_protocol(&self) -> bool {
@@ -438,6 +522,7 @@ impl Match {
 
 /// What a rule does with a packet that fulfils its conditions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Target {
     /// `-j ACCEPT`: done with this table.
     Accept,
@@ -481,11 +566,16 @@ impl Rule {
     /// The same rule as iptables-save prints it: conditions in its order, those that are always true left away.
     #[must_use]
     pub fn canonical(&self) -> Self {
-        let has_flags = self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
-        let is_printed = |m: &&Match| !(m.is_always_true() || has_flags && m.is_any_port());
-        let mut matches: Vec<Match> = self.matches.iter().filter(is_printed).cloned().collect();
+        let mut matches = Vec::with_capacity(self.matches.len());
+        matches.extend(self.effective_matches().cloned());
         matches.sort_by_key(Match::place);
         Self { matches, target: self.target.clone() }
+    }
+
+    /// The conditions that can be false.
+    pub(crate) fn effective_matches(&self) -> impl Iterator<Item = &Match> {
+        let has_flags = self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
+        self.matches.iter().filter(move |m| !(m.is_always_true() || has_flags && m.is_any_port()))
     }
 
     /// The rule's protocol, if it has one.

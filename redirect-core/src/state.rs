@@ -1,22 +1,98 @@
 //! Rules in force, or to be: tables of chains of rules, of one family.
 
 use crate::{
+    netlink::RawRule,
+    render,
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
     values::Mark,
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     string::String,
+    sync::Arc,
     vec::Vec,
 };
+use core::fmt;
 
 /// A rule as found: one this library understands, or another's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
     /// Understood, in canonical form.
     Rule(Rule),
-    /// Not understood; its text behind `-A CHAIN `.
-    Foreign(String),
+    /// Not understood.
+    Foreign(ForeignRule),
+}
+
+/// A rule of somebody else's, with everything that is needed to make it again. Printed, it is words for people.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ForeignRule(Form);
+
+/// What a foreign rule was read from.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Form {
+    /// What iptables-save prints behind `-A CHAIN `.
+    Saved(String),
+    /// What the kernel sent.
+    Raw(RawRule),
+}
+
+impl ForeignRule {
+    /// One that iptables-save prints like this behind `-A CHAIN `.
+    #[must_use]
+    pub fn saved(text: &str) -> Self {
+        Self(Form::Saved(text.into()))
+    }
+
+    /// The chain it jumps or goes to.
+    #[must_use]
+    pub fn jumps_to(&self) -> Option<Chain> {
+        match &self.0 {
+            Form::Saved(text) => {
+                let mut words = text.split_ascii_whitespace().skip_while(|word| !["-j", "-g"].contains(word));
+                words.nth(1).map(Chain::named)
+            }
+            Form::Raw(raw) => raw.jumps_to(),
+        }
+    }
+
+    /// What the kernel sent, where it was read from that.
+    pub(crate) const fn raw(&self) -> Option<&RawRule> {
+        match &self.0 {
+            Form::Saved(_) => None,
+            Form::Raw(raw) => Some(raw),
+        }
+    }
+}
+
+impl From<RawRule> for ForeignRule {
+    fn from(raw: RawRule) -> Self {
+        Self(Form::Raw(raw))
+    }
+}
+
+impl fmt::Display for ForeignRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Form::Saved(text) => f.write_str(text),
+            Form::Raw(raw) => raw.fmt(f),
+        }
+    }
+}
+
+/// In the words of iptables, as far as it has any.
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(rule) => f.write_str(&render::rule_text(rule)),
+            Self::Foreign(rule) => rule.fmt(f),
+        }
+    }
+}
+
+impl From<&Rule> for Entry {
+    fn from(rule: &Rule) -> Self {
+        Self::Rule(rule.canonical())
+    }
 }
 
 impl From<Rule> for Entry {
@@ -29,10 +105,11 @@ impl From<Rule> for Entry {
 ///
 /// Built-in chains without rules do not: they are always there.
 ///
-/// Two are equal when they hold the same rules; whether those are signed means nothing.
+/// Two are equal when they hold the same rules; whether those are signed means nothing. A copy costs nothing: rules are
+/// shared until one of the copies changes.
 #[derive(Debug, Clone, Default)]
 pub struct RuleState {
-    tables: BTreeMap<Table, BTreeMap<Chain, Vec<Entry>>>,
+    tables: Arc<BTreeMap<Table, BTreeMap<Chain, Vec<Entry>>>>,
     /// Rules of built-in chains that carry this program's signature. Only nf_tables can hold one.
     signed: BTreeMap<Table, BTreeSet<(Chain, Entry)>>,
 }
@@ -54,12 +131,18 @@ impl RuleState {
 
     /// Declares a chain, empty unless it is there already.
     pub fn declare(&mut self, table: Table, chain: Chain) -> &mut Vec<Entry> {
-        self.tables.entry(table).or_default().entry(chain).or_default()
+        Arc::make_mut(&mut self.tables).entry(table).or_default().entry(chain).or_default()
     }
 
     /// Notes that a rule of a built-in chain carries this program's signature.
     pub(crate) fn sign(&mut self, table: Table, chain: Chain, entry: Entry) {
         self.signed.entry(table).or_default().insert((chain, entry));
+    }
+
+    /// Whether a rule of a chain carries this program's signature.
+    #[cfg(feature = "model")]
+    pub(crate) fn is_signed(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
+        self.signed.get(&table).is_some_and(|signed| signed.contains(&(chain.clone(), entry.clone())))
     }
 
     /// The chains of a table, by name, each with its rules in order.
@@ -70,10 +153,11 @@ impl RuleState {
     /// The chains that a change may touch: those of the mesh, and built-in ones with rules.
     pub(crate) fn chains_of_changes(&self) -> BTreeMap<(Table, &Chain), &[Entry]> {
         let all = Table::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .flat_map(|table| self.chains(table).map(move |(chain, rules)| (table, chain, rules)));
         let touched = all.filter(|(_, chain, rules)| {
-            chain.is_the_meshs() || matches!(chain, Chain::Hook(_)) && !rules.is_empty()
+            chain.belongs_to_mesh() || matches!(chain, Chain::Hook(_)) && !rules.is_empty()
         });
         touched.map(|(table, chain, rules)| ((table, chain), rules)).collect()
     }
@@ -94,40 +178,41 @@ impl RuleState {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         Table::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .all(|table| self.chains(table).all(|(chain, rules)| is_built_in(chain) && rules.is_empty()))
     }
 
     /// Whether a table holds a chain of the mesh.
     #[must_use]
     pub fn has_mesh_chain(&self, table: Table) -> bool {
-        self.chains(table).any(|(chain, _)| chain.is_the_meshs())
+        self.chains(table).any(|(chain, _)| chain.belongs_to_mesh())
     }
 
     /// Whether any table holds a chain of the mesh.
     #[must_use]
     pub fn is_redirected(&self) -> bool {
-        Table::ALL.into_iter().any(|table| self.has_mesh_chain(table))
+        Table::ALL.iter().copied().any(|table| self.has_mesh_chain(table))
     }
 
     /// The part of this state that is the mesh's: its chains, and its rules in built-in chains.
     #[must_use]
-    pub fn the_meshs(&self) -> Self {
-        self.the_meshs_beside(&Self::new())
+    pub fn of_mesh(&self) -> Self {
+        self.of_mesh_beside(&Self::new())
     }
 
     /// The same, while `wanted` is being put in force.
     #[must_use]
-    pub fn the_meshs_beside(&self, wanted: &Self) -> Self {
+    pub fn of_mesh_beside(&self, wanted: &Self) -> Self {
         let mut ours = Self::new();
-        for table in Table::ALL {
+        for table in Table::ALL.iter().copied() {
             for (chain, entries) in self.chains(table) {
                 let kept: Vec<Entry> = entries
                     .iter()
                     .filter(|entry| self.owns_beside(wanted, table, chain, entry))
                     .cloned()
                     .collect();
-                if chain.is_the_meshs() || !kept.is_empty() {
+                if chain.belongs_to_mesh() || !kept.is_empty() {
                     *ours.declare(table, chain.clone()) = kept;
                 }
             }
@@ -151,10 +236,12 @@ impl RuleState {
     pub fn owns_beside(&self, wanted: &Self, table: Table, chain: &Chain, entry: &Entry) -> bool {
         match (chain, entry) {
             (Chain::Ours(_), _) => true,
-            (Chain::Other(_), _) => chain.is_the_meshs(),
-            (Chain::Hook(_), Entry::Foreign(text)) => jumps_to_the_mesh(text),
+            (Chain::Other(_), _) => chain.belongs_to_mesh(),
+            (Chain::Hook(_), Entry::Foreign(rule)) => {
+                rule.jumps_to().is_some_and(|chain| chain.belongs_to_mesh())
+            }
             (Chain::Hook(hook), Entry::Rule(rule)) => {
-                matches!(&rule.target, Target::Jump(to) if to.is_the_meshs())
+                matches!(&rule.target, Target::Jump(to) if to.belongs_to_mesh())
                     || wanted.rules(table, chain).contains(entry)
                     || match self.signed.get(&table) {
                         Some(signed) => signed.contains(&(chain.clone(), entry.clone())),
@@ -183,7 +270,7 @@ impl RuleState {
     /// The packet marks that the chains of the mesh give or ask for, and the proxy's own where there are any.
     #[must_use]
     pub fn marks(&self) -> BTreeSet<Mark> {
-        let chains = self.chains(Table::Mangle).filter(|(chain, _)| chain.is_the_meshs());
+        let chains = self.chains(Table::Mangle).filter(|(chain, _)| chain.belongs_to_mesh());
         let rules = chains.flat_map(|(_, entries)| entries).filter_map(Entry::understood);
         let mut marks: BTreeSet<Mark> = rules.flat_map(marks_of).collect();
         if !marks.is_empty() {
@@ -232,17 +319,6 @@ const fn is_built_in(chain: &Chain) -> bool {
     matches!(chain, Chain::Hook(_))
 }
 
-/// Whether a rule that is not understood jumps to a chain of the mesh.
-fn jumps_to_the_mesh(text: &str) -> bool {
-    let mut words = text.split_ascii_whitespace();
-    while let Some(word) = words.next() {
-        if word == "-j" || word == "-g" {
-            return words.next().is_some_and(|target| Chain::named(target).is_the_meshs());
-        }
-    }
-    false
-}
-
 /// What a rule of a plan in a built-in chain that is no jump is about.
 enum Shape {
     /// An interface that is left alone.
@@ -263,7 +339,7 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
             (!is.not).then_some(is.value)
         }
         (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
-            (!is.not && is.value.mask() == u32::MAX).then_some(Mark(is.value.value()))
+            is.value.whole().filter(|_| !is.not)
         }
         // With strict capture the guard's mark stands beside it.
         (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SetConnMark(set)) => {

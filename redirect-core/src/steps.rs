@@ -158,7 +158,17 @@ pub struct Goal<'a> {
     pub nft_in_transaction: bool,
 }
 
+impl<'a> Goal<'a> {
+    /// This plan's rules there, in as few transactions as can be; nothing that is in force is written anew.
+    #[must_use]
+    pub const fn new(plan: &'a RulePlan, rules_in: RulesIn) -> Self {
+        Self { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
+    }
+}
+
 /// One step. It happens wholly or not at all, but for [`Step::Restore`], which happens table by table.
+///
+/// Exhaustive on purpose, as [`Inverse`] is: who takes steps has to take every kind of them, so a new kind is a new version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Adds what rules need.
@@ -215,24 +225,24 @@ pub enum Inverse {
 impl Step {
     /// What takes this step back, if it is taken after `before` was seen.
     #[must_use]
-    pub fn inverse(&self, before: &Observation, native_before: &NativeState) -> Inverse {
-        let rules = |variant, family, change: &Change| {
-            (variant, family, change.clone(), before.rules(variant).of(family).clone())
+    pub fn inverse(self, before: &Observation, native_before: &NativeState) -> Inverse {
+        let rules = |variant, family, change: Change| {
+            (variant, family, change, before.rules(variant).of(family).clone())
         };
         match self {
-            Self::AddRouting(item) => Inverse::RemoveRouting(*item),
-            Self::RemoveRouting(found) => Inverse::PutBackRouting(found.clone()),
-            Self::Condemn(found) => Inverse::Pardon(found.clone()),
+            Self::AddRouting(item) => Inverse::RemoveRouting(item),
+            Self::RemoveRouting(found) => Inverse::PutBackRouting(found),
+            Self::Condemn(found) => Inverse::Pardon(found),
             Self::Grace => Inverse::Grace,
             Self::Restore(variant, family, change) => {
-                Inverse::Rules { iptables: [rules(*variant, *family, change)].into(), native: None }
+                Inverse::Rules { iptables: [rules(variant, family, change)].into(), native: None }
             }
             Self::Transaction(Transaction { iptables, native }) => Inverse::Rules {
                 iptables: iptables
-                    .iter()
-                    .map(|(family, change)| rules(Variant::Nft, *family, change))
+                    .into_iter()
+                    .map(|(family, change)| rules(Variant::Nft, family, change))
                     .collect(),
-                native: native.as_ref().map(|_| native_before.clone()),
+                native: native.map(|_| native_before.clone()),
             },
         }
     }
@@ -320,7 +330,7 @@ fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (Change, C
     let wanted = goal.plan.rules(family);
     let change = if goal.force { Change::rewriting } else { Change::between };
     let change = change(observed, &wanted);
-    let moves = Table::ALL.into_iter().any(|table| wanted.state().captures_inbound(table));
+    let moves = Table::ALL.iter().copied().any(|table| wanted.state().captures_inbound(table));
     let loses = |table| moves && observed.captures_inbound(table) && !wanted.state().captures_inbound(table);
     let (second, first) = change.tables.into_iter().partition(|change| loses(change.table));
     (Change { tables: first }, Change { tables: second })
@@ -343,11 +353,11 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
     if wanted.is_empty() {
         return (None, Some(wanted));
     }
-    let moves = Table::ALL.into_iter().any(|table| wanted.captures_inbound(table));
+    let moves = Table::ALL.iter().copied().any(|table| wanted.captures_inbound(table));
     let uses_sets = |table| observed.looks_up(table) || wanted.looks_up(table);
     let mut first = wanted.clone();
     let mut is_last = true;
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         if moves && observed.captures_inbound(table) && !wanted.captures_inbound(table) {
             first = first.with_table_of(observed, table);
             is_last = false;

@@ -7,7 +7,7 @@ use alloc::{
 use core::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    num::NonZeroU16,
+    num::{NonZeroU16, NonZeroU32},
     str::FromStr,
     time::Duration,
 };
@@ -145,9 +145,43 @@ pub enum Problem {
     /// A mark with bits that another one needs.
     #[error("has bits of {0}, the mark of strict capture; use another, such as 1337")]
     GuardMark(MaskedMark),
+    /// A port that another listener of the proxy has.
+    #[error("is the port of {0} as well; the proxy cannot tell the two kinds of connections apart")]
+    PortTaken(Listener),
+    /// A list of the proxy's users or groups that names nobody.
+    #[error("names nobody; without an identity of its own, the proxy's calls would be sent back to it")]
+    NoIdentity,
+    /// A list of DNS servers without a server.
+    #[error("names no server; capture no queries, or all of them")]
+    NoServer,
     /// No address to decide the families by.
     #[error("no address on any interface but loopback and link-local ones; is the pod network attached?")]
     NoAddress,
+}
+
+/// A port the proxy listens on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Listener {
+    /// Outbound connections.
+    Outbound,
+    /// Inbound connections.
+    Inbound,
+    /// Tunnelled inbound connections (HBONE).
+    Tunnel,
+    /// DNS queries, where they are captured.
+    Dns,
+}
+
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Outbound => "--envoy-port",
+            Self::Inbound => "--inbound-capture-port",
+            Self::Tunnel => "--inbound-tunnel-port",
+            Self::Dns => "the proxy's DNS server",
+        })
+    }
 }
 
 /// Reads an unsigned decimal number, strictly: no sign, no blanks, no leading zero, no underscore.
@@ -193,10 +227,7 @@ impl Port {
         }
     }
 
-    /// A port known when the program is built.
-    ///
-    /// # Panics
-    /// At compile time when the number is 0.
+    /// A port known when the program is built; 1 in place of 0.
     #[must_use]
     pub(crate) const fn known(number: u16) -> Self {
         match NonZeroU16::new(number) {
@@ -305,21 +336,57 @@ impl From<Port> for PortRange {
     }
 }
 
-/// A netfilter mark (`fwmark`), compared and set in all its 32 bits.
+/// A netfilter mark (`fwmark`), compared and set in all its 32 bits: 1 to 4294967295.
+///
+/// 0 is the mark of packets that nobody has marked, so it tells nothing apart and cannot be built.
+///
+/// ```
+/// use redirect_core::values::Mark;
+///
+/// assert_eq!(Mark::new(1337), "0x539".parse().ok());
+/// assert_eq!(Mark::new(0), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mark(pub u32);
+pub struct Mark(NonZeroU32);
+
+impl Mark {
+    /// The mark of this value; `None` for 0.
+    #[must_use]
+    pub const fn new(value: u32) -> Option<Self> {
+        match NonZeroU32::new(value) {
+            Some(value) => Some(Self(value)),
+            None => None,
+        }
+    }
+
+    /// A mark known when the program is built; 1 in place of 0.
+    #[must_use]
+    pub(crate) const fn known(value: u32) -> Self {
+        match NonZeroU32::new(value) {
+            Some(value) => Self(value),
+            None => Self(NonZeroU32::MIN),
+        }
+    }
+
+    /// Its value.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.0.get()
+    }
+}
 
 impl FromStr for Mark {
     type Err = Problem;
 
     fn from_str(text: &str) -> Result<Self, Problem> {
-        decimal_or_hex(text, "marks", 1, u32::MAX).map(Self)
+        let value = decimal_or_hex(text, "marks", 1, u32::MAX)?;
+        Self::new(value).ok_or(Problem::NotANumber)
     }
 }
 
 impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
+        write!(f, "{:#x}", self.value())
     }
 }
 
@@ -352,10 +419,16 @@ impl MaskedMark {
         self.mask
     }
 
+    /// The mark it is when all its bits count; `None` where only some do.
+    #[must_use]
+    pub const fn whole(self) -> Option<Mark> {
+        if self.mask == u32::MAX { Mark::new(self.value) } else { None }
+    }
+
     /// Another mark, in the bits that this one leaves; `None` where it needs more.
     #[must_use]
     pub const fn beside(self, mark: Mark) -> Option<Self> {
-        Self::new(mark.0, !self.mask)
+        Self::new(mark.value(), !self.mask)
     }
 
     /// Whether a mark has this value in these bits.
@@ -373,16 +446,16 @@ impl MaskedMark {
     /// Reads `0x539`, or `0x539/0xfff`, as iptables-save prints them.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (value, mask) = match text.split_once('/') {
-            Some((value, mask)) => (value, mask.parse::<Mark>().ok()?.0),
+            Some((value, mask)) => (value, mask.parse::<Mark>().ok()?.value()),
             None => (text, u32::MAX),
         };
-        Self::new(value.parse::<Mark>().ok()?.0, mask)
+        Self::new(value.parse::<Mark>().ok()?.value(), mask)
     }
 }
 
 impl From<Mark> for MaskedMark {
     fn from(mark: Mark) -> Self {
-        Self { value: mark.0, mask: u32::MAX }
+        Self { value: mark.value(), mask: u32::MAX }
     }
 }
 
@@ -405,6 +478,12 @@ impl RouteTable {
             0 | 253..=255 => None,
             _ => Some(Self(number)),
         }
+    }
+
+    /// A table known when the program is built.
+    #[must_use]
+    pub(crate) const fn known(number: u32) -> Self {
+        Self(number)
     }
 
     /// Its number.
@@ -513,21 +592,32 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, Problem> {
     IpNet::new(address, length).map(|net| net.trunc()).map_err(|_| Problem::PrefixTooLong(bits))
 }
 
-/// Address ranges, split by family, in the order given.
+/// Address ranges, split by family, in the order given. Host bits are dropped, as the kernel drops them.
+///
+/// ```
+/// use redirect_core::{Family, values::Cidrs};
+///
+/// let ranges: Cidrs = ["10.1.2.3/8".parse().unwrap()].into_iter().collect();
+/// assert_eq!(ranges.of(Family::V4), ["10.0.0.0/8".parse().unwrap()]);
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Cidrs {
-    /// The IPv4 ranges.
-    pub v4: Vec<Ipv4Net>,
-    /// The IPv6 ranges.
-    pub v6: Vec<Ipv6Net>,
+    v4: Vec<Ipv4Net>,
+    v6: Vec<Ipv6Net>,
 }
 
 impl Cidrs {
+    /// No range at all.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { v4: Vec::new(), v6: Vec::new() }
+    }
+
     /// Adds a range to the list of its family.
     pub fn push(&mut self, net: IpNet) {
         match net {
-            IpNet::V4(net) => self.v4.push(net),
-            IpNet::V6(net) => self.v6.push(net),
+            IpNet::V4(net) => self.v4.push(net.trunc()),
+            IpNet::V6(net) => self.v6.push(net.trunc()),
         }
     }
 
@@ -546,21 +636,29 @@ impl Cidrs {
         }
     }
 
+    /// The ranges of both families, those of IPv4 first.
+    pub fn iter(&self) -> impl Iterator<Item = IpNet> {
+        self.v4.iter().copied().map(IpNet::V4).chain(self.v6.iter().copied().map(IpNet::V6))
+    }
+
     /// Whether any range begins with a loopback address (127.0.0.0/8 or ::1).
     #[must_use]
     pub fn touches_loopback(&self) -> bool {
-        self.v4.iter().any(|net| net.addr().is_loopback())
-            || self.v6.iter().any(|net| net.addr().is_loopback())
+        self.iter().any(|net| net.addr().is_loopback())
     }
 }
 
 impl FromIterator<IpNet> for Cidrs {
     fn from_iter<I: IntoIterator<Item = IpNet>>(nets: I) -> Self {
-        let mut cidrs = Self::default();
-        for net in nets {
-            cidrs.push(net);
-        }
+        let mut cidrs = Self::new();
+        cidrs.extend(nets);
         cidrs
+    }
+}
+
+impl Extend<IpNet> for Cidrs {
+    fn extend<I: IntoIterator<Item = IpNet>>(&mut self, nets: I) {
+        nets.into_iter().for_each(|net| self.push(net));
     }
 }
 
@@ -576,6 +674,9 @@ pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
 /// Reads a boolean as the reference does: `1 t T true TRUE True` and `0 f F false FALSE False`.
+///
+/// # Errors
+/// [`Problem::NotABool`].
 pub fn parse_bool(text: &str) -> Result<bool, Problem> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -585,7 +686,10 @@ pub fn parse_bool(text: &str) -> Result<bool, Problem> {
 }
 
 /// Reads one of a closed set of words, each with what it stands for; `listed` is the words for people.
-pub(crate) fn parse_word<T: Copy>(
+///
+/// # Errors
+/// Another word: [`Problem::OtherCase`] where only small and capital letters differ, else [`Problem::NotOneOf`].
+pub fn parse_word<T: Copy>(
     text: &str,
     words: &[(&'static str, T)],
     listed: &'static str,
@@ -600,6 +704,9 @@ pub(crate) fn parse_word<T: Copy>(
 }
 
 /// Reads a duration such as `500ms`, `5s`, `1.5s` or `1m30s`; units are ns, us, µs, ms, s, m, h.
+///
+/// # Errors
+/// [`Problem::NotADuration`], also where it is longer than u64 nanoseconds (584 years).
 pub fn parse_duration(text: &str) -> Result<Duration, Problem> {
     const UNITS: [(&str, u64); 7] = [
         ("ns", 1),

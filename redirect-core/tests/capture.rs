@@ -100,7 +100,7 @@ fn fate(plan: &RulePlan, family: Family, segment: &Segment, state: State, mark: 
 
 /// Whether a setting exempts the interface that the tests' connections use.
 fn leaves_eth0_alone(redirect: &Redirect) -> bool {
-    let mut all = redirect.exclude_interfaces.iter().chain(&redirect.virtual_interfaces);
+    let mut all = redirect.exclude_interfaces().iter().chain(redirect.virtual_interfaces());
     all.any(|interface| interface.covers("eth0"))
 }
 
@@ -134,7 +134,7 @@ proptest! {
         let redirect = settings.redirect();
         let plan = redirect.plan();
         // Sometimes of a group whose traffic is left alone.
-        if let (OwnerGroups::AllExcept(groups), Some((1000, gid))) = (&redirect.owner_groups, &mut earlier.owner)
+        if let (OwnerGroups::AllExcept(groups), Some((1000, gid))) = (redirect.owner_groups(), &mut earlier.owner)
             && !groups.is_empty()
         {
             *gid = *group.get(groups);
@@ -160,7 +160,7 @@ proptest! {
         let (fresh, ..) = fate(&plan, family, &again, State::New, 0);
         let mark = if is_invalid { 0 } else { mark };
         let (verdict, packet_mark, _) = fate(&plan, family, &again, state, mark);
-        let is_sent_to_lo = plan.policy_routes().is_some_and(|routes| routes.tproxy.mark.0 == packet_mark);
+        let is_sent_to_lo = plan.policy_routes().is_some_and(|routes| routes.tproxy().mark().value() == packet_mark);
         if matches!(fresh, Verdict::Redirected | Verdict::Tproxied) {
             let held = matches!(verdict, Verdict::Dropped | Verdict::Tproxied) || is_sent_to_lo;
             prop_assert!(held, "{again:?} as {state:?} with {mark:#x}: {verdict:?} instead of {fresh:?}");

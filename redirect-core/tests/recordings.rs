@@ -61,7 +61,7 @@ fn every_plan_is_the_recorded_state() {
                 continue;
             }
             let (planned, recorded) = (plan.rules(family), recorded_state(&case[key], printed));
-            for table in Table::ALL {
+            for table in Table::ALL.iter().copied() {
                 let planned: Vec<_> = planned.state().chains(table).collect();
                 let recorded: Vec<_> = recorded.chains(table).collect();
                 assert_eq!(planned, recorded, "{name}: {family} {}", table.name());
@@ -81,9 +81,9 @@ fn policy_routes_are_the_recorded_ones() {
         for (family, key) in [(Family::V4, "ip_rule_v4"), (Family::V6, "ip_rule_v6")] {
             let planned: Vec<String> = plan
                 .policy_routes()
-                .filter(|routes| routes.families.contains(&family))
+                .filter(|routes| routes.families().contains(&family))
                 .map(|routes| {
-                    format!("from all fwmark {} lookup {}", routes.tproxy.mark, routes.tproxy.table)
+                    format!("from all fwmark {} lookup {}", routes.tproxy().mark(), routes.tproxy().table())
                 })
                 .into_iter()
                 .collect();

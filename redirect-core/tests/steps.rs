@@ -4,12 +4,13 @@
 
 use redirect_core::{
     Family, Redirect, RulePlan,
+    model::Kernel,
     netlink::{NativeForm, NativeState},
     options::Variant,
-    routing,
+    routing::{self, FoundRouting},
     rule::Table,
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    steps::{Goal, Inverse, Observation, PerFamily, RulesIn, Step, Transaction, between},
+    steps::{Goal, Inverse, Observation, PerFamily, RulesIn, Step, between},
 };
 
 const PLACES: [RulesIn; 4] = [
@@ -34,20 +35,12 @@ fn plan(mode: &'static str, excluded: &'static str) -> RulePlan {
     Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
 }
 
-fn goal(plan: &RulePlan, rules_in: RulesIn) -> Goal<'_> {
-    Goal { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
-}
-
-fn found(item: routing::RoutingItem) -> routing::FoundRouting {
-    routing::FoundRouting { item, flaw: None, condemned: false, message: Vec::new() }
-}
-
 /// What a namespace holds when a plan is in force.
 fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
     let rules = |family| plan.rules(family).state().clone();
     let both = PerFamily { v4: rules(Family::V4), v6: rules(Family::V6) };
     let routing = routing::wanted(plan).into_iter();
-    let routing = routing.map(found).collect();
+    let routing = routing.map(FoundRouting::working).collect();
     let nothing = Observation { routing, ..Observation::default() };
     match rules_in {
         RulesIn::Iptables(Variant::Nft) => Observation { nft: both, ..nothing },
@@ -59,7 +52,7 @@ fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
 /// Where inbound connections are captured: backend, family and table.
 fn captures(observed: &Observation) -> Vec<String> {
     let mut places = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         for family in Family::BOTH {
             for variant in [Variant::Legacy, Variant::Nft] {
                 if observed.rules(variant).of(family).captures_inbound(table) {
@@ -72,47 +65,6 @@ fn captures(observed: &Observation) -> Vec<String> {
         }
     }
     places
-}
-
-/// Takes a step on an observation, table by table as the wanted one has it.
-fn take(observed: &mut Observation, step: &Step, wanted: &Observation) {
-    let mut tables = |variant: Variant, family: Family, changed: Vec<Table>| {
-        let to = wanted.rules(variant).of(family).clone();
-        let states = match variant {
-            Variant::Legacy => &mut observed.legacy,
-            Variant::Nft => &mut observed.nft,
-        };
-        let state = match family {
-            Family::V4 => &mut states.v4,
-            Family::V6 => &mut states.v6,
-        };
-        let mut next = redirect_core::state::RuleState::new();
-        for table in Table::ALL {
-            let from = if changed.contains(&table) { &to } else { &*state };
-            for (chain, rules) in from.chains(table) {
-                *next.declare(table, chain.clone()) = rules.to_vec();
-            }
-        }
-        *state = next;
-    };
-    let changed =
-        |change: &redirect_core::change::Change| change.tables.iter().map(|one| one.table).collect();
-    match step {
-        Step::Transaction(Transaction { iptables, native }) => {
-            for (family, change) in iptables {
-                tables(Variant::Nft, *family, changed(change));
-            }
-            observed.native = native.clone().unwrap_or_else(|| observed.native.clone());
-        }
-        Step::Restore(variant, family, change) => tables(*variant, *family, changed(change)),
-        Step::AddRouting(item) => observed.routing.push(found(*item)),
-        Step::Condemn(found) => {
-            let same = observed.routing.iter_mut().filter(|one| one.item == found.item);
-            same.for_each(|one| one.condemned = true);
-        }
-        Step::RemoveRouting(found) => observed.routing.retain(|one| one.item != found.item),
-        Step::Grace => {}
-    }
 }
 
 /// Every configuration, with its plan and where its rules stand.
@@ -131,9 +83,9 @@ fn configurations() -> Vec<(String, RulePlan, RulesIn)> {
 #[test]
 fn what_is_in_force_takes_no_step() {
     for (name, plan, place) in configurations() {
-        assert_eq!(between(&in_force(&plan, place), &goal(&plan, place)), [], "{name}");
+        assert_eq!(between(&in_force(&plan, place), &Goal::new(&plan, place)), [], "{name}");
     }
-    assert_eq!(between(&Observation::default(), &goal(&RulePlan::empty(), PLACES[0])), []);
+    assert_eq!(between(&Observation::default(), &Goal::new(&RulePlan::empty(), PLACES[0])), []);
 }
 
 #[test]
@@ -141,8 +93,8 @@ fn a_first_run_and_a_cleanup_wait_for_nothing() {
     for (name, plan, place) in configurations() {
         let empty = Observation::default();
         for steps in [
-            between(&empty, &goal(&plan, place)),
-            between(&in_force(&plan, place), &goal(&RulePlan::empty(), place)),
+            between(&empty, &Goal::new(&plan, place)),
+            between(&in_force(&plan, place), &Goal::new(&RulePlan::empty(), place)),
         ] {
             assert!(!steps.is_empty() && !steps.contains(&Step::Grace), "{name}: {steps:?}");
         }
@@ -156,12 +108,14 @@ fn capture_moves_by_taking_over_waiting_and_letting_go() {
     for (from_name, from, from_place) in configurations() {
         for (to_name, to, to_place) in configurations() {
             let name = format!("{from_name} to {to_name}");
-            let (mut now, wanted) = (in_force(&from, from_place), in_force(&to, to_place));
-            let steps = between(&now, &goal(&to, to_place));
+            let (mut kernel, wanted) =
+                (Kernel::holding(&in_force(&from, from_place)), in_force(&to, to_place));
+            let steps = between(&kernel.observe(), &Goal::new(&to, to_place));
             // Where a packet may have been captured that is on its way: in all of these places.
-            let mut since_last_wait = captures(&now);
+            let mut since_last_wait = captures(&kernel.observe());
             for step in &steps {
-                take(&mut now, step, &wanted);
+                kernel.take(step).unwrap();
+                let now = kernel.observe();
                 if *step == Step::Grace {
                     since_last_wait = captures(&now);
                     waits += 1;
@@ -174,8 +128,9 @@ fn capture_moves_by_taking_over_waiting_and_letting_go() {
                 }
             }
             at_once += usize::from(!steps.is_empty() && !steps.contains(&Step::Grace));
+            let now = kernel.observe();
             assert!(now.differences_to(&wanted).is_empty(), "{name}: {:?}", now.differences_to(&wanted));
-            assert_eq!(between(&now, &goal(&to, to_place)), [], "{name}");
+            assert_eq!(between(&now, &Goal::new(&to, to_place)), [], "{name}");
         }
     }
     assert!(waits > 100 && at_once > 0, "{waits} waits, {at_once} changes at once");
@@ -185,7 +140,7 @@ fn capture_moves_by_taking_over_waiting_and_letting_go() {
 fn routing_comes_before_the_rules_and_goes_behind_them() {
     for (from_name, from, from_place) in configurations() {
         for (to_name, to, to_place) in configurations() {
-            let steps = between(&in_force(&from, from_place), &goal(&to, to_place));
+            let steps = between(&in_force(&from, from_place), &Goal::new(&to, to_place));
             let is_routing =
                 |step: &Step| matches!(step, Step::AddRouting(_) | Step::Condemn(_) | Step::RemoveRouting(_));
             let inner: Vec<&Step> = steps
@@ -202,8 +157,10 @@ fn routing_comes_before_the_rules_and_goes_behind_them() {
 fn sets_on_either_side_take_over_before_the_old_rules_go() {
     let sets = RulesIn::Native(NativeForm::Sets);
     for (from, to) in [(PLACES[2], sets), (sets, PLACES[2]), (sets, sets)] {
-        let steps =
-            between(&in_force(&plan("REDIRECT", "1,3,5,7"), from), &goal(&plan("REDIRECT", "2,4,6,8"), to));
+        let steps = between(
+            &in_force(&plan("REDIRECT", "1,3,5,7"), from),
+            &Goal::new(&plan("REDIRECT", "2,4,6,8"), to),
+        );
         let [Step::Transaction(first), Step::Grace, Step::Transaction(last)] = steps.as_slice() else {
             panic!("{from:?} to {to:?}: {steps:?}");
         };
@@ -215,8 +172,8 @@ fn sets_on_either_side_take_over_before_the_old_rules_go() {
 fn every_step_has_an_inverse_that_names_what_was_there() {
     let (from, to) = (plan("TPROXY", "1"), plan("REDIRECT", "2"));
     let before = in_force(&from, PLACES[0]);
-    for step in between(&before, &goal(&to, PLACES[2])) {
-        match (&step, step.inverse(&before, &before.native)) {
+    for step in between(&before, &Goal::new(&to, PLACES[2])) {
+        match (&step, step.clone().inverse(&before, &before.native)) {
             (Step::AddRouting(item), Inverse::RemoveRouting(removed)) => assert_eq!(*item, removed),
             (Step::RemoveRouting(found), Inverse::PutBackRouting(back)) => assert_eq!(*found, back),
             (Step::Condemn(found), Inverse::Pardon(back)) => assert_eq!(*found, back),

@@ -4,27 +4,29 @@
 //! reference reads them: a switch may stand alone or be given `=value`, the last of a repeated flag wins, a value may
 //! begin with a dash.
 
+mod command;
+mod options;
 mod pages;
 mod reference;
+mod rows;
 mod words;
 
+pub use command::{CommandLine, Line, Words, log_rows};
+pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
 pub use reference::reference;
+pub use rows::{IPTABLES, VALIDATION};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, builder::PossibleValuesParser};
-use clap_complete::Shell;
 use logging::LevelError;
 use redirect_core::{
-    settings::{
-        InputErrors, Key, Kind, Misspelt, RawSettings, SETTINGS, Setting, Source, misspelt_variables,
-    },
-    values::Problem,
+    settings::{InputErrors, Key, Misspelt, RawSettings, SETTINGS, Source, misspelt_variables},
+    values::{Problem, parse_bool},
 };
+use settings_table::{Given, NotInForce, Row, Status, Takes};
 use std::{
     collections::BTreeMap,
     env,
-    ffi::OsString,
-    fmt::Write as _,
+    ffi::{OsStr, OsString},
     io::{self, ErrorKind, Write as _},
     process::ExitCode,
 };
@@ -40,6 +42,8 @@ pub struct Program {
     pub version: &'static str,
     /// What help and the manual say besides the flags.
     pub pages: Pages,
+    /// The settings that are not in force in this program.
+    pub statuses: &'static [(Key, Status)],
 }
 
 /// What a command line and an environment ask for.
@@ -60,6 +64,8 @@ pub struct Input {
     pub log: logging::Config,
     /// Variables that look like settings and are none.
     pub misspelt: Vec<Misspelt>,
+    /// What was asked for and is not done.
+    pub not_in_force: Vec<NotInForce>,
 }
 
 /// A subcommand that cannot be understood: what is wrong, for standard error.
@@ -76,7 +82,7 @@ impl std::error::Error for UsageError {}
 
 impl Program {
     /// The program's `main`: reads the command line (without the program's name) and the environment, prints what was
-    /// asked for, or starts the log, warns of misspelt names and runs. A command line that cannot be understood ends with
+    /// asked for, or starts the log, warns of misspelt names and of settings that are not in force, and runs. A command line that cannot be understood ends with
     /// exit code 1, like every other wrong input.
     pub fn main(
         &self,
@@ -95,6 +101,9 @@ impl Program {
         for misspelt in &input.misspelt {
             log::warn!(target: logging::DEFAULT_SCOPE, "{misspelt}");
         }
+        for notice in &input.not_in_force {
+            log::warn!(target: logging::DEFAULT_SCOPE, "{notice}");
+        }
         let code = run(&input.settings);
         logs.flush();
         code
@@ -110,81 +119,74 @@ impl Program {
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Asked, UsageError> {
-        let mut command = self.command();
-        command.build();
-        let sorted = words::sort(&command, args);
-        let name = std::iter::once(OsString::from(self.name));
-        let matches = match command.try_get_matches_from(name.chain(sorted.understood)) {
-            Ok(matches) => matches,
-            Err(error) if error.use_stderr() => return Err(UsageError(error.to_string())),
-            Err(help) => return Ok(Asked::Print(help.to_string())),
+        let line = match self.command_line().read(args)? {
+            Line::Print(text) => return Ok(Asked::Print(text)),
+            Line::Work(line) => line,
         };
-        if let Some((name, matches)) = matches.subcommand() {
-            return Ok(Asked::Print(self.generate(name, matches)));
-        }
-        let env: BTreeMap<String, String> =
-            env.into_iter().map(|(name, value)| (lossy(name), lossy(value))).collect();
+        let flag = |name: &str| line.flags.get(name).cloned();
+        let env: Vec<(OsString, OsString)> = env.into_iter().collect();
+        let variable = |wanted: &str| {
+            env.iter().find(|(name, _)| name.as_os_str() == wanted).map(|(_, value)| lossy(value))
+        };
         let mut settings = RawSettings::new();
-        for (given, problem) in sorted.refused {
+        for (given, problem) in line.refused {
             settings.refuse(Source::CommandLine, &given, problem);
         }
-        settings.read_environment(|_| true, |name| env.get(name).cloned());
+        settings.read_environment(|_| true, variable);
         for setting in SETTINGS {
-            if let Some((flag, text)) = setting.flag.zip(given(&matches, setting.flag)) {
+            if let Some((flag, text)) = setting.flag.zip(setting.flag.and_then(flag)) {
                 settings.set(setting.key, text, Source::Flag(flag));
             }
         }
-        let log = logging::Config::from_flags(|name| given(&matches, Some(name))).unwrap_or_else(|errors| {
+        let log = logging::Config::from_flags(flag).unwrap_or_else(|errors| {
             for error in errors {
                 refuse(&mut settings, error);
             }
             logging::Config::default()
         });
-        let misspelt = misspelt_variables(env.keys().map(String::as_str));
-        Ok(Asked::Run(Box::new(Input { settings, log, misspelt })))
+        let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
+        let not_in_force = self.judge(&mut settings, &line.flags);
+        Ok(Asked::Run(Box::new(Input { settings, log, misspelt, not_in_force })))
     }
 
-    /// The definition of the command line.
-    #[must_use]
-    pub fn command(&self) -> Command {
-        let shells =
-            Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
-        Command::new(self.name)
-            .about(self.about)
-            .version(self.version)
-            .args_override_self(true)
-            .args_conflicts_with_subcommands(true)
-            .disable_help_subcommand(true)
-            .after_help(self.pages.examples_text() + &environment_only())
-            .args(SETTINGS.iter().filter_map(setting_arg))
-            .args(logging::FLAGS.iter().map(log_arg))
-            .subcommand(Command::new("help").about("Print this"))
-            .subcommand(Command::new("version").about("Print the version"))
-            .subcommand(Command::new("man").about("Print the manual page (man 8 form)"))
-            .subcommand(Command::new("completion").about("Print completions for a shell").arg(shells))
-    }
-
-    fn generate(&self, subcommand: &str, matches: &ArgMatches) -> String {
-        match (subcommand, matches.try_get_one::<Shell>("shell")) {
-            ("completion", Ok(Some(shell))) => pages::completions(*shell, self.completed(), self.name),
-            ("version", _) => format!("{} {}\n", self.name, self.version),
-            ("man", _) => self.pages.manual(self.command()),
-            _ => self.command().render_long_help().to_string(),
+    /// Refuses what this program never does, and notes what it does not do.
+    fn judge(&self, settings: &mut RawSettings, flags: &BTreeMap<String, String>) -> Vec<NotInForce> {
+        let rows = SETTINGS.iter().map(|setting| (setting.key, rows::row(setting, self.statuses)));
+        let rows: Vec<(Key, Row)> = rows.collect();
+        let logging = log_rows();
+        let mut given = Vec::new();
+        for (key, row) in &rows {
+            let (value, source) = settings.get(*key);
+            if source == Source::Default {
+                continue;
+            }
+            let value = value.to_owned();
+            match refusal(row, &value) {
+                Some(why) => settings.refuse(source, &value, Problem::Contradiction(why)),
+                None => given.push(Given { row, said: source.to_string(), value }),
+            }
         }
+        given.extend(logging.iter().filter_map(|row| {
+            let flag = row.flag?;
+            Some(Given { row, said: format!("flag --{flag}"), value: flags.get(flag)?.clone() })
+        }));
+        NotInForce::among(&given, |_| true)
     }
 
-    /// The command line as shells complete it: with the words that a flag takes. The parser does without, because what is
-    /// wrong is told with everything else that is.
-    fn completed(&self) -> Command {
-        SETTINGS.iter().fold(self.command(), |command, setting| match (setting.flag, setting.kind) {
-            (Some(flag), Kind::Choice(words)) => {
-                command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(words)))
-            }
-            (Some(flag), Kind::Bool) => {
-                command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(["true", "false"])))
-            }
-            (Some(_), Kind::Text | Kind::Path) | (None, _) => command,
-        })
+    /// The command line.
+    #[must_use]
+    pub fn command_line(&self) -> CommandLine {
+        let Self { name, about, version, pages, statuses } = *self;
+        let rows = SETTINGS.iter().map(|setting| rows::row(setting, statuses)).collect();
+        CommandLine { name, about, version, pages, rows, commands: Vec::new() }
+    }
+}
+
+/// Why a program refuses a value, if it does.
+fn refusal(row: &Row, value: &str) -> Option<&'static str> {
+    match row.status {
+        Status::Refused(why) => (row.takes != Takes::Switch || parse_bool(value) == Ok(true)).then_some(why),
+        Status::InForce | Status::WithoutEffect(_) | Status::NotImplemented(_) => None,
     }
 }
 
@@ -200,12 +202,12 @@ fn refuse(settings: &mut RawSettings, error: logging::ConfigError) {
     settings.refuse(Source::Flag(flag), &value, problem);
 }
 
-fn lossy(text: OsString) -> String {
-    text.into_string().unwrap_or_else(|text| text.to_string_lossy().into_owned())
+fn lossy(text: &OsStr) -> String {
+    text.to_string_lossy().into_owned()
 }
 
-/// Standard output belongs to what the user asked for. A reader that has gone away is no failure.
-fn print(text: &str) -> ExitCode {
+/// Prints what the user asked for on standard output, which belongs to that. A reader that has gone away is no failure.
+pub fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             complain(&format!("cannot write to standard output: {error}"))
@@ -214,8 +216,8 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-/// What goes wrong before there is a log goes to standard error as it is.
-fn complain(text: &str) -> ExitCode {
+/// Says what goes wrong before there is a log: on standard error, as it is.
+pub fn complain(text: &str) -> ExitCode {
     let _ = writeln!(io::stderr(), "{text}");
     ExitCode::FAILURE
 }
@@ -227,82 +229,10 @@ pub fn report(errors: &InputErrors) {
     }
 }
 
-/// What the command line gives for a flag; nothing where only a default holds.
-fn given(matches: &ArgMatches, flag: Option<&str>) -> Option<String> {
-    let values = matches.get_many::<String>(flag?)?;
-    Some(values.map(String::as_str).collect::<Vec<_>>().join(","))
-}
-
-fn setting_arg(setting: &Setting) -> Option<Arg> {
-    let flag = setting.flag?;
-    let mut help = setting.meaning.to_owned();
-    if !setting.env.is_empty() {
-        let _ = write!(help, " [env: {}]", setting.env.join(", "));
-    }
-    if !setting.default.is_empty() && setting.kind != Kind::Bool {
-        let _ = write!(help, " [default: {}]", setting.default);
-    }
-    let arg = Arg::new(flag).long(flag).short(setting.short).help(help);
-    Some(match setting.kind {
-        Kind::Bool => switch(arg),
-        Kind::Path => text(arg, "PATH").value_hint(ValueHint::AnyPath),
-        Kind::Choice(_) => text(arg, "WORD"),
-        Kind::Text => text(arg, value_name(setting.key)),
-    })
-}
-
-/// What the value is called in the help text.
-fn value_name(key: Key) -> &'static str {
-    let names: [(&[Key], &str); 5] = [
-        (&[Key::ProxyPort, Key::InboundCapturePort, Key::InboundTunnelPort, Key::ProbePort], "PORT"),
-        (
-            &[Key::InboundPorts, Key::InboundExcludePorts, Key::OutboundPorts, Key::OutboundExcludePorts],
-            "PORTS",
-        ),
-        (&[Key::OutboundRanges, Key::OutboundExcludeRanges], "RANGES"),
-        (&[Key::ProxyUid, Key::ProxyGid], "IDS"),
-        (&[Key::ExcludeInterfaces, Key::VirtualInterfaces], "INTERFACES"),
-    ];
-    names.iter().find(|(keys, _)| keys.contains(&key)).map_or("VALUE", |(_, name)| name)
-}
-
-fn log_arg(flag: &logging::Flag) -> Arg {
-    let arg = Arg::new(flag.name).long(flag.name).help(flag.meaning).help_heading("Logging");
-    match flag.kind {
-        logging::FlagKind::Switch => switch(arg),
-        logging::FlagKind::Text => text(arg, "VALUE"),
-        logging::FlagKind::List => text(arg, "LIST").action(ArgAction::Append),
-    }
-}
-
-/// `--flag` or `--flag=value`.
-fn switch(arg: Arg) -> Arg {
-    arg.num_args(0..=1)
-        .require_equals(true)
-        .default_missing_value("true")
-        .value_name("BOOL")
-        .action(ArgAction::Set)
-}
-
-fn text(arg: Arg, value: &'static str) -> Arg {
-    arg.num_args(1).allow_hyphen_values(true).value_name(value).action(ArgAction::Set)
-}
-
-/// The settings that have no flag.
-fn environment_only() -> String {
-    let mut text = "Environment only:\n".to_owned();
-    for setting in SETTINGS.iter().filter(|setting| setting.flag.is_none()) {
-        for name in setting.env {
-            let _ = writeln!(text, "  {name}\n          {}", setting.meaning);
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redirect_core::options::RunOptions;
+    use redirect_core::settings::Key;
 
     pub(crate) const PROGRAM: Program = Program {
         name: "istio-iptables",
@@ -314,6 +244,7 @@ mod tests {
             files: &[("/etc/resolv.conf", "The servers.")],
             see_also: &["nft(8)"],
         },
+        statuses: IPTABLES,
     };
 
     fn read_with(args: &[&str], env: &[(&str, &str)]) -> Result<Asked, UsageError> {
@@ -334,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_definition_is_sound() {
-        PROGRAM.command().debug_assert();
+        PROGRAM.command_line().parser().debug_assert();
     }
 
     #[test]
@@ -407,6 +338,43 @@ mod tests {
                 "environment variable ISTIO_INBOUND_PORT is no setting and is ignored; is ISTIO_INBOUND_PORTS meant?"
             ]
         );
+    }
+
+    #[test]
+    fn what_is_not_in_force_is_told_in_the_words_of_help() {
+        let told = |args: &[&str], env: &[(&str, &str)]| match read_with(args, env) {
+            Ok(Asked::Run(input)) => input.not_in_force.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        let Ok(Asked::Print(help)) = read(&["--help"]) else { panic!("help is printed") };
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for (key, status) in IPTABLES {
+            let flag = key.setting().flag.unwrap_or_default();
+            let told = told(&[&format!("--{flag}")], &[]);
+            let Status::WithoutEffect(why) = status else { panic!("{key:?}") };
+            assert_eq!(told, [format!("flag --{flag} has no effect: {why}")]);
+            assert!(help.contains(&status.to_string()), "{status} is not in {help}");
+        }
+        assert_eq!(
+            told(&["--cni-mode=false"], &[("RECONCILE", "0")]),
+            [""; 0],
+            "what is off asks for nothing"
+        );
+        let traces = told(&["--log_stacktrace_level", "default:debug"], &[]);
+        assert_eq!(traces, ["flag --log_stacktrace_level has no effect: there are no stack traces"]);
+    }
+
+    #[test]
+    fn what_a_program_never_does_is_refused() {
+        let program = Program { statuses: VALIDATION, ..PROGRAM };
+        let read = |value: &str| match program.read([OsString::from(format!("--cleanup-only={value}"))], []) {
+            Ok(Asked::Run(input)) => RunOptions::parse(&input.settings).map_err(|errors| errors.to_string()),
+            other => panic!("{other:?}"),
+        };
+        let refused = read("true").unwrap_err();
+        assert!(refused.starts_with("flag --cleanup-only: \"true\" asks to remove rules"), "{refused}");
+        assert!(read("false").is_ok());
+        assert!(read("maybe").unwrap_err().contains("\"maybe\""));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The reference documentation of the settings, from the table.
 
+use crate::rows::{IPTABLES, VALIDATION};
 use redirect_core::settings::{Kind, SETTINGS, Setting};
 use std::fmt::Write;
 
@@ -15,7 +16,8 @@ pub fn reference() -> String {
          `1` or `0`, `t` or `f`. Lists are separated by commas. What cannot be read in a flag, a variable or an\n\
          annotation is an error, and all errors are told together. Only a variable of a pod's container `istio-proxy` that\n\
          is no boolean counts as false, with a warning, as in the reference; `istio-validation` in that pod refuses it.\n\
-         A name that is nearly one of these (`ISTIO_INBOUND_PORT`) is warned of, with the one that is meant.\n",
+         A name that is nearly one of these (`ISTIO_INBOUND_PORT`) is warned of, with the one that is meant; so is a\n\
+         setting that is given and not in force, in the words that stand here.\n",
     );
     for setting in SETTINGS {
         section(setting, &mut page);
@@ -24,10 +26,8 @@ pub fn reference() -> String {
 }
 
 fn section(setting: &Setting, page: &mut String) {
-    let name = setting.flag.map(|flag| format!("--{flag}"));
-    let title = name.or_else(|| setting.env.first().map(|name| (*name).to_owned())).unwrap_or_default();
     // Writing to a string cannot fail.
-    let _ = write!(page, "\n## `{title}`\n\n{}\n\n", setting.meaning);
+    let _ = write!(page, "\n## `{}`\n\n{}\n\n", setting.name(), setting.meaning);
     let mut row = |what: &str, value: String| {
         let _ = writeln!(page, "- {what}: {value}");
     };
@@ -49,6 +49,11 @@ fn section(setting: &Setting, page: &mut String) {
     row("default", value(setting.default));
     if let Some(default) = setting.pod_default {
         row("default for pods", value(default));
+    }
+    for (program, statuses) in [("istio-iptables", IPTABLES), ("istio-validation", VALIDATION)] {
+        if let Some((_, status)) = statuses.iter().find(|(key, _)| *key == setting.key) {
+            row(&format!("in `{program}`"), status.to_string());
+        }
     }
 }
 

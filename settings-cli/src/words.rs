@@ -6,7 +6,7 @@
 use clap::{Arg, Command};
 use clap_lex::{ParsedArg, RawArgs};
 use redirect_core::{
-    settings::{Key, SETTINGS, meant},
+    settings::{Kind, SETTINGS, Star, meant},
     values::Problem,
 };
 use std::ffi::OsString;
@@ -56,7 +56,12 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
             sorter.short(&word)
         } else {
             let text = word.to_value_os().to_string_lossy().into_owned();
-            if command.find_subcommand(&text).is_some() && matches!(sorter.before, Before::Nothing) {
+            let may_follow = match sorter.before {
+                Before::Nothing => true,
+                Before::Switch(_) | Before::Value(_) => !command.is_args_conflicts_with_subcommands_set(),
+                Before::Unknown | Before::Stray => false,
+            };
+            if command.find_subcommand(&text).is_some() && may_follow {
                 return Sorted { understood: words, refused: Vec::new(), has_subcommand: true };
             }
             sorter.word(&text);
@@ -225,8 +230,8 @@ fn after_value(flag: &Arg) -> Option<String> {
     let name = flag.get_long()?;
     let setting = SETTINGS.iter().find(|setting| setting.flag == Some(name))?;
     let dashes = setting.short.map_or_else(|| format!("--{name}"), |short| format!("-{short}"));
-    let is_list = ["PORTS", "RANGES", "IDS", "INTERFACES"].contains(&crate::value_name(setting.key));
-    let takes_star = [Key::InboundPorts, Key::OutboundRanges].contains(&setting.key);
+    let is_list = matches!(setting.kind, Kind::Ports | Kind::Ranges | Kind::Ids | Kind::Interfaces);
+    let takes_star = setting.star == Star::Everything;
     let mut write = format!("follows the one value of --{name}: a list has commas and no blanks");
     if takes_star {
         let more = format!(", and an unquoted * has become the names of files; for all write {dashes} '*'");
@@ -243,7 +248,7 @@ mod tests {
     /// What is understood, in one line; what is refused, a line each.
     fn sort(line: &str) -> (String, Vec<String>) {
         let words = line.split(' ').filter(|word| !word.is_empty()).map(OsString::from);
-        let mut command = PROGRAM.command();
+        let mut command = PROGRAM.command_line().parser();
         command.build();
         let sorted = super::sort(&command, words);
         let understood: Vec<String> =
@@ -328,7 +333,7 @@ mod tests {
     #[test]
     fn subcommands_are_left_to_the_parser() {
         let words = ["completion", "--frob"].map(OsString::from);
-        let sorted = super::sort(&PROGRAM.command(), words.clone());
+        let sorted = super::sort(&PROGRAM.command_line().parser(), words.clone());
         assert!(sorted.has_subcommand && sorted.understood == words && sorted.refused.is_empty());
         assert_eq!(sort("-b man").0, "-b man");
     }

@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use istio_validation::{Request, validate};
-//! # fn check(redirect: &redirect_core::Redirect, validation: redirect_core::options::Validation) -> std::io::Result<()> {
+//! # fn check(redirect: &redirect_core::Redirect, validation: settings_cli::Validation) -> std::io::Result<()> {
 //! let addresses = netns_apply::facts::addresses()?;
 //! let verdict = validate(&Request::new(redirect, &addresses, validation));
 //! println!("{verdict}");
@@ -39,7 +39,8 @@ use nix::{
     unistd::{Gid, Uid, getegid, geteuid, setfsgid, setfsuid},
 };
 use probes::{Aims, Probe};
-use redirect_core::{Family, Redirect, options::Validation, values::PASSTHROUGH_V6};
+use redirect_core::{Family, Redirect, values::PASSTHROUGH_V6};
+use settings_cli::Validation;
 use std::{
     fs,
     net::IpAddr,
@@ -82,7 +83,7 @@ impl<'a> Request<'a> {
     /// A request of this process's user; of the proxy's when this is root, who is neither proxy nor application.
     #[must_use]
     pub fn new(redirect: &'a Redirect, addresses: &'a [IpAddr], validation: Validation) -> Self {
-        let proxy = match (redirect.proxy_uids.as_slice(), redirect.proxy_gids.as_slice()) {
+        let proxy = match (redirect.proxy_uids(), redirect.proxy_gids()) {
             ([uid, ..], [gid, ..]) => Identity { uid: *uid, gid: *gid },
             _ => Identity::own(),
         };
@@ -104,7 +105,7 @@ impl<'a> Request<'a> {
 
     /// The families that are redirected and that the pod has an address of, each with its first.
     fn families(&self) -> Vec<(Family, IpAddr)> {
-        self.redirect.families().iter().filter_map(|family| Some((*family, self.own(*family)?))).collect()
+        self.redirect.families().iter().filter_map(|family| Some((family, self.own(family)?))).collect()
     }
 
     /// The pod's first address of a family.
@@ -116,7 +117,7 @@ impl<'a> Request<'a> {
     fn left_alone(&self) -> impl Iterator<Item = Unproven> {
         let why = "the pod has an address, but the settings do not capture this family: all its traffic bypasses the \
                    proxy (see ISTIO_DUAL_STACK)";
-        let planned = |family: &Family| self.redirect.families().contains(family);
+        let planned = |family: &Family| self.redirect.families().contains(*family);
         let families =
             Family::BOTH.into_iter().filter(move |family| !planned(family) && self.own(*family).is_some());
         families.map(move |family| Unproven { family, path: Path::Outbound, why })

@@ -1,10 +1,7 @@
 //! `istio-validation`: the init container that holds a pod back while its traffic would bypass the proxy.
 
 use istio_validation::{RunError, report, run};
-use redirect_core::{
-    settings::{Key, Notice, RawSettings, Source},
-    values::{Problem, parse_bool},
-};
+use redirect_core::settings::{Key, RawSettings};
 use settings_cli::{Pages, Program};
 use std::{env, process::ExitCode};
 
@@ -42,6 +39,7 @@ const PROGRAM: Program = Program {
         ],
         see_also: &["istio-iptables(8)", "network_namespaces(7)"],
     },
+    statuses: settings_cli::VALIDATION,
 };
 
 fn main() -> ExitCode {
@@ -52,9 +50,7 @@ fn main() -> ExitCode {
 }
 
 fn validate(settings: &RawSettings) -> ExitCode {
-    let mut settings = settings.clone();
-    only_looking(&mut settings);
-    match run(&settings) {
+    match run(settings) {
         Ok(verdict) => {
             let file = settings.get(Key::TerminationLog).0;
             report(&verdict, Some(file).filter(|path| !path.is_empty()));
@@ -67,28 +63,6 @@ fn validate(settings: &RawSettings) -> ExitCode {
         Err(error) => {
             log::error!(target: logging::DEFAULT_SCOPE, "{error}");
             ExitCode::FAILURE
-        }
-    }
-}
-
-/// This program changes nothing. Who asks it to clean up would take its success for that; who asks for a dry run, or for
-/// rules written anew, gets what it always does.
-fn only_looking(settings: &mut RawSettings) {
-    let asked = |settings: &RawSettings, key| {
-        let (text, source) = settings.get(key);
-        (source != Source::Default && parse_bool(text) == Ok(true)).then_some(source)
-    };
-    if let Some(source) = asked(settings, Key::CleanupOnly) {
-        let why =
-            "asks to remove rules, which istio-validation never does; use istio-iptables --cleanup-only";
-        let text = settings.get(Key::CleanupOnly).0.to_owned();
-        settings.refuse(source, &text, Problem::Contradiction(why));
-    }
-    for key in [Key::DryRun, Key::ForceApply, Key::Reconcile] {
-        if let Some(said) = asked(settings, key) {
-            let notice =
-                Notice::NoEffect { said, because: "istio-validation only looks, and changes nothing" };
-            log::warn!(target: logging::DEFAULT_SCOPE, "{notice}");
         }
     }
 }

@@ -25,5 +25,5 @@ pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family
         };
         Check { family, path: Path::PolicyRoute, target: None, captures: false, result, detail }
     };
-    families.filter(|family| routes.families.contains(family)).map(check).collect()
+    families.filter(|family| routes.families().contains(family)).map(check).collect()
 }

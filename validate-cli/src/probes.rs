@@ -90,8 +90,9 @@ impl Aim<'_, '_> {
     /// nobody outside the pod can reach them.
     fn proxy(&mut self) {
         let redirect = self.request.redirect;
-        let mut wanted = vec![(Protocol::Tcp, redirect.inbound_port), (Protocol::Tcp, redirect.proxy_port)];
-        if redirect.dns != DnsCapture::Off {
+        let mut wanted =
+            vec![(Protocol::Tcp, redirect.inbound_port()), (Protocol::Tcp, redirect.proxy_port())];
+        if *redirect.dns() != DnsCapture::Off {
             wanted.extend([(Protocol::Tcp, DNS_PORT), (Protocol::Udp, DNS_PORT)]);
         }
         for (protocol, port) in wanted {
@@ -109,10 +110,10 @@ impl Aim<'_, '_> {
     /// TPROXY hands packets to transparent sockets only, which an unprivileged process cannot have: a packet of its
     /// own that is caught vanishes. It is the tunnel's port that shows it, since REDIRECT leaves that one alone.
     fn tproxy(&mut self) {
-        if !matches!(self.request.redirect.mode, InterceptionMode::Tproxy(_)) {
+        if !matches!(self.request.redirect.mode(), InterceptionMode::Tproxy(_)) {
             return;
         }
-        if self.request.redirect.inbound == InboundPorts::None {
+        if *self.request.redirect.inbound() == InboundPorts::None {
             return;
         }
         if self.request.native_nftables {
@@ -120,7 +121,7 @@ impl Aim<'_, '_> {
                 "native nftables passes packets on that have no transparent listener, so nothing can be seen";
             return self.unproven(Path::Tproxy, why);
         }
-        let tunnel = SocketAddr::new(self.own, self.request.redirect.tunnel_port.number());
+        let tunnel = SocketAddr::new(self.own, self.request.redirect.tunnel_port().number());
         if self.fate(Protocol::Tcp, Some(self.own), tunnel, true) != Fate::Tproxied {
             return self.unproven(Path::Tproxy, NOT_SEEN);
         }
@@ -170,7 +171,7 @@ impl Aim<'_, '_> {
     }
 
     fn outbound(&mut self) {
-        let ports = self.request.redirect.outbound_ports.iter().map(|range| range.first());
+        let ports = self.request.redirect.outbound_ports().iter().map(|range| range.first());
         let ports = std::iter::once(self.request.validation.probe_port.number()).chain(ports);
         let mut fates = ports.map(|port| {
             let target = SocketAddr::new(nowhere(self.family), port);
@@ -188,12 +189,14 @@ impl Aim<'_, '_> {
     }
 
     fn dns(&mut self) {
-        let server = match &self.request.redirect.dns {
+        let server = match self.request.redirect.dns() {
             DnsCapture::Off => return,
             DnsCapture::All => Some(nowhere(self.family)),
             DnsCapture::Servers(servers) => {
                 servers.iter().copied().find(|server| Family::of(server) == self.family)
             }
+            // A form that this program does not know has no address to try.
+            _ => None,
         };
         let Some(server) = server else { return };
         let target = SocketAddr::new(server, DNS);
@@ -208,7 +211,7 @@ impl Aim<'_, '_> {
     }
 
     fn inbound(&mut self) {
-        if self.request.redirect.inbound != InboundPorts::None {
+        if *self.request.redirect.inbound() != InboundPorts::None {
             let why = "only packets from outside the pod meet the rules that decide about it (PREROUTING)";
             self.unproven(Path::Inbound, why);
         }
@@ -216,14 +219,14 @@ impl Aim<'_, '_> {
 
     fn is_proxy(&self) -> bool {
         let (redirect, who) = (self.request.redirect, self.request.who);
-        redirect.proxy_uids.contains(&who.uid) || redirect.proxy_gids.contains(&who.gid)
+        redirect.proxy_uids().contains(&who.uid) || redirect.proxy_gids().contains(&who.gid)
     }
 
     /// A stand-in where packets of the pod to itself arrive that nothing diverts, and what the plan does with them.
     /// The port is the one asked for; where that is taken, or left alone by the plan, one of the kernel's choice, or
     /// else the highest that the plan does not leave alone.
     fn target(&mut self, source: IpAddr, to: IpAddr, port: u16) -> Result<(SocketAddr, Fate), Errno> {
-        let excluded = &self.request.redirect.outbound_ports_exclude;
+        let excluded = self.request.redirect.outbound_ports_exclude();
         let highest =
             (1024..=u16::MAX).rev().find(|port| !excluded.iter().any(|range| range.contains(*port)));
         let mut kept = None;

@@ -10,10 +10,11 @@ use netns_apply::{
 };
 use redirect_core::{
     Redirect,
-    options::{BackendChoice, RunOptions},
+    options::BackendChoice,
     settings::{InputErrors, Key, NamespaceFacts, RawSettings, Source},
     values::Problem,
 };
+use settings_cli::RunOptions;
 use std::{io, net::IpAddr, time::Instant};
 
 /// Why there is no verdict.
@@ -101,7 +102,7 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
     loop {
         let addresses =
             facts::addresses().map_err(|cause| RunError::Facts { what: "the pod's addresses", cause })?;
-        let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &NameFiles };
+        let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&NameFiles);
         match Redirect::parse(settings, &facts) {
             Ok(redirect) => return Ok(Found::Redirect(Box::new(redirect), addresses)),
             Err(errors) if errors.iter().any(|error| error.problem != Problem::NoAddress) => {

@@ -9,7 +9,7 @@ use redirect_core::{
     plan::FamilyRules,
     rule::{Chain, Hook, Is, Match, Protocol, Rule, Table, Target, TcpFlags},
     state::Entry,
-    values::{Mark, Port, PortRange},
+    values::{Port, PortRange},
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -132,12 +132,13 @@ impl Walk<'_> {
                 }
                 Target::Redirect(port) => return Some(Step::Redirect(*port)),
                 Target::Tproxy { .. } => return Some(Step::Tproxy),
-                Target::SetMark(Mark(mark)) => self.mark = *mark,
+                Target::SetMark(mark) => self.mark = mark.value(),
                 Target::SaveMark => self.connection_mark = self.mark,
                 Target::RestoreMark => self.mark = self.connection_mark,
                 Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
                 // Zones change nothing about where packets go.
                 Target::ConntrackZone(_) => {}
+                _ => return Some(Step::Unknown),
             }
         }
         None
@@ -181,8 +182,9 @@ impl Walk<'_> {
             Match::Tracked(_) => Some(false),
             Match::OwnerUid(uid) => self.owner(uid, packet.who.uid),
             Match::OwnerGid(gid) => self.owner(gid, packet.who.gid),
-            Match::Mark(mark) => Some(is(mark, |mark| mark.0 == self.mark)),
+            Match::Mark(mark) => Some(is(mark, |mark| mark.value() == self.mark)),
             Match::ConnMark(mark) => Some(is(mark, |mark| mark.covers(self.connection_mark))),
+            _ => None,
         }
     }
 

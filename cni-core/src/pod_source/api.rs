@@ -1,6 +1,6 @@
 //! Pods from the API server, within a deadline.
 
-use super::{PodError, PodName, pod_facts};
+use super::{PodError, PodName};
 use crate::logs::SCOPE;
 use cluster_client::{Failure, Limits, Pauses, Request, kubeconfig, params::GetParams};
 use redirect_core::pod::PodFacts;
@@ -30,7 +30,10 @@ pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> R
     let read = runtime.block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)));
     // A look-up of the server's name may still be under way on a thread; it is not waited for.
     runtime.shutdown_background();
-    pod_facts(&read?).map_err(|problems| PodError::Unreadable { pod: pod.clone(), problems })
+    PodFacts::from_json(&read?).map_err(|errors| PodError::Unreadable {
+        pod: pod.clone(),
+        problems: errors.iter().map(ToString::to_string).collect(),
+    })
 }
 
 /// The last error when the deadline passes before a try succeeds, or sooner where trying is of no use.

@@ -1,6 +1,6 @@
 //! Pods from a folder of manifests, for machines without a cluster.
 
-use super::{PodError, PodName, pod_facts};
+use super::{PodError, PodName};
 use cluster_client::files;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
@@ -35,9 +35,9 @@ pub fn read(folder: &Path, pod: &PodName, node_name: Option<&str>) -> Result<Pod
     let Some((_, path, document)) = best else {
         return Err(PodError::NoManifest { path: folder.to_owned(), pod: pod.clone(), unreadable });
     };
-    pod_facts(&document).map_err(|problems| PodError::Unreadable {
+    PodFacts::from_json(&document).map_err(|errors| PodError::Unreadable {
         pod: pod.clone(),
-        problems: problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect(),
+        problems: errors.iter().map(|problem| format!("{}: {problem}", path.display())).collect(),
     })
 }
 

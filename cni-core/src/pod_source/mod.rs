@@ -1,9 +1,6 @@
-//! Where pods come from: the API server, or a folder of manifests; and what a decision needs of them.
-//!
-//! The node agent takes facts from pods with the same [`pod_facts`].
+//! Where pods come from: the API server, or a folder of manifests.
 
 mod api;
-mod facts;
 mod manifests;
 
 use crate::{
@@ -17,8 +14,6 @@ use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
-
-pub use facts::pod_facts;
 
 /// Which pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,15 +8,15 @@ use anyhow::Result;
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use serde_json::{Value, json};
 
-use super::KUBELET_READ_ONLY_PORT;
 use super::host::NODE_ADDRESS;
+use super::{KUBELET_READ_ONLY_PORT, Runtime};
 use crate::image::PAUSE;
 use crate::kube::ApiServer;
 use crate::{process, tools};
 
 /// Writes the configuration files of a node's work folder.
-pub(super) fn write_all(folder: &Path, name: &str, api: Option<&ApiServer>) -> Result<()> {
-    fs::write(folder.join("containerd.toml"), containerd(folder)?)?;
+pub(super) fn write_all(folder: &Path, runtime: Runtime, name: &str, api: Option<&ApiServer>) -> Result<()> {
+    fs::write(folder.join("containerd.toml"), containerd(folder, runtime)?)?;
     fs::write(folder.join("kubelet.json"), kubelet(folder, name, api).to_string())?;
     fs::write(folder.join("resolv.conf"), "nameserver 10.96.0.10\n")?;
     if let Some(api) = api {
@@ -42,8 +42,8 @@ pub(super) fn primary_conflist(state: &Path) -> Value {
     })
 }
 
-pub(super) fn containerd_command(folder: &Path) -> Command {
-    process::command("containerd", ["-c", &folder.join("containerd.toml").to_string_lossy(), "-l", "debug"])
+pub(super) fn containerd_command(program: &Path, folder: &Path) -> Command {
+    process::command(program, ["-c", &folder.join("containerd.toml").to_string_lossy(), "-l", "debug"])
 }
 
 pub(super) fn socket(folder: &Path) -> PathBuf {
@@ -68,24 +68,28 @@ pub(super) fn kubelet_command(folder: &Path, name: &str, joined: bool) -> Result
 }
 
 /// Everything that a container runtime leaves on a machine goes to the work folder.
-fn containerd(folder: &Path) -> Result<String> {
+fn containerd(folder: &Path, runtime: Runtime) -> Result<String> {
     // The kernel does not stack an overlay on an overlay's upper layer.
     let stacked = statfs(folder)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC;
     let snapshotter = if stacked { "native" } else { "overlayfs" };
     let (root, socket) = (folder.display(), socket(folder));
-    let socket = socket.display();
-    // Without CAP_SYS_RESOURCE runc cannot lower an OOM score, so pods must not ask for it.
-    Ok(format!(
-        r#"version = 2
-root = "{root}/containerd"
+    let common = format!(
+        r#"root = "{root}/containerd"
 state = "{root}/containerd-state"
 
 [grpc]
-address = "{socket}"
+address = "{}"
 
 [plugins."io.containerd.internal.v1.opt"]
 path = "{root}/containerd-opt"
-
+"#,
+        socket.display()
+    );
+    // Without CAP_SYS_RESOURCE runc cannot lower an OOM score, so pods must not ask for it.
+    Ok(match runtime {
+        Runtime::Debian => format!(
+            r#"version = 2
+{common}
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
 restrict_oom_score_adj = true
@@ -100,7 +104,28 @@ snapshotter = "{snapshotter}"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 "#
-    ))
+        ),
+        Runtime::Containerd2 => format!(
+            r#"version = 3
+{common}
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "{snapshotter}"
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{PAUSE}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["{root}/bin"]
+conf_dir = "{root}/net.d"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+"#
+        ),
+    })
 }
 
 fn kubelet(folder: &Path, name: &str, api: Option<&ApiServer>) -> Value {

@@ -5,13 +5,12 @@ pub(crate) mod restore;
 
 pub(crate) use handles::Handles;
 
-use crate::{ApplyError, netlink::NetlinkError};
+use crate::{ApplyError, netlink::NetlinkError, observe::Seen};
 use redirect_core::{
     Family, RulePlan,
     options::{BackendChoice, Variant},
     render::NFT_TABLES,
     rule::Table,
-    steps::Observation,
 };
 use std::fmt;
 
@@ -39,8 +38,10 @@ pub(crate) fn tables(plan: &RulePlan, backend: Backend) -> Vec<String> {
                     Family::V4 => "ip",
                     Family::V6 => "ip6",
                 };
-                let used =
-                    Table::ALL.into_iter().filter(move |table| rules.state().chains(*table).next().is_some());
+                let used = Table::ALL
+                    .iter()
+                    .copied()
+                    .filter(move |table| rules.state().chains(*table).next().is_some());
                 used.map(move |table| format!("{word} {}", table.name()))
             };
             plan.families().iter().flat_map(of).collect()
@@ -88,11 +89,11 @@ impl fmt::Display for Because {
 /// What the kernel lacks for a plan is asked beforehand; nothing is tried out.
 pub(crate) fn choose(
     choice: BackendChoice,
-    observed: &Observation,
+    seen: &Seen,
     handles: &mut Handles<'_>,
     plan: &RulePlan,
 ) -> Result<(Backend, Because), ApplyError> {
-    let programs = handles.programs;
+    let (programs, observed) = (handles.programs, &seen.state);
     match choice {
         BackendChoice::Netlink => {
             let missing = missing(handles, plan)?;
@@ -123,7 +124,9 @@ pub(crate) fn choose(
     if observed.in_use(Variant::Nft) {
         return Ok((Backend::Restore(Variant::Nft), Because::InUse));
     }
-    match (restore::usable(programs, Variant::Nft), restore::usable(programs, Variant::Legacy)) {
+    // What it has just listed it is not asked again: a second answer could only be of another moment.
+    let nft = if seen.nft_by_programs { Ok(()) } else { restore::usable(programs, Variant::Nft) };
+    match (nft, restore::usable(programs, Variant::Legacy)) {
         (Ok(()), _) => Ok((Backend::Restore(Variant::Nft), Because::Supported)),
         // What fails at this moment only decides nothing: rules would land in the other variant's tables.
         (Err(cause), _) | (_, Err(cause)) if !cause.is_lasting() => Err(cause.into()),

@@ -65,9 +65,10 @@ impl Inet {
 
     /// Whether it has another end, and something may still be sent.
     pub(super) fn is_open(&self) -> bool {
-        let is_over = match self.protocol {
-            Protocol::Tcp => [state::TIME_WAIT, state::CLOSED, state::LISTEN].contains(&self.state),
-            Protocol::Udp => self.remote.ip().is_unspecified(),
+        let is_over = if self.protocol == Protocol::Tcp {
+            [state::TIME_WAIT, state::CLOSED, state::LISTEN].contains(&self.state)
+        } else {
+            self.remote.ip().is_unspecified()
         };
         !is_over && self.remote.port() != 0
     }

@@ -14,7 +14,6 @@ use redirect_core::{
         Answer, Batch, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part, request,
     },
     rule::Table,
-    state::Entry,
     steps::Transaction,
 };
 use std::{
@@ -161,14 +160,9 @@ impl Connection {
     pub fn missing_for(&mut self, plan: &RulePlan) -> Result<Vec<Missing>, NetlinkError> {
         let mut needs = BTreeSet::new();
         for family in plan.families() {
-            let rules = plan.rules(*family);
-            for (_, entries) in Table::ALL.into_iter().flat_map(|table| rules.state().chains(table)) {
-                for entry in entries {
-                    if let Entry::Rule(rule) = entry {
-                        needs.extend(redirect_core::netlink::extensions(rule).map(|one| (*family, one)));
-                    }
-                }
-            }
+            let planned = plan.planned_rules().iter().filter(|planned| planned.scope().covers(*family));
+            let extensions = planned.flat_map(|planned| redirect_core::netlink::extensions(planned.rule()));
+            needs.extend(extensions.map(|extension| (*family, extension)));
         }
         self.missing(needs)
     }
@@ -177,7 +171,7 @@ impl Connection {
         let mut whole = self.ask("list tables", request::tables, |message| observed.take(message))?;
         for family in Family::BOTH {
             let tables: Vec<Table> =
-                Table::ALL.into_iter().filter(|table| observed.has_table(family, *table)).collect();
+                Table::ALL.iter().copied().filter(|table| observed.has_table(family, *table)).collect();
             if tables.is_empty() {
                 continue;
             }

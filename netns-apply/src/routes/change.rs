@@ -176,6 +176,6 @@ fn rule(family: Family, mark: Mark, table: RouteTable) -> RuleMessage {
     rule.header.family = address_family(family);
     rule.header.table = u8::try_from(table.number()).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
     rule.header.action = RuleAction::ToTable;
-    rule.attributes = vec![RuleAttribute::FwMark(mark.0), RuleAttribute::Table(table.number())];
+    rule.attributes = vec![RuleAttribute::FwMark(mark.value()), RuleAttribute::Table(table.number())];
     rule
 }

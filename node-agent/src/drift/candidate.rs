@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni_core::conf::Conf;
-use cni_core::pod_source::{PodName, pod_facts};
+use cni_core::pod_source::PodName;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ impl Candidate {
         if conf.skips(&name).is_some() {
             return None;
         }
-        let facts = pod_facts(pod).ok()?;
+        let facts = PodFacts::from_json(pod).ok()?;
         if facts.skip_reason().is_some() {
             return None;
         }

@@ -97,7 +97,7 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Look
         let env = |name: &'static str| {
             rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
         };
-        let facts = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&there) };
+        let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
         let decided = candidate.facts.decide_with(base_settings(rules.strict_capture, env), &facts);
         match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
             Decision::Skip(_) => Ok(Look::AsPlanned),

@@ -203,13 +203,13 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Settings, command};
+    use crate::settings::Settings;
 
     fn settings(env: &[(&str, &str)]) -> RepairSettings {
         let needed = [("KUBERNETES_SERVICE_HOST", "h"), ("KUBERNETES_SERVICE_PORT", "1")];
         let env = needed.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let given = command().try_get_matches_from(["install-cni"]).expect("no flags");
-        Settings::read(&given, &env.collect::<Vec<_>>()).expect("settings").0.repair
+        let no_flags = settings_cli::Words::default();
+        Settings::read(&no_flags, &env.collect::<Vec<_>>()).expect("settings").0.repair
     }
 
     #[test]

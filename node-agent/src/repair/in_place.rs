@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cni_core::conf::Conf;
-use cni_core::pod_source::{PodName, pod_facts};
+use cni_core::pod_source::PodName;
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
 use netns_apply::connections::{Severed, sever};
@@ -144,7 +144,10 @@ impl Patient {
         if let Some(reason) = conf.skips(name) {
             return Err(alone(reason.explanation()));
         }
-        let facts = pod_facts(pod).map_err(|problems| Trouble::new("not_meshed", problems.join("; ")))?;
+        let facts = PodFacts::from_json(pod).map_err(|errors| {
+            let problems: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            Trouble::new("not_meshed", problems.join("; "))
+        })?;
         if let Some(reason) = facts.skip_reason() {
             return Err(alone(reason.explanation()));
         }
@@ -170,7 +173,7 @@ impl Practice {
         let env = |name: &'static str| {
             self.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
         };
-        let facts = NamespaceFacts { names: &NameFiles, ..NamespaceFacts::new(&there) };
+        let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
         let decided = patient.facts.decide_with(base_settings(self.strict_capture, env), &facts);
         let plan = match decided.map_err(|errors| Trouble::new("not_meshed", errors))? {
             Decision::Redirect(redirect) => redirect.plan(),

@@ -1,9 +1,9 @@
 //! What is worth saying about settings that are not wrong.
 
 use super::raw::{Origin, Raw, file_mode};
-use super::table::{Kind, SETTINGS, Status};
+use super::table::{SETTINGS, Status, Takes};
 use redirect_core::settings::meant;
-use std::collections::BTreeMap;
+use settings_table::NotInForce;
 
 /// Beginnings of names that are nobody's but ours.
 const OURS: [&str; 4] = ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_"];
@@ -11,13 +11,8 @@ const OURS: [&str; 4] = ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_"];
 /// Something about a setting that has less effect than its author hoped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// The agent does not do what these say, all for the same reason.
-    NotInForce {
-        /// The flags and variables.
-        origins: Vec<String>,
-        /// The reason.
-        status: Status,
-    },
+    /// The agent does not do what was asked for.
+    NotInForce(NotInForce),
     /// It was given empty, which means false or 0 and not the default.
     Empty {
         /// The flag or variable.
@@ -58,7 +53,7 @@ pub enum Notice {
 impl std::fmt::Display for Notice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NotInForce { origins, status } => write!(f, "{}: {}", origins.join(", "), status.remark()),
+            Self::NotInForce(notice) => notice.fmt(f),
             Self::Empty { origin, default } => {
                 write!(
                     f,
@@ -70,7 +65,7 @@ impl std::fmt::Display for Notice {
                 f,
                 "{origin} {mode:04o} lets others than the file's owner and group read the plugin's token, or the group replace it; 0600 or 0640 is enough"
             ),
-            Self::NoEffect { origin, because } => write!(f, "{origin} has no effect, because {because}"),
+            Self::NoEffect { origin, because } => write!(f, "{origin} has no effect: {because}"),
             Self::Unknown { given, meant: Some(meant) } => {
                 write!(f, "{given} is no setting and is ignored; is {meant} meant?")
             }
@@ -81,10 +76,10 @@ impl std::fmt::Display for Notice {
 
 /// Everything worth saying, in the order of the table and then of the environment.
 pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
-    let mut notices = not_in_force(raw);
+    let mut notices: Vec<Notice> = raw.not_in_force().into_iter().map(Notice::NotInForce).collect();
     for (setting, origin, value) in raw.given() {
-        let has_value_when_empty = matches!(setting.kind, Kind::Switch | Kind::Number | Kind::Duration)
-            && setting.status == Status::Used;
+        let has_value_when_empty = matches!(setting.takes, Takes::Switch | Takes::Number | Takes::Duration)
+            && setting.status == Status::InForce;
         if value.is_empty() && has_value_when_empty && !matches!(setting.default, "" | "false" | "0" | "0s") {
             notices.push(Notice::Empty { origin: origin.to_string(), default: setting.default });
         }
@@ -97,10 +92,6 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
     }
     notices.extend(exposed(raw));
     notices.extend(without_effect(raw));
-    if raw.stack_traces() {
-        let origin = "flag --log_stacktrace_level".to_owned();
-        notices.push(Notice::NoEffect { origin, because: "there are no stack traces" });
-    }
     notices.extend(env.iter().filter_map(|(name, _)| unknown(name)));
     notices
 }
@@ -112,68 +103,69 @@ fn exposed(raw: &Raw<'_>) -> Option<Notice> {
     Some(Notice::Exposed { origin: origin.to_string(), mode })
 }
 
-/// What was asked for and is not done, as one notice for each reason: charts set a dozen of these. A switch that is off asks for nothing.
-fn not_in_force(raw: &Raw<'_>) -> Vec<Notice> {
-    let is_off = |kind: Kind, value: &str| {
-        value.is_empty()
-            || (kind == Kind::Switch && matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"))
-    };
-    let mut asked = BTreeMap::<Status, Vec<String>>::new();
-    for (setting, origin, value) in raw.given() {
-        let counts = match setting.status {
-            Status::Used => false,
-            Status::Ambient | Status::Unused => true,
-        };
-        if counts && !is_off(setting.kind, value) {
-            asked.entry(setting.status).or_default().push(origin.to_string());
-        }
-    }
-    asked.into_iter().map(|(status, origins)| Notice::NotInForce { origins, status }).collect()
-}
-
+/// What has no effect because of other settings, each for the first reason that holds.
 fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
-    let given =
-        |name: &str| raw.given().find(|(setting, _, value)| setting.name() == name && !value.is_empty());
-    let on = |name: &str| matches!(raw.text(name).as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True");
-    let template = given("CNI_NETWORK_CONFIG").or(given("CNI_NETWORK_CONFIG_FILE")).is_some();
-    let in_place = on("REPAIR_ENABLED") && on("REPAIR_REPAIR_PODS");
-    let (chained, owned) = (on("CHAINED_CNI_PLUGIN"), on("ISTIO_OWNED_CNI_CONFIG"));
+    let given = |name: &str| {
+        raw.given().find(|(setting, _, value)| setting.name() == name && !setting.takes.is_off(value))
+    };
+    let has_template = given("CNI_NETWORK_CONFIG").or(given("CNI_NETWORK_CONFIG_FILE")).is_some();
+    let (is_chained, is_owned) = (raw.is_on("CHAINED_CNI_PLUGIN"), raw.is_on("ISTIO_OWNED_CNI_CONFIG"));
+    let is_watched =
+        given("DRIFT_WATCH_INTERVAL").is_some_and(|(_, _, interval)| !matches!(interval, "0" | "0s"));
+    let by_template = (has_template, "the template in CNI_NETWORK_CONFIG says what the plugin is told");
+    let in_place = raw.is_on("REPAIR_ENABLED") && raw.is_on("REPAIR_REPAIR_PODS");
+    let by_no_watch = (!is_watched, "only the drift watch uses it, and DRIFT_WATCH_INTERVAL is not set");
     let cases = [
-        ("ISTIO_OWNED_CNI_CONFIG", owned && !chained, "CHAINED_CNI_PLUGIN is false"),
-        ("ISTIO_OWNED_CNI_CONFIG_FILENAME", !owned, "ISTIO_OWNED_CNI_CONFIG is false"),
+        ("ISTIO_OWNED_CNI_CONFIG", (!is_chained, "CHAINED_CNI_PLUGIN is false")),
+        ("ISTIO_OWNED_CNI_CONFIG_FILENAME", (!is_owned, "ISTIO_OWNED_CNI_CONFIG is false")),
+        ("LOG_OUTPUT_LEVEL", (raw.has_level_flag(), "flag --log_output_level wins")),
         (
             "LOG_LEVEL",
-            !template,
-            "only a template in CNI_NETWORK_CONFIG uses it; flag --log_output_level sets levels",
+            (
+                !has_template,
+                "only a template in CNI_NETWORK_CONFIG uses it; flag --log_output_level sets levels",
+            ),
         ),
-        ("EXCLUDE_NAMESPACES", template, "the template in CNI_NETWORK_CONFIG says what the plugin is told"),
-        ("NATIVE_NFTABLES", template, "the template in CNI_NETWORK_CONFIG says what the plugin is told"),
-        ("CNI_NETWORK_CONFIG", given("CNI_NETWORK_CONFIG_FILE").is_some(), "CNI_NETWORK_CONFIG_FILE wins"),
-        ("KUBE_CA_FILE", on("SKIP_TLS_VERIFY"), "SKIP_TLS_VERIFY is true"),
+        ("EXCLUDE_NAMESPACES", by_template),
+        ("NATIVE_NFTABLES", by_template),
+        ("NFT_SETS", by_template),
+        (
+            "NFT_SETS",
+            (
+                !raw.is_on("NATIVE_NFTABLES"),
+                "only native nftables rules have sets, and NATIVE_NFTABLES is false",
+            ),
+        ),
+        ("STRICT_CAPTURE", by_template),
+        ("CNI_NETWORK_CONFIG", (given("CNI_NETWORK_CONFIG_FILE").is_some(), "CNI_NETWORK_CONFIG_FILE wins")),
+        ("KUBE_CA_FILE", (raw.is_on("SKIP_TLS_VERIFY"), "SKIP_TLS_VERIFY is true")),
         (
             "MOUNTED_CNI_NETNS_DIR",
-            given("DRIFT_WATCH_INTERVAL").is_none() && !in_place,
-            "only the drift watch and repairs in place look there, and neither DRIFT_WATCH_INTERVAL nor REPAIR_REPAIR_PODS is set",
+            (
+                !is_watched && !in_place,
+                "only the drift watch and repairs in place look there, and neither DRIFT_WATCH_INTERVAL nor REPAIR_REPAIR_PODS is set",
+            ),
         ),
         (
             "MOUNTED_PROC_DIR",
-            !in_place,
-            "only repairs in place look there, and REPAIR_REPAIR_PODS is not set",
+            (!in_place, "only repairs in place look there, and REPAIR_REPAIR_PODS is not set"),
         ),
-        ("REPAIR_DELETE_PODS", in_place && on("REPAIR_DELETE_PODS"), "REPAIR_REPAIR_PODS wins"),
-        ("REPAIR_LABEL_PODS", in_place && on("REPAIR_LABEL_PODS"), "REPAIR_REPAIR_PODS wins"),
-        (
-            "REPAIR_LABEL_PODS",
-            !in_place && on("REPAIR_LABEL_PODS") && on("REPAIR_DELETE_PODS"),
-            "REPAIR_DELETE_PODS wins",
-        ),
+        ("REPAIR_DELETE_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
+        ("REPAIR_LABEL_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
+        ("REPAIR_LABEL_PODS", (raw.is_on("REPAIR_DELETE_PODS"), "REPAIR_DELETE_PODS wins")),
+        ("ISTIO_OUTBOUND_OWNER_GROUPS", by_no_watch),
+        ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", by_no_watch),
+        ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", by_no_watch),
     ];
-    let silent = cases.into_iter().filter(|(_, ineffective, _)| *ineffective);
-    silent
-        .filter_map(|(name, _, because)| {
-            given(name).map(|(_, origin, _)| Notice::NoEffect { origin: origin.to_string(), because })
-        })
-        .collect()
+    let mut told: Vec<&str> = Vec::new();
+    let mut notices = Vec::new();
+    for (name, (is_silent, because)) in cases {
+        if let Some((_, origin, _)) = given(name).filter(|_| is_silent && !told.contains(&name)) {
+            told.push(name);
+            notices.push(Notice::NoEffect { origin: origin.to_string(), because });
+        }
+    }
+    notices
 }
 
 /// Whether a variable looks like a setting of ours without being one. The kubelet puts the names of services into the environment, so

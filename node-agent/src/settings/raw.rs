@@ -3,30 +3,27 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::table::{Kind, SETTINGS, Setting};
-use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
-use clap_complete::Shell;
+use super::table::{Row, SETTINGS};
+use clap::{Arg, ArgAction, Command};
 use redirect_core::values::parse_duration;
-use settings_cli::Pages;
+use settings_cli::{CommandLine, Pages, Words, log_rows};
+use settings_table::{Given, NotInForce, Takes};
 
 /// What `localhost` stands for.
 pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The flag of the log levels.
+const LEVEL_FLAG: &str = "log_output_level";
 
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Install and keep installed.
     Run,
+    /// Install and end.
+    Once,
     /// Take everything out of the node and end.
-    Cleanup,
-    /// Say the version and end.
-    Version,
-    /// Print help and end.
-    Help,
-    /// Print the manual page and end.
-    Man,
-    /// Print completions for a shell and end.
-    Completion(Shell),
+    Uninstall,
 }
 
 /// What help and the manual say besides the flags.
@@ -34,16 +31,19 @@ const PAGES: Pages = Pages {
     examples: &[
         ("Install into the list that the runtime uses, and keep it there", "install-cni"),
         (
-            "Once by hand, with the node's directories in place of those of a container",
-            "install-cni --mounted-cni-net-dir /etc/cni/net.d",
+            "Once, on the node itself instead of in a container (docs/node-image.md)",
+            "install-cni install --once --source-cni-bin-dir /usr/local/lib/istio-cni \\\n      --mounted-cni-bin-dir /opt/cni/bin --mounted-cni-net-dir /etc/cni/net.d",
         ),
-        ("Take everything out of the node again", "install-cni cleanup"),
+        ("Take everything out of the node again", "install-cni uninstall"),
     ],
     exit_status: &[
-        (0, "Done: ended by SIGTERM or SIGINT, or there is nothing left to do."),
+        (
+            0,
+            "Done: ended by SIGTERM or SIGINT; with install --once, the runtime calls the plugin; with uninstall, nothing is left.",
+        ),
         (
             1,
-            "A flag or variable is wrong, or what a start needs is not there. Nothing on the node was changed by it.",
+            "A flag or variable is wrong, or what a start needs is not there: nothing on the node was changed. With install --once, pods would not be redirected; with uninstall, not everything could be removed, or an agent runs. The log says why.",
         ),
     ],
     files: &[
@@ -59,13 +59,10 @@ const PAGES: Pages = Pages {
 impl Action {
     /// What a command line asks for.
     #[must_use]
-    pub fn of(given: &ArgMatches) -> Self {
-        match given.subcommand() {
-            Some(("cleanup", _)) => Self::Cleanup,
-            Some(("version", _)) => Self::Version,
-            Some(("help", _)) => Self::Help,
-            Some(("man", _)) => Self::Man,
-            Some(("completion", of)) => of.get_one("shell").copied().map_or(Self::Run, Self::Completion),
+    pub fn of(words: &Words) -> Self {
+        match &words.command {
+            Some((name, of)) if name == INSTALL && of.get_flag(ONCE) => Self::Once,
+            Some((name, _)) if name == UNINSTALL => Self::Uninstall,
             Some(_) | None => Self::Run,
         }
     }
@@ -83,61 +80,29 @@ pub struct Problem {
     pub reason: String,
 }
 
-/// The parser of the command line, made from the tables.
-#[must_use]
-pub fn command() -> Command {
-    let flags = SETTINGS.iter().filter(|setting| !setting.flag.is_empty()).map(flag);
-    let logging = logging::FLAGS.iter().map(|flag| {
-        let arg = Arg::new(flag.name).long(flag.name).help(flag.meaning).value_name("VALUE");
-        match flag.kind {
-            logging::FlagKind::Text => arg.action(ArgAction::Set),
-            logging::FlagKind::Switch => switch(arg),
-            logging::FlagKind::List => arg.action(ArgAction::Append),
-        }
-    });
-    let shell = Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
-    Command::new("install-cni")
-        .about("Puts the istio-cni plugin on the node and keeps it there")
-        .version(env!("CARGO_PKG_VERSION"))
-        .disable_help_subcommand(true)
-        .after_help(PAGES.examples_text())
-        .args(flags.chain(logging).map(|arg| arg.global(true)))
-        .subcommand(
-            Command::new("cleanup").about("Takes the plugin out of the node: entry, kubeconfig, binary"),
-        )
-        .subcommand(Command::new("help").about("Prints this"))
-        .subcommand(Command::new("version").about("Says the version"))
-        .subcommand(Command::new("man").about("Prints the manual page (man 8 form)"))
-        .subcommand(Command::new("completion").about("Prints completions for a shell").arg(shell))
-}
+const INSTALL: &str = "install";
+const UNINSTALL: &str = "uninstall";
+const ONCE: &str = "once";
 
-/// Completions of the command line for a shell.
+/// The command line.
 #[must_use]
-pub fn completions(shell: Shell) -> String {
-    let switches = SETTINGS.iter().filter(|setting| setting.kind == Kind::Switch && !setting.flag.is_empty());
-    let command = switches.fold(command(), |command, setting| {
-        command.mut_arg(setting.flag, |arg| arg.value_parser(PossibleValuesParser::new(["true", "false"])))
-    });
-    settings_cli::completions(shell, command, "install-cni")
-}
-
-/// The manual page.
-#[must_use]
-pub fn manual() -> String {
-    PAGES.manual(command())
-}
-
-fn flag(setting: &Setting) -> Arg {
-    let env = setting.env.first().map(|env| format!(" [{env}]")).unwrap_or_default();
-    let default =
-        if setting.default.is_empty() { String::new() } else { format!(" (default {})", setting.default) };
-    let arg = Arg::new(setting.flag)
-        .long(setting.flag)
-        .help(format!("{}{default}{env}", setting.description()))
-        .value_name("VALUE")
-        .allow_hyphen_values(true)
-        .action(ArgAction::Set);
-    if setting.kind == Kind::Switch { switch(arg) } else { arg }
+pub fn command_line() -> CommandLine {
+    let once = Arg::new(ONCE).long(ONCE).action(ArgAction::SetTrue);
+    let once = once.help("End when the plugin is installed, or cannot be, which is exit code 1");
+    let install = Command::new(INSTALL)
+        .about("Install the plugin and keep it installed, as without a command; with --once, end then")
+        .arg(once);
+    let uninstall = Command::new(UNINSTALL)
+        .visible_alias("cleanup")
+        .about("Take the plugin out of the node: entry, kubeconfig, binary");
+    CommandLine {
+        name: "install-cni",
+        about: "Puts the istio-cni plugin on the node and keeps it there",
+        version: env!("CARGO_PKG_VERSION"),
+        pages: PAGES,
+        rows: SETTINGS.to_vec(),
+        commands: vec![install, uninstall],
+    }
 }
 
 /// A file mode: octal with a leading 0, otherwise decimal.
@@ -146,11 +111,6 @@ pub(super) fn file_mode(text: &str) -> Option<u32> {
         Some(octal) => u32::from_str_radix(octal, 8).ok(),
         None => text.parse().ok(),
     }
-}
-
-/// A flag that may stand alone, or be given a boolean after `=`.
-fn switch(arg: Arg) -> Arg {
-    arg.num_args(0..=1).require_equals(true).default_missing_value("true").action(ArgAction::Set)
 }
 
 /// Where a value was given.
@@ -172,15 +132,17 @@ impl std::fmt::Display for Origin {
 
 /// All values as texts.
 pub(super) struct Raw<'a> {
-    given: &'a ArgMatches,
-    values: Vec<(&'static Setting, Origin, String)>,
+    given: &'a Words,
+    /// Whether the API server has to be named.
+    needs_server: bool,
+    values: Vec<(&'static Row, Origin, String)>,
     problems: Vec<Problem>,
 }
 
 impl<'a> Raw<'a> {
-    pub(super) fn new(given: &'a ArgMatches, env: &[(String, String)]) -> Self {
-        let find = |setting: &'static Setting| {
-            let flag = (!setting.flag.is_empty()).then(|| given.get_one::<String>(setting.flag)).flatten();
+    pub(super) fn new(given: &'a Words, env: &[(String, String)]) -> Self {
+        let find = |setting: &'static Row| {
+            let flag = setting.flag.and_then(|flag| Some((flag, given.flags.get(flag)?)));
             let variable = || {
                 let value = |name: &&'static str| {
                     env.iter().find(|(key, _)| key == name).map(|(_, value)| (*name, value))
@@ -188,16 +150,23 @@ impl<'a> Raw<'a> {
                 setting.env.iter().find_map(value)
             };
             match (flag, variable()) {
-                (Some(value), _) => (setting, Origin::Flag(setting.flag), value.clone()),
+                (Some((flag, value)), _) => (setting, Origin::Flag(flag), value.clone()),
                 (None, Some((name, value))) => (setting, Origin::Env(name), value.clone()),
                 (None, None) => (setting, Origin::Default(setting.name()), setting.default.to_owned()),
             }
         };
-        Self { given, values: SETTINGS.iter().map(find).collect(), problems: Vec::new() }
+        let needs_server = Action::of(given) == Action::Run;
+        let problems = given.refused.iter().map(|(word, problem)| Problem {
+            origin: "command line".to_owned(),
+            value: Some(word.clone()),
+            reason: problem.to_string(),
+        });
+        let problems = problems.collect();
+        Self { given, needs_server, values: SETTINGS.iter().map(find).collect(), problems }
     }
 
     /// The settings that somebody gave, with where and what.
-    pub(super) fn given(&self) -> impl Iterator<Item = (&'static Setting, &Origin, &str)> {
+    pub(super) fn given(&self) -> impl Iterator<Item = (&'static Row, &Origin, &str)> {
         let somebody = |origin: &Origin| !matches!(origin, Origin::Default(_));
         let values = self.values.iter().filter(move |(_, origin, _)| somebody(origin));
         values.map(|(setting, origin, value)| (*setting, origin, value.as_str()))
@@ -211,10 +180,18 @@ impl<'a> Raw<'a> {
         self.value(name).1.to_owned()
     }
 
-    pub(super) fn required(&mut self, name: &'static str) -> String {
+    /// Host and port of the API server. Where nobody says either and it is not needed, both are empty.
+    pub(super) fn server(&mut self) -> [String; 2] {
+        let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
+        let is_needed = self.needs_server || names.iter().any(|name| !self.text(name).is_empty());
+        names.map(|name| if is_needed { self.required(name) } else { String::new() })
+    }
+
+    fn required(&mut self, name: &'static str) -> String {
         let value = self.text(name);
         if value.is_empty() {
-            let reason = "missing; the kubelet gives it to every container, and a test has to set it";
+            let reason =
+                "missing; the kubelet gives it to every container, and who runs this elsewhere has to set it";
             self.problems.push(Problem { origin: name.to_owned(), value: None, reason: reason.to_owned() });
         }
         value
@@ -313,23 +290,46 @@ impl<'a> Raw<'a> {
         0o600
     }
 
-    /// Whether somebody asked for stack traces at any level.
-    pub(super) fn stack_traces(&self) -> bool {
-        let asked = self.given.try_get_one::<String>("log_stacktrace_level").ok().flatten();
-        asked
-            .is_some_and(|levels| levels.split(',').any(|level| level != "none" && !level.ends_with(":none")))
+    /// What was asked for and is not done.
+    pub(super) fn not_in_force(&self) -> Vec<NotInForce> {
+        let logging = log_rows();
+        let of_ours = self.given().map(|(row, origin, value)| Given {
+            row,
+            said: origin.to_string(),
+            value: value.to_owned(),
+        });
+        let of_logging = logging.iter().filter_map(|row| {
+            let flag = row.flag?;
+            Some(Given { row, said: format!("flag --{flag}"), value: self.given.flags.get(flag)?.clone() })
+        });
+        let given: Vec<Given<'_>> = of_ours.chain(of_logging).collect();
+        NotInForce::among(&given, |name| self.is_on(name))
+    }
+
+    /// Whether a switch is on, or cannot be read.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        !Takes::Switch.is_off(&self.text(name))
+    }
+
+    /// Whether the flag of the log levels is given.
+    pub(super) fn has_level_flag(&self) -> bool {
+        self.given.flags.contains_key(LEVEL_FLAG)
     }
 
     pub(super) fn logging(&mut self) -> logging::Config {
         let given = self.given;
-        let values = |name: &str| {
-            let values = given.try_get_many::<String>(name).ok().flatten()?;
-            Some(values.cloned().collect::<Vec<_>>().join(","))
+        let level = (!self.has_level_flag()).then(|| self.text("LOG_OUTPUT_LEVEL"));
+        let level = level.filter(|level| !level.is_empty());
+        let value = |name: &str| match (name, &level) {
+            (LEVEL_FLAG, Some(level)) => Some(level.clone()),
+            _ => given.flags.get(name).cloned(),
         };
-        let mut config = logging::Config::from_flags(values).unwrap_or_else(|errors| {
+        let mut config = logging::Config::from_flags(value).unwrap_or_else(|errors| {
             self.problems.extend(errors.iter().map(|error| {
                 let text = error.to_string();
                 let (origin, reason) = text.split_once(": ").unwrap_or(("logging", &text));
+                let is_variable = level.is_some() && origin.ends_with(LEVEL_FLAG);
+                let origin = if is_variable { "LOG_OUTPUT_LEVEL" } else { origin };
                 Problem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
             }));
             logging::Config::default()

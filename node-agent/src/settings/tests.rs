@@ -1,14 +1,29 @@
 use super::table::{SETTINGS, Status};
 use super::*;
+use settings_cli::{Line, Words};
 
 const REQUIRED: [(&str, &str); 2] =
     [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
 
 fn read(args: &[&str], env: &[(&str, &str)]) -> Result<(Settings, Vec<Notice>), Vec<String>> {
-    let given = command().try_get_matches_from([&["install-cni"], args].concat()).expect("parses");
+    let given = words(args);
     let env: Vec<(String, String)> =
         REQUIRED.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     Settings::read(&given, &env).map_err(|problems| problems.iter().map(ToString::to_string).collect())
+}
+
+fn words(args: &[&str]) -> Words {
+    match command_line().read(args.iter().map(Into::into)) {
+        Ok(Line::Work(words)) => words,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn printed(args: &[&str]) -> String {
+    match command_line().read(args.iter().map(Into::into)) {
+        Ok(Line::Print(text)) => text,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn settings(args: &[&str], env: &[(&str, &str)]) -> Settings {
@@ -21,8 +36,7 @@ fn notices(args: &[&str], env: &[(&str, &str)]) -> Vec<String> {
 
 #[test]
 fn the_table_has_no_name_twice_and_says_something_of_each() {
-    let mut names: Vec<&str> =
-        SETTINGS.iter().map(|setting| setting.flag).filter(|flag| !flag.is_empty()).collect();
+    let mut names: Vec<&str> = SETTINGS.iter().filter_map(|setting| setting.flag).collect();
     names.extend(SETTINGS.iter().flat_map(|setting| setting.env));
     names.extend(logging::FLAGS.iter().map(|flag| flag.name));
     let all = names.len();
@@ -35,8 +49,9 @@ fn the_table_has_no_name_twice_and_says_something_of_each() {
 #[test]
 fn a_flag_is_the_lower_case_of_its_variable() {
     let own_spelling = |flag: &str| flag.starts_with("ctrlz_");
-    for setting in SETTINGS.iter().filter(|setting| !setting.flag.is_empty() && !own_spelling(setting.flag)) {
-        assert_eq!(setting.flag.to_uppercase().replace('-', "_"), setting.env[0]);
+    for setting in SETTINGS {
+        let Some(flag) = setting.flag.filter(|flag| !own_spelling(flag)) else { continue };
+        assert_eq!(flag.to_uppercase().replace('-', "_"), setting.env[0]);
     }
 }
 
@@ -222,7 +237,7 @@ fn a_plugins_token_has_to_outlast_an_upgrade() {
 
 #[test]
 fn without_an_api_server_there_is_no_start() {
-    let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+    let given = words(&[]);
     let problems = Settings::read(&given, &[]).expect_err("problems");
     let origins: Vec<&str> = problems.iter().map(|problem| problem.origin.as_str()).collect();
     assert_eq!(origins, ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"]);
@@ -240,7 +255,7 @@ fn an_api_server_that_cannot_be_is_no_start() {
         ("KUBERNETES_SERVICE_HOST", "10.0.0.1/x", "no host name"),
         ("KUBERNETES_SERVICE_HOST", "a b", "no host name"),
     ] {
-        let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+        let given = words(&[]);
         let given_so = (name, value);
         let env = REQUIRED.iter().filter(|(required, _)| *required != name).chain([&given_so]);
         let env: Vec<(String, String)> =
@@ -284,11 +299,11 @@ fn settings_without_effect_are_reported() {
     let texts = notices(&[], &env);
     assert_eq!(texts.len(), 5, "{texts:#?}");
     let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
-    has("AMBIENT_ENABLED: Accepted and not implemented: this agent has no ambient mode.");
-    has("GOMEMLIMIT: Accepted; nothing depends on it.");
-    has("LOG_LEVEL has no effect, because only a template");
+    has("AMBIENT_ENABLED: accepted and not implemented: this agent has no ambient mode");
+    has("GOMEMLIMIT has no effect: nothing here depends on it");
+    has("LOG_LEVEL has no effect: only a template");
     has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");
-    has("ISTIO_OWNED_CNI_CONF_FILENAME has no effect, because ISTIO_OWNED_CNI_CONFIG is false");
+    has("ISTIO_OWNED_CNI_CONF_FILENAME has no effect: ISTIO_OWNED_CNI_CONFIG is false");
 }
 
 /// Istio's own, at its defaults.
@@ -312,7 +327,7 @@ const CHART: [(&str, &str); 13] = [
 #[test]
 fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
     let texts = notices(&["--log_output_level=info,cni-plugin:debug"], &CHART);
-    assert_eq!(texts, [format!("ALLOW_SWITCH_TO_HOST_NS, GOMEMLIMIT: {}", Status::Unused.remark())]);
+    assert_eq!(texts, ["ALLOW_SWITCH_TO_HOST_NS, GOMEMLIMIT have no effect: nothing here depends on it"]);
     assert_eq!(notices(&[], &[]), [""; 0]);
     assert_eq!(notices(&["--log_stacktrace_level=default:none,cni-agent:none"], &[]), [""; 0]);
     let [traces] = &notices(&["--log_stacktrace_level=default:info"], &[])[..] else { panic!("one notice") };
@@ -321,13 +336,13 @@ fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
 
 #[test]
 fn help_says_what_the_log_says() {
-    let help = command().render_long_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let help = printed(&["--help"]).split_whitespace().collect::<Vec<_>>().join(" ");
     let mut count = 0;
-    for setting in SETTINGS.iter().filter(|setting| !setting.flag.is_empty()) {
-        assert!(help.contains(&setting.description()), "{}: {help}", setting.flag);
+    for setting in SETTINGS {
+        assert!(help.contains(&setting.description()), "{}: {help}", setting.name());
         count += usize::from(setting.description().contains("not implemented"));
     }
-    assert!(count >= 3, "{count} flags without effect");
+    assert!(count >= 8, "{count} settings that are not implemented");
 }
 
 #[test]
@@ -381,7 +396,7 @@ fn a_template_is_filled_from_the_settings() {
 
 #[test]
 fn an_ipv6_server_is_bracketed() {
-    let given = command().try_get_matches_from(["install-cni"]).expect("parses");
+    let given = words(&[]);
     let env = [
         ("KUBERNETES_SERVICE_HOST", "fd00::1"),
         ("KUBERNETES_SERVICE_PORT", "6443"),
@@ -395,27 +410,79 @@ fn an_ipv6_server_is_bracketed() {
 #[test]
 fn every_flag_completes_in_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let given = command().try_get_matches_from(["install-cni", "completion", shell]).expect("parses");
-        let Action::Completion(shell) = Action::of(&given) else { panic!("{shell}") };
-        let text = completions(shell);
-        let flags = SETTINGS.iter().filter(|setting| !setting.flag.is_empty());
-        for setting in flags {
-            assert!(text.contains(setting.flag), "{shell}: {}", setting.flag);
+        let text = printed(&["completion", shell]);
+        for flag in SETTINGS.iter().filter_map(|setting| setting.flag) {
+            assert!(text.contains(flag), "{shell}: {flag}");
         }
     }
-    assert!(command().try_get_matches_from(["install-cni", "completion"]).is_err());
+    assert!(command_line().read(["completion".into()]).is_err());
+}
+
+#[test]
+fn what_is_not_understood_is_told_with_everything_else() {
+    let problems =
+        read(&["--frob", "--health-port=x", "--skip-tls-verify", "yes"], &[]).expect_err("problems");
+    let has =
+        |text: &str| assert!(problems.iter().any(|problem| problem.contains(text)), "{text}: {problems:#?}");
+    has("command line: \"--frob\": is no flag; --help lists all");
+    has("write --skip-tls-verify=true");
+    has("flag --health-port: \"x\": not a whole number");
+    assert_eq!(problems.len(), 3, "{problems:#?}");
+}
+
+#[test]
+fn commands_take_flags_on_either_side() {
+    for line in [
+        "install --once --cni-conf-name a.conf",
+        "--cni-conf-name a.conf install --once",
+        "--skip-tls-verify --cni-conf-name=a.conf install --once",
+    ] {
+        let words = words(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(Action::of(&words), Action::Once, "{line}");
+        assert_eq!(words.flags.get("cni-conf-name").map(String::as_str), Some("a.conf"), "{line}");
+        assert!(words.refused.is_empty(), "{line}: {words:?}");
+    }
+    for (line, action) in [
+        (&[][..], Action::Run),
+        (&["install"], Action::Run),
+        (&["uninstall"], Action::Uninstall),
+        (&["cleanup"], Action::Uninstall),
+    ] {
+        assert_eq!(Action::of(&words(line)), action, "{line:?}");
+    }
+    assert!(command_line().read(["uninstall".into(), "--once".into()]).is_err());
+}
+
+/// What somebody gives beside a template is told by the template.
+#[test]
+fn every_key_of_the_entry_that_a_template_replaces_is_told() {
+    let keys = ["EXCLUDE_NAMESPACES", "NATIVE_NFTABLES", "NFT_SETS", "STRICT_CAPTURE"];
+    let mut env = keys.map(|name| (name, "true")).to_vec();
+    assert_eq!(notices(&[], &env), [""; 0]);
+    env.push(("CNI_NETWORK_CONFIG", r#"{"type":"istio-cni"}"#));
+    let told = notices(&[], &env);
+    for name in keys {
+        let wanted =
+            format!("{name} has no effect: the template in CNI_NETWORK_CONFIG says what the plugin is told");
+        assert!(told.contains(&wanted), "{wanted}: {told:#?}");
+    }
+    assert_eq!(told.len(), keys.len(), "{told:#?}");
+    let off = keys.map(|name| (name, "false")).to_vec();
+    assert_eq!(notices(&["--cni-network-config={\"type\":\"istio-cni\"}"], &off[1..]), [""; 0]);
+    let [sets] = &notices(&[], &[("NFT_SETS", "true")])[..] else { panic!("one notice") };
+    assert!(sets.starts_with("NFT_SETS has no effect: only native nftables rules have sets"), "{sets}");
 }
 
 #[test]
 fn unused_settings_are_no_flags() {
-    let unused = SETTINGS.iter().filter(|setting| setting.status == Status::Unused);
-    assert!(unused.into_iter().all(|setting| setting.flag.is_empty()));
+    let mut unused = SETTINGS.iter().filter(|setting| matches!(setting.status, Status::WithoutEffect(_)));
+    assert!(unused.all(|setting| setting.flag.is_none()));
 }
 
 #[test]
 fn an_action_that_another_one_wins_over_is_said_to_have_no_effect() {
     let both = [("REPAIR_DELETE_PODS", "true"), ("REPAIR_LABEL_PODS", "true")];
-    assert_eq!(notices(&[], &both), ["REPAIR_LABEL_PODS has no effect, because REPAIR_DELETE_PODS wins"]);
+    assert_eq!(notices(&[], &both), ["REPAIR_LABEL_PODS has no effect: REPAIR_DELETE_PODS wins"]);
     let all = [both[0], both[1], ("REPAIR_REPAIR_PODS", "true")];
     let texts = notices(&[], &all);
     assert_eq!(texts.len(), 2, "{texts:?}");

@@ -190,8 +190,8 @@ impl Disk for Model {
             inode: (0, 0),
             changed: (0, 0),
         };
-        if files.folders.contains_key(path) {
-            return Ok(folder);
+        if let Some(index) = files.folders.keys().position(|folder| folder == path) {
+            return Ok(Stat { inode: (0, index as u64), ..folder });
         }
         let id = files.find(path)?;
         let Inode { seen: (content, mode), changes, .. } = &files.inodes[id];

@@ -371,6 +371,8 @@ fn respond(head: &str, body: &[u8], status: u16, object: &str, posted: &Mutex<Ve
     match () {
         () if head.contains("/daemonsets") => (status, object.to_owned()),
         () if head.contains("/events") => (201, body),
+        // An agent without rights or credentials may not look at its pod either.
+        () if matches!(status, 401 | 403) => (status, failure(status)),
         () => (404, r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"NotFound","code":404}"#.to_owned()),
     }
 }

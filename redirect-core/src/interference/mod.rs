@@ -72,6 +72,7 @@ impl Traffic {
 
 /// What happens to captured traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Effect {
     /// The chain ends before the mesh's rules.
     EndsChain,

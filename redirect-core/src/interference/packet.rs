@@ -5,7 +5,7 @@ use crate::{
     plan::FamilyRules,
     rule::{Chain, Hook, Is, Match, Rule, Table, Target},
     state::Entry,
-    values::{Family, InterfaceName, Mark, PortRange},
+    values::{Family, InterfaceName, PortRange},
 };
 use alloc::{string::String, vec::Vec};
 use core::net::IpAddr;
@@ -82,7 +82,7 @@ impl Packet {
             // A packet that no socket here sends has no owner, which no comparison holds for.
             Match::OwnerUid(is) => self.owner.is_some_and(|(uid, _)| holds(is, |id| *id == uid)),
             Match::OwnerGid(is) => self.owner.is_some_and(|(_, gid)| holds(is, |id| *id == gid)),
-            Match::Mark(is) => return self.mark.map(|mark| holds(is, |value| value.0 == mark)),
+            Match::Mark(is) => return self.mark.map(|mark| holds(is, |value| value.value() == mark)),
             Match::ConnMark(is) => holds(is, |value| value.covers(0)),
         })
     }
@@ -137,7 +137,7 @@ pub(super) struct Act<'a> {
 /// What a plan does with a packet at the hook it comes by first; nothing where it does not capture it.
 pub(super) fn acts<'a>(rules: &'a FamilyRules, hook: Hook, packet: &Packet) -> Vec<Act<'a>> {
     let mut acts: Vec<Act<'a>> = Vec::new();
-    for table in Table::ALL {
+    for table in Table::ALL.iter().copied() {
         let mut walk = Walk { rules, table, packet, touched: false };
         for entry in rules.state().rules(table, &Chain::Hook(hook)) {
             let Entry::Rule(rule) = entry else { return Vec::new() };
@@ -190,7 +190,7 @@ impl Walk<'_, '_> {
             Target::Accept | Target::Return => Some(End::Left),
             Target::Drop => Some(End::Dropped),
             Target::Redirect(port) => Some(End::Redirected(port.number())),
-            Target::Tproxy { mark: Mark(mark), .. } => Some(End::Tproxied(*mark)),
+            Target::Tproxy { mark, .. } => Some(End::Tproxied(mark.value())),
             Target::Jump(to) => self.chain(to, depth.saturating_add(1)),
             Target::SetMark(_) | Target::ConntrackZone(_) => {
                 self.touched = true;

@@ -107,7 +107,7 @@ pub(super) fn is_native(table: &TableName) -> bool {
 }
 
 fn jumps_to_the_mesh(statement: &Statement) -> bool {
-    matches!(statement, Statement::Jump(to) | Statement::Goto(to) if Chain::named(to).is_the_meshs())
+    matches!(statement, Statement::Jump(to) | Statement::Goto(to) if Chain::named(to).belongs_to_mesh())
 }
 
 /// Sends captured packets of one family on their way, and notes what they meet.

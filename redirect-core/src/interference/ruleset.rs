@@ -135,6 +135,7 @@ pub struct SeenRule {
 
 /// A condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Condition {
     /// One that plans have, too.
     Plain(Match),
@@ -175,6 +176,7 @@ pub enum Condition {
 
 /// What a rule does.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Statement {
     /// The base chain is left; what hangs behind it still sees the packet.
     Accept,

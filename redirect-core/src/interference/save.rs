@@ -3,7 +3,7 @@
 use super::ruleset::{Api, Base, Condition, Ruleset, SeenRule, Statement, TableName, state};
 use crate::{
     parse::SaveError,
-    rule::{Hook, Is, Match, Protocol},
+    rule::{Hook, Is, Match, Protocol, Table},
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
@@ -48,7 +48,7 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?;
     let drops = words.next() == Some("DROP");
-    let hook = Hook::ALL.into_iter().find(|hook| hook.name() == name);
+    let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name);
     let base = hook.and_then(|hook| {
         let priority = priority(&table.name, hook)?;
         Some(Base { hook, priority, is_nat: table.name == "nat", drops })
@@ -59,15 +59,12 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
 
 /// The priority of a built-in chain (`enum nf_ip_hook_priorities`).
 fn priority(table: &str, hook: Hook) -> Option<i32> {
-    Some(match (table, hook) {
-        ("raw", _) => -300,
-        ("mangle", _) => -150,
-        ("nat", Hook::Prerouting | Hook::Output) => -100,
-        ("nat", Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
-        ("filter", _) => 0,
-        ("security", _) => 50,
-        _ => return None,
-    })
+    match (Table::named(table), table) {
+        (Some(table), _) => Some(table.priority(hook)),
+        (None, "filter") => Some(0),
+        (None, "security") => Some(50),
+        (None, _) => None,
+    }
 }
 
 /// The words of a line; what stands between quotation marks is one.

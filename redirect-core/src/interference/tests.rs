@@ -71,7 +71,7 @@ fn declare(table: &mut TableState, name: &str, words: &[std::string::String]) {
     let chain = chain_of(table, name);
     let [hook, priority, kind, policy @ ..] = words else { return };
     chain.base = Some(Base {
-        hook: Hook::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(hook)).unwrap(),
+        hook: Hook::ALL.iter().copied().find(|known| known.name().eq_ignore_ascii_case(hook)).unwrap(),
         priority: priority.parse().unwrap(),
         is_nat: kind == "nat",
         drops: policy == ["drop"],

@@ -158,7 +158,7 @@ struct Constants {
 impl Constants {
     fn of_plan(rules: &FamilyRules) -> Self {
         let mut constants = Self::default();
-        for (_, entries) in Table::ALL.into_iter().flat_map(|table| rules.state().chains(table)) {
+        for (_, entries) in Table::ALL.iter().copied().flat_map(|table| rules.state().chains(table)) {
             for entry in entries {
                 if let Entry::Rule(rule) = entry {
                     rule.matches.iter().for_each(|condition| constants.take(condition));

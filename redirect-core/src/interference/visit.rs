@@ -164,7 +164,7 @@ impl<'a> Visit<'_, 'a, '_> {
             return End::Own;
         }
         // Others of the mesh's chains leave the packet alone.
-        if Chain::named(to).is_the_meshs() || is_native(self.station.hooked.table_name) {
+        if Chain::named(to).belongs_to_mesh() || is_native(self.station.hooked.table_name) {
             return End::Next;
         }
         match self.station.hooked.table.chains.get_key_value(to) {

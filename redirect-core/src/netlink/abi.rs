@@ -1,9 +1,6 @@
 //! Numbers of the kernel's interface: `linux/netlink.h`, `linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nf_tables_compat.h`.
 
-use crate::{
-    rule::{Hook, Table},
-    values::Family,
-};
+use crate::{rule::Hook, values::Family};
 
 /// Flags of a message (`nlmsg_flags`).
 pub mod flags {
@@ -363,29 +360,5 @@ pub const fn hook_number(hook: Hook) -> u32 {
         Hook::Forward => 2,
         Hook::Output => 3,
         Hook::Postrouting => 4,
-    }
-}
-
-/// The type of the base chain that iptables has for a hook in a table.
-#[must_use]
-pub const fn chain_type(table: Table, hook: Hook) -> &'static str {
-    match (table, hook) {
-        (Table::Nat, _) => "nat",
-        (Table::Mangle, Hook::Output) => "route",
-        (
-            Table::Mangle | Table::Raw,
-            Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Output | Hook::Postrouting,
-        ) => "filter",
-    }
-}
-
-/// The priority of the base chain that iptables has for a hook in a table.
-#[must_use]
-pub const fn priority(table: Table, hook: Hook) -> i32 {
-    match (table, hook) {
-        (Table::Raw, _) => -300,
-        (Table::Mangle, _) => -150,
-        (Table::Nat, Hook::Prerouting | Hook::Output) => -100,
-        (Table::Nat, Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
     }
 }

@@ -3,7 +3,6 @@
 use super::{
     abi::{self, attribute, family, flags, kind},
     expression::Expressions,
-    foreign,
     iptables::{self, Unencodable},
     layout::{Item, Layout},
     observed::{Observed, SIGNATURE},
@@ -16,10 +15,14 @@ use crate::{
     state::Entry,
     values::Family,
 };
-use alloc::{string::String, vec::Vec};
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
 
 /// Why a change cannot be written as a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BatchError {
     /// A step names a chain that is not there.
     #[error("{0}: there is no such chain")]
@@ -218,11 +221,7 @@ impl<'a> Batch<'a> {
                 body.u64(attribute::rule::POSITION, handle);
             }
         });
-        result.map_err(|why| BatchError::Unencodable {
-            place: place.words(),
-            rule: foreign::entry_text(entry),
-            why,
-        })
+        result.map_err(|why| BatchError::Unencodable { place: place.words(), rule: entry.to_string(), why })
     }
 }
 
@@ -243,11 +242,11 @@ fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), Une
             compat(body, rule.protocol().map_or(0, |protocol| u32::from(protocol.number())));
             result
         }
-        Entry::Foreign(text) => {
-            let whole = foreign::whole(text).ok_or(Unencodable::Foreign)?;
-            body.nested(attribute::rule::EXPRESSIONS, |list| list.raw(&whole.expressions));
-            compat(body, whole.protocol);
-            if let Some(user_data) = &whole.user_data {
+        Entry::Foreign(rule) => {
+            let raw = rule.raw().ok_or(Unencodable::Foreign)?;
+            body.nested(attribute::rule::EXPRESSIONS, |list| list.raw(&raw.expressions));
+            compat(body, raw.protocol());
+            if let Some(user_data) = &raw.user_data {
                 body.bytes(attribute::rule::USER_DATA, user_data);
             }
             Ok(())
@@ -259,10 +258,10 @@ fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), Une
 pub(super) fn base_chain(body: &mut Writer, table: Table, hook: Hook) {
     body.nested(attribute::chain::HOOK, |data| {
         data.u32(attribute::hook::NUMBER, abi::hook_number(hook));
-        data.u32(attribute::hook::PRIORITY, abi::priority(table, hook).cast_unsigned());
+        data.u32(attribute::hook::PRIORITY, table.priority(hook).cast_unsigned());
     });
     body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
-    body.text(attribute::chain::TYPE, abi::chain_type(table, hook));
+    body.text(attribute::chain::TYPE, table.chain_type(hook));
 }
 
 const fn head(sequence: u32) -> Head {

@@ -223,7 +223,7 @@ impl Reader {
             verdict::JUMP => {
                 let chain = Chain::named(decision.find(attribute::verdict::CHAIN)?.text()?);
                 // Jumps of others are not understood, as in the text of iptables-save.
-                chain.is_the_meshs().then_some(Target::Jump(chain))?
+                chain.belongs_to_mesh().then_some(Target::Jump(chain))?
             }
             _ => return None,
         });
@@ -270,7 +270,7 @@ fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<
         Loaded::Field(Field::Ct(_)) | Loaded::Value(_) | Loaded::Remarked(_) => None,
         Loaded::Field(Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 }) if !not => {
             let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
-            let is = |bytes| Is::so(PortRange::single(u16::from_be_bytes(bytes)));
+            let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
             Some([Match::SourcePort(is([a, b])), Match::DestinationPort(is([c, d]))].into())
         }
         Loaded::Field(Field::Payload { base: base::TRANSPORT, .. }) => {
@@ -380,32 +380,4 @@ pub(super) fn prefix_of(mask: &[u8]) -> Option<u8> {
     let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
     let leading = bits.by_ref().take_while(|bit| *bit == 1).count();
     (u32::try_from(leading) == Ok(ones)).then(|| u8::try_from(ones).ok()).flatten()
-}
-
-/// A rule of others in words for people: the names of its expressions and where it jumps to.
-pub(super) fn description(expressions: Attributes<'_>) -> String {
-    let mut words: Vec<String> = Vec::new();
-    for (name, data) in expressions.filter_map(|(_, element)| expression(element)) {
-        match name {
-            "counter" => {}
-            "match" => {
-                let name = data.find(attribute::xt::NAME).and_then(Attribute::text).unwrap_or("?");
-                words.push(alloc::format!("-m {}", word(name)));
-            }
-            "target" => {
-                let name = data.find(attribute::xt::NAME).and_then(Attribute::text).unwrap_or("?");
-                words.push(alloc::format!("-j {}", word(name)));
-            }
-            _ => words.push(word(name)),
-        }
-    }
-    if let Some(chain) = jump_of(expressions) {
-        words.push(alloc::format!("-j {}", word(chain)));
-    }
-    words.join(" ")
-}
-
-/// A name of others, without anything that could be taken for another word.
-fn word(name: &str) -> String {
-    name.chars().map(|c| if c.is_ascii_graphic() { c } else { '?' }).collect()
 }

@@ -1,75 +1,71 @@
-//! Rules of others: described for people, and, where this program may have to put them back, with all their bytes.
+//! Rules of others as the kernel sends them: described for people, and made again with all their bytes.
 
 use super::{
     abi::{attribute, meta},
-    decode,
+    decode, seen,
     wire::{Attribute, Attributes, Writer},
 };
-use crate::{render, state::Entry};
+use crate::rule::Chain;
 use alloc::{string::String, vec::Vec};
-use core::fmt::Write;
+use core::fmt;
 
-/// What stands between the description and the bytes.
-const BYTES: &str = " # nft:";
+/// A comment in what a rule carries besides its expressions (`NFTNL_UDATA_RULE_COMMENT`).
+const COMMENT: u8 = 0;
+/// The longest piece of a comment that is shown.
+const SHOWN: usize = 64;
 
-/// The text of a rule that is not understood. With `whole` it holds everything that is needed to make the rule again.
-pub(super) fn text(expressions: Attribute<'_>, user_data: Option<Attribute<'_>>, whole: bool) -> String {
-    let mut text = decode::description(expressions.attributes());
-    if user_data.is_some() {
-        text.push_str(" (with a comment)");
-    }
-    if whole {
-        text.push_str(BYTES);
-        hex(&mut text, &without_counts(expressions.attributes()));
-        if let Some(user_data) = user_data {
-            text.push('/');
-            hex(&mut text, user_data.0);
-        }
-    }
-    text
-}
-
-/// A rule for people: the bytes of another's are left away.
-pub(super) fn entry_text(entry: &Entry) -> String {
-    match entry {
-        Entry::Rule(rule) => render::rule_text(rule),
-        Entry::Foreign(text) => text.rsplit_once(BYTES).map_or(text.as_str(), |(words, _)| words).into(),
-    }
-}
-
-/// A rule as people read it: another's without the bytes that would make it again.
-#[must_use]
-pub fn without_bytes(entry: Entry) -> Entry {
-    match entry {
-        Entry::Rule(_) => entry,
-        Entry::Foreign(_) => Entry::Foreign(entry_text(&entry)),
-    }
-}
-
-/// What is needed to make a rule again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Whole {
+/// A rule as the kernel sent it, its counters at zero: they are what two looks at the same rule differ in.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RawRule {
     /// Its expressions.
     pub(super) expressions: Vec<u8>,
     /// Its comment and the like.
     pub(super) user_data: Option<Vec<u8>>,
+}
+
+impl RawRule {
+    pub(super) fn new(expressions: Attributes<'_>, user_data: Option<Attribute<'_>>) -> Self {
+        Self {
+            expressions: without_counts(expressions),
+            user_data: user_data.map(|user_data| user_data.0.into()),
+        }
+    }
+
+    /// The chain it jumps or goes to.
+    pub(crate) fn jumps_to(&self) -> Option<Chain> {
+        decode::jump_of(self.list()).map(Chain::named)
+    }
+
     /// The protocol it compares with; xt matches and targets ask for it.
-    pub(super) protocol: u32,
+    pub(super) fn protocol(&self) -> u32 {
+        protocol(self.list()).unwrap_or_default()
+    }
+
+    fn list(&self) -> Attributes<'_> {
+        Attribute(&self.expressions).attributes()
+    }
+
+    /// The comment, as far as it is shown.
+    fn comment(&self) -> Option<String> {
+        let [COMMENT, length, rest @ ..] = self.user_data.as_deref()? else { return None };
+        let text = core::str::from_utf8(rest.get(..usize::from(*length))?).ok()?;
+        let shown = text.trim_end_matches('\0').chars().take(SHOWN);
+        Some(shown.map(|c| if c.is_ascii_graphic() && c != '"' || c == ' ' { c } else { '?' }).collect())
+    }
 }
 
-/// The bytes in the text of a rule.
-pub(super) fn whole(text: &str) -> Option<Whole> {
-    let (_, bytes) = text.rsplit_once(BYTES)?;
-    let (expressions, user_data) = match bytes.split_once('/') {
-        Some((expressions, user_data)) => (expressions, Some(unhex(user_data)?)),
-        None => (bytes, None),
-    };
-    let expressions = unhex(expressions)?;
-    let protocol = protocol(Attribute(&expressions).attributes()).unwrap_or_default();
-    Some(Whole { expressions, user_data, protocol })
+/// In the words of iptables, as far as it has any; what is not understood is named in brackets.
+impl fmt::Display for RawRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        seen::rule(self.list()).fmt(f)?;
+        match (self.comment(), &self.user_data) {
+            (Some(comment), _) => write!(f, " (comment \"{comment}\")"),
+            (None, Some(_)) => f.write_str(" (with a comment)"),
+            (None, None) => Ok(()),
+        }
+    }
 }
 
-/// The same expressions with their counters at zero: they are what two looks at the same rule differ in.
 fn without_counts(expressions: Attributes<'_>) -> Vec<u8> {
     let mut writer = Writer::default();
     for (_, element) in expressions {
@@ -98,41 +94,46 @@ fn protocol(expressions: Attributes<'_>) -> Option<u32> {
     None
 }
 
-fn hex(text: &mut String, bytes: &[u8]) {
-    for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
-    pairs.iter().map(|[high, low]| Some(digit(*high)?.wrapping_shl(4) | digit(*low)?)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{netlink::expression::Expressions, state::ForeignRule};
+    use alloc::string::ToString;
 
-    #[test]
-    fn bytes_survive_being_text() {
+    fn rule(user_data: Option<&[u8]>) -> ForeignRule {
         let mut writer = Writer::default();
-        let mut out = super::super::expression::Expressions(&mut writer);
+        let mut out = Expressions(&mut writer);
         out.protocol(6);
         out.counter();
         out.jump("DOCKER");
-        let bytes = writer.finish().unwrap();
-        let text = text(Attribute(&bytes), Some(Attribute(&[0, 2, b'x', 0])), true);
-        assert!(text.starts_with("meta cmp immediate -j DOCKER (with a comment) # nft:"), "{text}");
-        let whole = whole(&text).unwrap();
-        assert_eq!(whole, Whole { expressions: bytes, user_data: Some([0, 2, b'x', 0].into()), protocol: 6 });
+        RawRule::new(writer.attributes(), user_data.map(Attribute)).into()
     }
 
     #[test]
-    fn other_text_holds_no_bytes() {
-        for text in ["", "-j X", "-j X # nft:0", "-j X # nft:zz", "x # nft:00/0"] {
-            assert_eq!(whole(text), None, "{text}");
+    fn a_rule_of_somebody_elses_is_told_in_words_and_keeps_its_bytes() {
+        let commented = rule(Some(&[0, 6, b'a', b'"', 0x1b, b'b', b'c', 0]));
+        assert_eq!(commented.to_string(), "-p tcp -j DOCKER (comment \"a??bc\")");
+        assert_eq!(rule(None).to_string(), "-p tcp -j DOCKER");
+        assert_eq!(rule(Some(&[9, 1, 0])).to_string(), "-p tcp -j DOCKER (with a comment)");
+        for other in [rule(None), rule(Some(&[]))] {
+            assert_ne!(commented, other, "a comment belongs to a rule");
         }
+        let raw = commented.raw().unwrap();
+        assert_eq!((raw.protocol(), commented.jumps_to()), (6, Some(Chain::named("DOCKER"))));
+        let again = RawRule::new(raw.list(), raw.user_data.as_deref().map(Attribute));
+        assert_eq!(&again, raw);
+    }
+
+    #[test]
+    fn counters_are_no_difference() {
+        let counted = |packets: u64| {
+            let mut writer = Writer::default();
+            writer.nested(attribute::list::ELEMENT, |element| {
+                element.text(attribute::expression::NAME, "counter");
+                element.nested(attribute::expression::DATA, |data| data.u64(2, packets));
+            });
+            RawRule::new(writer.attributes(), None)
+        };
+        assert_eq!(counted(1), counted(2));
     }
 }

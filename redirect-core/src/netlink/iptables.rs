@@ -13,6 +13,7 @@ use ipnet::IpNet;
 
 /// Why a rule has no encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Unencodable {
     /// It names an address of the other family.
     #[error("it names an address of the other family")]
@@ -98,7 +99,7 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
         Match::Protocol(protocol) => out.protocol(protocol.number()),
         Match::Mark(is) => {
             out.meta(meta::MARK);
-            out.is(is.not, &is.value.0.to_ne_bytes());
+            out.is(is.not, &is.value.value().to_ne_bytes());
         }
         Match::TcpFlags(is) => out.flags(is),
         Match::SourcePort(_)

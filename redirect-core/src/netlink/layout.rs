@@ -2,14 +2,14 @@
 //!
 //! The kernel places a new rule before one that is there already; within one transaction nothing else is needed.
 
-use super::{abi, batch::BatchError, foreign, observed::Observed, part::Place};
+use super::{abi, batch::BatchError, observed::Observed, part::Place};
 use crate::{
     change::{Step, TableChange},
     rule::{Chain, Table},
     state::Entry,
     values::Family,
 };
-use alloc::{collections::BTreeMap, vec::Vec};
+use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
 
 /// One rule of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl<'a> Layout<'a> {
             }
             Step::Delete(_, entry) => {
                 let index = self.items.iter().position(|item| item.entry() == entry).ok_or_else(|| {
-                    BatchError::NoSuchRule { place: place.words(), rule: foreign::entry_text(entry) }
+                    BatchError::NoSuchRule { place: place.words(), rule: entry.to_string() }
                 })?;
                 if let Item::Kept { handle, .. } = self.items.remove(index) {
                     self.removed.push(handle);
@@ -172,8 +172,8 @@ fn is_as_iptables_has_it(table: Table, chain: &Chain, facts: &super::observed::C
     match (chain, &facts.hook) {
         (Chain::Hook(hook), Some(found)) => {
             found.number == abi::hook_number(*hook)
-                && found.priority == abi::priority(table, *hook)
-                && found.kind == abi::chain_type(table, *hook)
+                && found.priority == table.priority(*hook)
+                && found.kind == table.chain_type(*hook)
         }
         (Chain::Ours(_) | Chain::Other(_), None) => true,
         (Chain::Hook(_), None) | (Chain::Ours(_) | Chain::Other(_), Some(_)) => false,

@@ -12,6 +12,8 @@
 
 mod abi;
 mod batch;
+#[cfg(feature = "model")]
+mod damage;
 mod decode;
 mod expression;
 mod foreign;
@@ -19,6 +21,7 @@ mod iptables;
 mod layout;
 mod native;
 mod native_change;
+mod native_difference;
 mod native_state;
 mod observed;
 mod part;
@@ -33,9 +36,10 @@ mod xt;
 mod tests;
 
 pub use batch::{Batch, BatchError, FinishedBatch};
-pub use foreign::without_bytes;
+pub(crate) use foreign::RawRule;
 pub use iptables::Unencodable;
-pub use native::{NativeForm, NativeRules};
+pub use native::NativeForm;
+pub use native_difference::{NativeDifference, NativeDifferenceKind};
 pub use native_state::NativeState;
 pub use observed::{Observed, Obstacle};
 pub use part::{Part, Place, extensions};

@@ -1,11 +1,11 @@
 //! Native nftables: the same rules in tables of their own that serve both families, in the words of `nft list ruleset`.
 
 use super::{
-    abi::{self, attribute, base, ct, family, flags, kind, meta, state, verdict},
-    batch::{Batch, base_chain},
+    abi::{self, base, ct, family, meta, state, verdict},
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
-    part::{Part, Place},
-    sets::{self, Line, Ranges},
+    native_state::{NativeHook, NativeRule, SetKey, TableState},
+    sets::{self, Line},
+    wire::Writer,
 };
 use crate::{
     plan::{PlannedRule, RulePlan},
@@ -28,91 +28,53 @@ pub enum NativeForm {
 /// The length of an interface's name, padding included (`IFNAMSIZ`).
 const INTERFACE_LENGTH: usize = 16;
 
-impl<'a> Batch<'a> {
-    /// Adds native tables with a plan's rules, where there are none.
-    /// [`native_change`](Self::native_change) is for those that are there.
-    pub fn native(&mut self, rules: &'a NativeRules<'a>) {
-        for NativeTable { table, chains } in &rules.tables {
-            let name = render::nft_table(*table);
-            self.part(kind::NEW_TABLE, flags::CREATE, family::INET, Part::Table(name), |body| {
-                body.text(attribute::table::NAME, name);
-            });
-            for (chain, _) in chains {
-                let place = Place { family: None, table: *table, chain };
-                self.part(kind::NEW_CHAIN, flags::CREATE, family::INET, Part::Chain(place), |body| {
-                    body.text(attribute::chain::TABLE, name);
-                    body.text(attribute::chain::NAME, &render::nft_chain_name(chain));
-                    if let Chain::Hook(hook) = chain {
-                        base_chain(body, *table, *hook);
-                    }
-                });
-            }
-            for (chain, lines) in chains {
-                let place = Place { family: None, table: *table, chain };
-                for line in lines {
-                    self.native_line(place, name, line);
-                }
-            }
-        }
-    }
-
-    fn native_line(&mut self, place: Place<'a>, table: &str, line: &Line<'a>) {
-        let set = line.set().map(|ranges| self.set(place, table, &ranges));
-        let part = Part::NativeRule(place, line.planned());
-        self.part(kind::NEW_RULE, flags::CREATE | flags::APPEND, family::INET, part, |body| {
-            body.text(attribute::rule::TABLE, table);
-            body.text(attribute::rule::CHAIN, &render::nft_chain_name(place.chain));
-            body.nested(attribute::rule::EXPRESSIONS, |list| {
-                rule(&mut Expressions(list), line, set);
-            });
-        });
-    }
-
-    /// Writes a set; its number in this transaction.
-    fn set(&mut self, place: Place<'a>, table: &str, ranges: &Ranges) -> u32 {
-        self.sets = self.sets.saturating_add(1);
-        let id = self.sets;
-        self.part(kind::NEW_SET, flags::CREATE, family::INET, Part::Set(place), |body| {
-            sets::declare(body, table, id, ranges);
-        });
-        for elements in ranges.messages() {
-            self.part(kind::NEW_SET_ELEMENT, flags::CREATE, family::INET, Part::Set(place), |body| {
-                sets::fill(body, table, id, ranges.kind, &elements);
-            });
-        }
-        id
-    }
+/// The native tables that hold a plan's rules.
+pub(super) fn tables(plan: &RulePlan, form: NativeForm) -> Vec<(&'static str, TableState)> {
+    // Sets are numbered here and again in the transaction that makes them: these numbers tell them apart in between.
+    let mut sets = 0;
+    let tables = plan.merged_rules().into_iter();
+    tables
+        .map(|(table, chains)| (render::nft_table(table), self::table(table, chains, form, &mut sets)))
+        .collect()
 }
 
-/// The rules of a plan as native tables hold them.
-#[derive(Debug)]
-pub struct NativeRules<'a> {
-    tables: Vec<NativeTable<'a>>,
-}
-
-#[derive(Debug)]
-struct NativeTable<'a> {
+fn table(
     table: Table,
-    chains: Vec<(Chain, Vec<Line<'a>>)>,
-}
-
-impl<'a> NativeRules<'a> {
-    /// The rules of a plan in this form.
-    #[must_use]
-    pub fn new(plan: &'a RulePlan, form: NativeForm) -> Self {
-        let lines = |planned: Vec<&'a PlannedRule>| -> Vec<Line<'a>> {
-            let lines = match form {
-                NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
-                NativeForm::Sets => sets::gather(&planned),
-            };
-            lines.into_iter().flat_map(Line::complete).collect()
+    chains: BTreeMap<Chain, Vec<&PlannedRule>>,
+    form: NativeForm,
+    sets: &mut u32,
+) -> TableState {
+    let mut state = TableState::default();
+    for (chain, planned) in chains {
+        let lines = match form {
+            NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
+            NativeForm::Sets => sets::gather(&planned),
         };
-        let chains = |chains: BTreeMap<Chain, Vec<&'a PlannedRule>>| {
-            chains.into_iter().map(|(chain, planned)| (chain, lines(planned))).collect()
-        };
-        let tables = plan.merged_rules().into_iter();
-        Self { tables: tables.map(|(table, of)| NativeTable { table, chains: chains(of) }).collect() }
+        let mut rules = Vec::with_capacity(lines.len());
+        for line in lines.into_iter().flat_map(Line::complete) {
+            let set = line.set().map(|ranges| {
+                *sets = sets.saturating_add(1);
+                state.sets.insert(SetKey::Number(*sets), sets::state(&ranges));
+                *sets
+            });
+            let mut expressions = Writer::default();
+            rule(&mut Expressions(&mut expressions), &line, set);
+            // Names of interfaces and chains are short: no attribute is too long.
+            let expressions = expressions.finish().unwrap_or_default();
+            rules.push(NativeRule { handle: None, expressions, user_data: None });
+        }
+        let to = state.chain(&render::nft_chain_name(&chain));
+        to.rules = rules;
+        if let Chain::Hook(hook) = chain {
+            to.hook = Some(NativeHook {
+                number: abi::hook_number(hook),
+                priority: table.priority(hook).cast_unsigned(),
+                kind: table.chain_type(hook).into(),
+                policy: abi::POLICY_ACCEPT,
+            });
+        }
     }
+    state
 }
 
 /// Conditions in the plan's order, the counter, the target. `set` is the number of the set that the line needs.
@@ -162,7 +124,7 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         }
         Match::TcpFlags(is) => {
             // As nft does: a comparison of ports before it has said the protocol already.
-            if !rule.matches.iter().any(compares_ports) {
+            if !rule.matches.iter().any(Match::compares_ports) {
                 out.protocol(Protocol::Tcp.number());
             }
             out.flags(is);
@@ -170,7 +132,7 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         Match::Tracked(tracked) => self::tracked(out, rule, *tracked),
         Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
         Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
-        Match::Mark(is) => number(out, meta::MARK, is.not, is.value.0),
+        Match::Mark(is) => number(out, meta::MARK, is.not, is.value.value()),
         Match::ConnMark(is) => {
             out.ct(ct::MARK);
             if is.value.mask() != u32::MAX {
@@ -179,10 +141,6 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
             out.is(is.not, &is.value.value().to_ne_bytes());
         }
     }
-}
-
-const fn compares_ports(condition: &Match) -> bool {
-    matches!(condition, Match::SourcePort(_) | Match::DestinationPort(_) | Match::DestinationPorts(_))
 }
 
 fn tracked(out: &mut Expressions<'_>, rule: &Rule, Tracked { state, direction }: Tracked) {
@@ -256,13 +214,13 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
             };
             out.value(&port.number().to_be_bytes());
             out.tproxy(family);
-            out.value(&mark.0.to_ne_bytes());
+            out.value(&mark.value().to_ne_bytes());
             out.set_meta(meta::MARK);
             out.counter();
             out.verdict(verdict::ACCEPT);
         }
         Target::SetMark(mark) => {
-            out.value(&mark.0.to_ne_bytes());
+            out.value(&mark.value().to_ne_bytes());
             out.set_meta(meta::MARK);
         }
         Target::SaveMark => {

@@ -21,6 +21,7 @@ use super::{
 use crate::render::NFT_TABLES;
 use alloc::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     vec::Vec,
 };
 
@@ -71,7 +72,7 @@ impl<'a> Batch<'a> {
         }
         for name in NFT_TABLES {
             if let Some(wanted) = wanted.tables.get(name) {
-                TableChange { name, now: now.tables.get(name), wanted }.write(self);
+                TableChange { name, now: now.tables.get(name).map(Arc::as_ref), wanted }.write(self);
             }
         }
     }
@@ -224,13 +225,18 @@ impl<'a> TableChange<'a> {
         }
     }
 
-    fn rule(&self, batch: &mut Batch<'a>, chain: &str, rule: &'a NativeRule, before: Option<u64>) {
+    fn rule(&self, batch: &mut Batch<'a>, chain: &'a str, rule: &'a NativeRule, before: Option<u64>) {
         let numbers = self.own_sets(batch, rule);
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
-        batch.native_part(kind::NEW_RULE, flags, &rule.words, |body| {
+        let part = Part::NativeRule { table: self.name, chain, expressions: &rule.expressions };
+        batch.part(kind::NEW_RULE, flags, family::INET, part, |body| {
             body.text(attribute::rule::TABLE, self.name);
             body.text(attribute::rule::CHAIN, chain);
             body.nested(attribute::rule::EXPRESSIONS, |list| {
+                if numbers.is_empty() {
+                    list.raw(&rule.expressions);
+                    return;
+                }
                 for (kind, element) in Attribute(&rule.expressions).attributes() {
                     write_expression(list, kind, element, &numbers);
                 }
@@ -247,6 +253,9 @@ impl<'a> TableChange<'a> {
     /// Makes the sets that only this rule has; their numbers in this transaction.
     fn own_sets(&self, batch: &mut Batch<'a>, rule: &'a NativeRule) -> BTreeMap<SetKey, u32> {
         let mut numbers = BTreeMap::new();
+        if self.wanted.sets.is_empty() {
+            return numbers;
+        }
         for (_, element) in Attribute(&rule.expressions).attributes() {
             let Some(key) = set_of(element) else { continue };
             if self.wanted.sets.get(&key).is_some_and(SetState::is_anonymous) && !numbers.contains_key(&key) {

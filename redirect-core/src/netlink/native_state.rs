@@ -1,10 +1,10 @@
 //! What the mesh's native tables hold: compared with what a plan puts there, and complete enough to be made again.
 
 use super::{
-    Batch, NativeForm, NativeRules, Observed,
+    NativeForm,
     abi::{self, attribute, family, kind},
-    decode,
-    wire::{Attribute, Attributes, Message, Messages},
+    decode, native,
+    wire::{Attribute, Attributes, Message},
 };
 use crate::{
     plan::RulePlan,
@@ -14,7 +14,8 @@ use crate::{
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},
-    string::{String, ToString},
+    string::String,
+    sync::Arc,
     vec::Vec,
 };
 
@@ -23,9 +24,11 @@ use alloc::{
 /// Two are equal when their tables are awake, their chains hang on the same hooks with the same policy and hold the
 /// same rules in the same order; counters, handles, comments and names of anonymous sets mean nothing. Expressions that
 /// no plan has are kept as they are, so that a rule of somebody else's equals itself and can be put back.
+///
+/// A copy costs nothing: tables are shared until one of the copies changes.
 #[derive(Debug, Clone, Default)]
 pub struct NativeState {
-    pub(super) tables: BTreeMap<String, TableState>,
+    pub(super) tables: BTreeMap<&'static str, Arc<TableState>>,
 }
 
 /// One table.
@@ -84,35 +87,20 @@ pub(super) struct NativeRule {
     /// Its expressions, as they go over the wire.
     pub(super) expressions: Vec<u8>,
     pub(super) user_data: Option<Vec<u8>>,
-    /// For people.
-    pub(super) words: String,
-    meaning: Vec<Expression>,
 }
 
-/// An expression with what it says, in a fixed order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Expression {
-    Plain(String, Vec<Option<Vec<u8>>>),
-    Lookup(SetKey, Vec<Option<Vec<u8>>>),
-    /// One that no plan has, with all its bytes.
-    Other(Vec<u8>),
+impl NativeRule {
+    fn elements(&self) -> impl Iterator<Item = Attribute<'_>> + Clone {
+        Attribute(&self.expressions).attributes().map(|(_, element)| element)
+    }
 }
 
 impl NativeState {
     /// What a plan would put there.
     #[must_use]
     pub fn wanted(plan: &RulePlan, form: NativeForm) -> Self {
-        let (nothing, rules) = (Observed::default(), NativeRules::new(plan, form));
-        let mut batch = Batch::new(&nothing);
-        batch.native(&rules);
-        let mut state = Self::default();
-        if let Ok(batch) = batch.finish() {
-            for message in Messages::new(batch.bytes()) {
-                let words = || batch.part(message.sequence).map(ToString::to_string);
-                state.read(&message, words);
-            }
-        }
-        state
+        let tables = native::tables(plan, form).into_iter();
+        Self { tables: tables.map(|(name, table)| (name, Arc::new(table))).collect() }
     }
 
     /// Whether there is no table.
@@ -123,7 +111,7 @@ impl NativeState {
 
     /// The names of the mesh's tables that are there.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tables.keys().map(String::as_str)
+        self.tables.keys().copied()
     }
 
     /// The names of the sets seen so far, by table.
@@ -132,7 +120,7 @@ impl NativeState {
         let sets =
             self.tables.iter().flat_map(|(table, state)| state.sets.keys().map(move |key| (table, key)));
         let named = sets.filter_map(|(table, key)| match key {
-            SetKey::Name(name) => Some((table.clone(), name.clone())),
+            SetKey::Name(name) => Some((String::from(*table), name.clone())),
             SetKey::Number(_) => None,
         });
         named.collect()
@@ -157,14 +145,12 @@ impl NativeState {
     /// Whether rules of a table look something up in a set.
     #[must_use]
     pub fn looks_up(&self, table: Table) -> bool {
-        let is_lookup = |one: &Expression| matches!(one, Expression::Lookup(..));
-        self.tables.get(nft_table(table)).is_some_and(|state| {
-            state
-                .chains
-                .values()
-                .flat_map(|chain| &chain.rules)
-                .any(|rule| rule.meaning.iter().any(is_lookup))
-        })
+        let looks_up = |rule: &NativeRule| {
+            rule.elements().filter_map(decode::expression).any(|(name, _)| name == "lookup")
+        };
+        self.tables
+            .get(nft_table(table))
+            .is_some_and(|state| state.chains.values().flat_map(|chain| &chain.rules).any(looks_up))
     }
 
     /// Whether a table is the same in both.
@@ -183,7 +169,7 @@ impl NativeState {
     pub fn with_table_of(mut self, other: &Self, table: Table) -> Self {
         let name = nft_table(table);
         self.tables.remove(name);
-        self.tables.extend(other.tables.get(name).map(|state| (name.to_string(), state.clone())));
+        self.tables.extend(other.tables.get(name).map(|state| (name, Arc::clone(state))));
         self
     }
 
@@ -193,7 +179,7 @@ impl NativeState {
     pub fn before_rules_of(mut self, old: &Self, table: Table) -> Self {
         let name = nft_table(table);
         let Some(from) = old.tables.get(name) else { return self };
-        let to = self.tables.entry(name.to_string()).or_default();
+        let to = Arc::make_mut(self.tables.entry(name).or_default());
         for (chain, from) in &from.chains {
             let place = to.chains.len();
             let new = || ChainState { place, ..ChainState::default() };
@@ -211,15 +197,11 @@ impl NativeState {
     pub fn marks(&self) -> BTreeSet<Mark> {
         let rules =
             self.tables.values().flat_map(|table| table.chains.values()).flat_map(|chain| &chain.rules);
-        rules.flat_map(|rule| marks_given(&rule.meaning)).collect()
+        rules.flat_map(marks_given).collect()
     }
 
     /// Takes in one message of an answer: a table, a chain, a rule, a set, its elements or an object.
     pub fn take(&mut self, message: &Message<'_>) {
-        self.read(message, || None);
-    }
-
-    fn read(&mut self, message: &Message<'_>, words: impl FnOnce() -> Option<String>) {
         if message.family != family::INET {
             return;
         }
@@ -227,7 +209,7 @@ impl NativeState {
         let _ = match message.kind {
             kind::NEW_TABLE => self.table(message),
             kind::NEW_CHAIN => self.chain(message),
-            kind::NEW_RULE => self.rule(message, words()),
+            kind::NEW_RULE => self.rule(message),
             kind::NEW_SET => self.set(message),
             kind::NEW_SET_ELEMENT => self.elements(message),
             kind::NEW_OBJECT => self.object(message),
@@ -235,17 +217,22 @@ impl NativeState {
         };
     }
 
+    /// The table that an attribute names, if it is one of the mesh's.
+    fn table_of(&mut self, attributes: Attributes<'_>, kind: u16) -> Option<&mut TableState> {
+        let given = attributes.find(kind)?.text()?;
+        let name = NFT_TABLES.into_iter().find(|name| *name == given)?;
+        Some(Arc::make_mut(self.tables.entry(name).or_default()))
+    }
+
     fn table(&mut self, message: &Message<'_>) -> Option<()> {
-        let name = ours(message.attributes(), attribute::table::NAME)?;
         let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
-        self.tables.entry(name).or_default().flags = flags.unwrap_or_default();
+        self.table_of(message.attributes(), attribute::table::NAME)?.flags = flags.unwrap_or_default();
         Some(())
     }
 
     fn chain(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let table = ours(attributes, attribute::chain::TABLE)?;
-        let name = attributes.find(attribute::chain::NAME)?.text()?.into();
+        let name = attributes.find(attribute::chain::NAME)?.text()?;
         let hook = attributes.find(attribute::chain::HOOK).and_then(|hook| {
             let hook = hook.attributes();
             Some(NativeHook {
@@ -258,71 +245,68 @@ impl NativeState {
                     .unwrap_or(abi::POLICY_ACCEPT),
             })
         });
-        let chains = &mut self.tables.entry(table).or_default().chains;
-        let place = chains.len();
-        let chain = chains.entry(name).or_insert_with(|| ChainState { place, ..ChainState::default() });
-        chain.hook = hook;
+        self.table_of(attributes, attribute::chain::TABLE)?.chain(name).hook = hook;
         Some(())
     }
 
-    fn rule(&mut self, message: &Message<'_>, words: Option<String>) -> Option<()> {
+    fn rule(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let table = ours(attributes, attribute::rule::TABLE)?;
-        let chain = attributes.find(attribute::rule::CHAIN)?.text()?.into();
+        let chain = attributes.find(attribute::rule::CHAIN)?.text()?;
         let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let rule = NativeRule {
             handle: attributes.find(attribute::rule::HANDLE).and_then(Attribute::u64),
             expressions: list.0.into(),
             user_data: attributes.find(attribute::rule::USER_DATA).map(|data| data.0.into()),
-            words: words.unwrap_or_else(|| decode::description(list.attributes())),
-            meaning: list.attributes().map(|(_, element)| expression(element)).collect(),
         };
-        self.tables.entry(table).or_default().chains.entry(chain).or_default().rules.push(rule);
+        self.table_of(attributes, attribute::rule::TABLE)?.chain(chain).rules.push(rule);
         Some(())
     }
 
     fn set(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let table = ours(attributes, attribute::set::TABLE)?;
         let key = set_key(attributes, attribute::set::NAME, attribute::set::ID)?;
-        self.tables.entry(table).or_default().sets.entry(key).or_default().attributes = raw(attributes);
+        let table = self.table_of(attributes, attribute::set::TABLE)?;
+        table.sets.entry(key).or_default().attributes = raw(attributes);
         Some(())
     }
 
     fn elements(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let table = ours(attributes, attribute::elements::TABLE)?;
         let key = set_key(attributes, attribute::elements::SET, attribute::elements::SET_ID)?;
-        let set = self.tables.entry(table).or_default().sets.entry(key).or_default();
+        let set = self.table_of(attributes, attribute::elements::TABLE)?.sets.entry(key).or_default();
         for (_, element) in attributes.find(attribute::elements::ELEMENTS)?.attributes() {
-            let element = element.attributes();
-            set.elements.push(raw(element));
-            let key = value(element.find(attribute::element::KEY)?)?;
-            let ends =
-                element.find(attribute::element::FLAGS).and_then(Attribute::u32).unwrap_or_default() & 1 == 1;
-            // An interval's end at 0 is only the begin of what is in no interval.
-            if !ends || key.iter().any(|byte| *byte != 0) {
-                let mapped = element.find(attribute::element::DATA).map(|data| data.0.into());
-                set.meaning.insert((key, ends, mapped));
-            }
+            set.add(element.attributes())?;
         }
         Some(())
     }
 
     fn object(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let table = ours(attributes, attribute::object::TABLE)?;
         let part = |kind| attributes.find(kind).map(|one| one.0).unwrap_or_default();
         let name = [part(attribute::object::TYPE), part(attribute::object::NAME)].concat();
-        self.tables.entry(table).or_default().objects.insert(name, raw(attributes));
+        self.table_of(attributes, attribute::object::TABLE)?.objects.insert(name, raw(attributes));
         Some(())
     }
 }
 
 impl TableState {
+    /// The chain of this name, which takes its place behind the others if it is new.
+    pub(super) fn chain(&mut self, name: &str) -> &mut ChainState {
+        let place = self.chains.len();
+        if !self.chains.contains_key(name) {
+            self.chains.insert(name.into(), ChainState { place, ..ChainState::default() });
+        }
+        self.chains.entry(name.into()).or_default()
+    }
+
+    /// Whether its chains are not on their hooks.
+    pub(super) const fn is_dormant(&self) -> bool {
+        self.flags & abi::DORMANT != 0
+    }
+
     /// Whether two tables do the same to packets.
     fn same(&self, other: &Self) -> bool {
-        self.flags & abi::DORMANT == other.flags & abi::DORMANT
+        self.is_dormant() == other.is_dormant()
             && self.chains.len() == other.chains.len()
             && self.chains.iter().zip(&other.chains).all(|((name, one), (other_name, two))| {
                 name == other_name && self.same_chain(one, other, two)
@@ -337,19 +321,55 @@ impl TableState {
 
     /// Whether a rule of this table says the same as one of another.
     pub(super) fn same_rule(&self, one: &NativeRule, other: &Self, two: &NativeRule) -> bool {
-        one.meaning.len() == two.meaning.len()
-            && one.meaning.iter().zip(&two.meaning).all(|pair| match pair {
-                (Expression::Lookup(set, says), Expression::Lookup(other_set, other_says)) => {
-                    let (found, wanted) = (self.sets.get(set), other.sets.get(other_set));
-                    let meanings = found.zip(wanted).map(|(a, b)| a.meaning == b.meaning);
-                    says == other_says && meanings == Some(true)
-                }
-                (one, two) => one == two,
-            })
+        let (mut of_one, mut of_two) = (one.elements(), two.elements());
+        loop {
+            match (of_one.next(), of_two.next()) {
+                (None, None) => return true,
+                (Some(one), Some(two)) if self.same_expression(one, other, two) => {}
+                (_, _) => return false,
+            }
+        }
+    }
+
+    /// Whether an expression says the same as one of another table. One that no plan has says what its bytes are.
+    fn same_expression(&self, one: Attribute<'_>, other: &Self, two: Attribute<'_>) -> bool {
+        let (Some((name, data)), Some((other_name, other_data))) =
+            (decode::expression(one), decode::expression(two))
+        else {
+            return one == two;
+        };
+        if name != other_name {
+            return false;
+        }
+        let (Some(fields), Some(_)) = (Fields::of(name, data), Fields::of(other_name, other_data)) else {
+            return one == two;
+        };
+        let same_set = || {
+            let key = |data| set_key(data, attribute::lookup::SET, attribute::lookup::SET_ID);
+            let found = key(data).and_then(|key| self.sets.get(&key));
+            let wanted = key(other_data).and_then(|key| other.sets.get(&key));
+            found.zip(wanted).is_some_and(|(found, wanted)| found.meaning == wanted.meaning)
+        };
+        fields.same(data, other_data) && (name != "lookup" || same_set())
     }
 }
 
 impl SetState {
+    /// Takes in an element; none where it has no key.
+    pub(super) fn add(&mut self, element: Attributes<'_>) -> Option<()> {
+        self.elements.push(raw(element));
+        let (key, rest) = value(element.find(attribute::element::KEY)?)?;
+        let key = [key, rest].concat();
+        let flags = element.find(attribute::element::FLAGS).and_then(Attribute::u32).unwrap_or_default();
+        let ends = flags & abi::set::END_OF_INTERVAL != 0;
+        // An interval's end at 0 is only the begin of what is in no interval.
+        if !ends || key.iter().any(|byte| *byte != 0) {
+            let mapped = element.find(attribute::element::DATA).map(|data| data.0.into());
+            self.meaning.insert((key, ends, mapped));
+        }
+        Some(())
+    }
+
     /// Whether it belongs to one rule and goes with it.
     pub(super) fn is_anonymous(&self) -> bool {
         let flags = self.attributes.iter().find(|(kind, _)| *kind == attribute::set::FLAGS);
@@ -373,32 +393,23 @@ impl PartialEq for NativeState {
 impl Eq for NativeState {}
 
 /// The marks that a rule gives: a value, stored as the packet's mark.
-fn marks_given(meaning: &[Expression]) -> impl Iterator<Item = Mark> + '_ {
-    let stores_mark = |one: &Expression| match one {
-        Expression::Plain(name, says) if name == "meta" => {
-            let [key, destination, source] = says.as_slice() else { return false };
-            key.as_deref() == Some(&abi::meta::MARK.to_be_bytes())
-                && destination.is_none()
-                && source.is_some()
-        }
-        Expression::Plain(..) | Expression::Lookup(..) | Expression::Other(_) => false,
-    };
-    meaning.iter().zip(meaning.iter().skip(1)).filter_map(move |(value, store)| match value {
-        Expression::Plain(name, says) if name == "immediate" && stores_mark(store) => {
-            let bytes = says.last()?.as_deref()?;
-            Some(Mark(u32::from_ne_bytes(bytes.try_into().ok()?)))
-        }
-        Expression::Plain(..) | Expression::Lookup(..) | Expression::Other(_) => None,
+fn marks_given(rule: &NativeRule) -> impl Iterator<Item = Mark> + '_ {
+    let expressions = rule.elements().filter_map(decode::expression);
+    let behind = expressions.clone().skip(1);
+    expressions.zip(behind).filter_map(|((first, loaded), (second, stored))| {
+        use attribute::{immediate, meta};
+        let stores_mark = second == "meta"
+            && stored.find(meta::KEY).and_then(Attribute::u32) == Some(abi::meta::MARK)
+            && stored.find(meta::DESTINATION).is_none()
+            && stored.find(meta::SOURCE).is_some();
+        let (bytes, _) = (first == "immediate" && stores_mark)
+            .then(|| loaded.find(immediate::DATA).and_then(value))
+            .flatten()?;
+        Mark::new(u32::from_ne_bytes(bytes.try_into().ok()?))
     })
 }
 
-/// The name of a table, if it is one of the mesh's.
-fn ours(attributes: Attributes<'_>, kind: u16) -> Option<String> {
-    let name = attributes.find(kind)?.text()?;
-    NFT_TABLES.contains(&name).then(|| name.into())
-}
-
-fn raw(attributes: Attributes<'_>) -> RawAttributes {
+pub(super) fn raw(attributes: Attributes<'_>) -> RawAttributes {
     attributes.map(|(kind, value)| (kind, value.0.into())).collect()
 }
 
@@ -411,58 +422,65 @@ pub(super) fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Opt
     Some(SetKey::Name(name.into()))
 }
 
-/// The bytes of a value, or of a verdict: its code and chain.
-fn value(data: Attribute<'_>) -> Option<Vec<u8>> {
+/// The bytes of a value; of a verdict its code and chain.
+fn value(data: Attribute<'_>) -> Option<(&[u8], &[u8])> {
     let data = data.attributes();
     if let Some(value) = data.find(attribute::data::VALUE) {
-        return Some(value.0.into());
+        return Some((value.0, &[]));
     }
     let verdict = data.find(attribute::data::VERDICT)?.attributes();
-    let mut bytes: Vec<u8> = verdict.find(attribute::verdict::CODE)?.0.into();
-    bytes.extend(verdict.find(attribute::verdict::CHAIN).map(|chain| chain.0).unwrap_or_default());
-    Some(bytes)
+    let chain = verdict.find(attribute::verdict::CHAIN).map(|chain| chain.0).unwrap_or_default();
+    Some((verdict.find(attribute::verdict::CODE)?.0, chain))
 }
 
-fn expression(element: Attribute<'_>) -> Expression {
-    known_expression(element).unwrap_or_else(|| Expression::Other(element.0.into()))
+/// The attributes in which an expression that plans have says what it does.
+struct Fields {
+    /// Compared as they are.
+    plain: &'static [u16],
+    /// Values, which may be verdicts.
+    values: &'static [u16],
+    /// Numbers that are 0 where they are missing.
+    numbers: &'static [u16],
 }
 
-fn known_expression(element: Attribute<'_>) -> Option<Expression> {
-    let (name, data) = decode::expression(element)?;
-    let plain = |kinds: &[u16]| kinds.iter().map(|kind| data.find(*kind).map(|one| one.0.to_vec())).collect();
-    let with_values = |kinds: &[u16], values: &[u16]| -> Vec<Option<Vec<u8>>> {
-        let mut says: Vec<Option<Vec<u8>>> = plain(kinds);
-        says.extend(values.iter().map(|kind| data.find(*kind).and_then(value)));
-        says
-    };
-    use attribute::{bitwise, cmp, ct, immediate, lookup, meta, payload, range, redir, tproxy};
-    let says = match name {
-        "counter" => Vec::new(),
-        "meta" => plain(&[meta::KEY, meta::DESTINATION, meta::SOURCE]),
-        "ct" => plain(&[ct::KEY, ct::DESTINATION, ct::SOURCE, ct::DIRECTION]),
-        // One that writes to the packet is none of ours.
-        "payload" if data.find(payload::SOURCE).is_none() => {
-            plain(&[payload::DESTINATION, payload::BASE, payload::OFFSET, payload::LENGTH])
-        }
-        "bitwise" => with_values(
-            &[bitwise::SOURCE, bitwise::DESTINATION, bitwise::LENGTH],
-            &[bitwise::MASK, bitwise::XOR],
-        ),
-        "cmp" => with_values(&[cmp::REGISTER, cmp::OPERATOR], &[cmp::DATA]),
-        "range" => with_values(&[range::REGISTER, range::OPERATOR], &[range::FROM, range::TO]),
-        "immediate" => with_values(&[immediate::REGISTER], &[immediate::DATA]),
-        "redir" => plain(&[redir::FIRST_PORT, redir::LAST_PORT, redir::FLAGS]),
-        "tproxy" => plain(&[tproxy::FAMILY, tproxy::PORT]),
-        "lookup" => {
-            let set = set_key(data, lookup::SET, lookup::SET_ID)?;
-            let flags = data.find(lookup::FLAGS).and_then(Attribute::u32).unwrap_or_default();
-            let mut says: Vec<Option<Vec<u8>>> = plain(&[lookup::SOURCE, lookup::DESTINATION]);
-            says.push(Some(flags.to_be_bytes().to_vec()));
-            return Some(Expression::Lookup(set, says));
-        }
-        _ => return None,
-    };
-    Some(Expression::Plain(name.into(), says))
+impl Fields {
+    fn of(name: &str, data: Attributes<'_>) -> Option<Self> {
+        use attribute::{bitwise, cmp, ct, immediate, lookup, meta, payload, range, redir, tproxy};
+        let (plain, values, numbers): (&[u16], &[u16], &[u16]) = match name {
+            "counter" => (&[], &[], &[]),
+            "meta" => (&[meta::KEY, meta::DESTINATION, meta::SOURCE], &[], &[]),
+            "ct" => (&[ct::KEY, ct::DESTINATION, ct::SOURCE, ct::DIRECTION], &[], &[]),
+            // One that writes to the packet is none of ours.
+            "payload" if data.find(payload::SOURCE).is_none() => {
+                (&[payload::DESTINATION, payload::BASE, payload::OFFSET, payload::LENGTH], &[], &[])
+            }
+            "bitwise" => (
+                &[bitwise::SOURCE, bitwise::DESTINATION, bitwise::LENGTH],
+                &[bitwise::MASK, bitwise::XOR],
+                &[],
+            ),
+            "cmp" => (&[cmp::REGISTER, cmp::OPERATOR], &[cmp::DATA], &[]),
+            "range" => (&[range::REGISTER, range::OPERATOR], &[range::FROM, range::TO], &[]),
+            "immediate" => (&[immediate::REGISTER], &[immediate::DATA], &[]),
+            "redir" => (&[redir::FIRST_PORT, redir::LAST_PORT, redir::FLAGS], &[], &[]),
+            "tproxy" => (&[tproxy::FAMILY, tproxy::PORT], &[], &[]),
+            "lookup" => (&[lookup::SOURCE, lookup::DESTINATION], &[], &[lookup::FLAGS]),
+            _ => return None,
+        };
+        Some(Self { plain, values, numbers })
+    }
+
+    /// Whether two expressions of this kind say the same in these attributes.
+    fn same(&self, one: Attributes<'_>, two: Attributes<'_>) -> bool {
+        let number =
+            |data: Attributes<'_>, kind| data.find(kind).and_then(Attribute::u32).unwrap_or_default();
+        self.plain.iter().all(|kind| one.find(*kind) == two.find(*kind))
+            && self
+                .values
+                .iter()
+                .all(|kind| one.find(*kind).and_then(value) == two.find(*kind).and_then(value))
+            && self.numbers.iter().all(|kind| number(one, *kind) == number(two, *kind))
+    }
 }
 
 #[cfg(test)]
@@ -493,10 +511,10 @@ mod tests {
         let wanted = NativeState::wanted(&plan("1"), NativeForm::Plain);
         for table in NFT_TABLES.into_iter().filter(|name| wanted.tables.contains_key(*name)) {
             let mut asleep = wanted.clone();
-            asleep.tables.get_mut(table).unwrap().flags = abi::DORMANT;
+            Arc::make_mut(asleep.tables.get_mut(table).unwrap()).flags = abi::DORMANT;
             assert_ne!(asleep, wanted, "{table}");
             let mut dropping = wanted.clone();
-            let chains = dropping.tables.get_mut(table).unwrap().chains.values_mut();
+            let chains = Arc::make_mut(dropping.tables.get_mut(table).unwrap()).chains.values_mut();
             let hooks: Vec<&mut NativeHook> = chains.filter_map(|chain| chain.hook.as_mut()).collect();
             assert!(!hooks.is_empty(), "{table}");
             hooks.into_iter().for_each(|hook| hook.policy = 0);
@@ -507,10 +525,13 @@ mod tests {
     #[test]
     fn an_expression_of_somebody_elses_equals_itself() {
         let mut state = NativeState::wanted(&plan("1"), NativeForm::Plain);
-        let chains = state.tables.values_mut().flat_map(|table| table.chains.values_mut());
-        for rule in chains.flat_map(|chain| &mut chain.rules) {
-            rule.meaning.push(Expression::Other([1, 2, 3].into()));
+        let plain = state.clone();
+        let tables = state.tables.values_mut().map(Arc::make_mut);
+        for rule in tables.flat_map(|table| table.chains.values_mut()).flat_map(|chain| &mut chain.rules) {
+            // A list with one element of three bytes, which is no expression.
+            rule.expressions.extend([7, 0, 1, 0, 1, 2, 3, 0]);
         }
         assert_eq!(state, state.clone());
+        assert_ne!(state, plain);
     }
 }

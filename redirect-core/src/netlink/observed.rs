@@ -3,7 +3,8 @@
 use super::{
     NativeState,
     abi::{self, attribute, family, kind},
-    decode, foreign,
+    decode,
+    foreign::RawRule,
     wire::{Attribute, Attributes, Message},
 };
 use crate::{
@@ -164,7 +165,7 @@ impl Observed {
     pub fn chains_to_read(&self, family: Family, table: Table) -> Option<Vec<Chain>> {
         let chains: Vec<&Chain> =
             self.family(family).tables.get(&table).into_iter().flatten().map(|(chain, _)| chain).collect();
-        let is_others = |chain: &&Chain| matches!(chain, Chain::Other(_)) && !chain.is_the_meshs();
+        let is_others = |chain: &&Chain| matches!(chain, Chain::Other(_)) && !chain.belongs_to_mesh();
         let have_others = chains.iter().any(is_others);
         have_others.then(|| chains.into_iter().filter(|chain| !is_others(chain)).cloned().collect())
     }
@@ -243,7 +244,7 @@ impl Observed {
         let user_data = attributes.find(attribute::rule::USER_DATA);
         let family = abi::family_of(message.family)?;
         let is_signed = user_data.is_some_and(|data| data.0 == SIGNATURE);
-        let entry = entry(expressions, user_data.filter(|_| !is_signed), family, &chain);
+        let entry = entry(expressions, user_data.filter(|_| !is_signed), family);
         let tables = self.family_mut(family);
         if is_signed {
             tables.state.sign(table, chain.clone(), entry.clone());
@@ -255,21 +256,10 @@ impl Observed {
 }
 
 /// A rule with a comment is another's: ours have none.
-fn entry(
-    expressions: Attribute<'_>,
-    user_data: Option<Attribute<'_>>,
-    family: Family,
-    chain: &Chain,
-) -> Entry {
+fn entry(expressions: Attribute<'_>, user_data: Option<Attribute<'_>>, family: Family) -> Entry {
     let understood = if user_data.is_none() { decode::rule(expressions.attributes(), family) } else { None };
     match understood {
         Some(rule) => Entry::Rule(rule),
-        None => {
-            let jumps_to_mesh = || {
-                decode::jump_of(expressions.attributes()).is_some_and(|to| Chain::named(to).is_the_meshs())
-            };
-            let whole = chain.is_the_meshs() || jumps_to_mesh();
-            Entry::Foreign(foreign::text(expressions, user_data, whole))
-        }
+        None => Entry::Foreign(RawRule::new(expressions.attributes(), user_data).into()),
     }
 }

@@ -1,8 +1,7 @@
 //! What a message of a transaction is about, to say which one the kernel refused.
 
-use super::{foreign, xt::Extension};
+use super::{seen, wire::Attribute, xt::Extension};
 use crate::{
-    plan::PlannedRule,
     render,
     rule::{Chain, Rule, Table},
     state::Entry,
@@ -39,11 +38,10 @@ impl fmt::Display for Place<'_> {
 
 /// What one message of a transaction is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Part<'a> {
     /// A table is created.
     Table(&'a str),
-    /// A native table is removed.
-    RemovedTable(&'a str),
     /// A chain is created.
     Chain(Place<'a>),
     /// A chain is removed.
@@ -53,9 +51,14 @@ pub enum Part<'a> {
     /// A rule is added.
     Rule(Place<'a>, &'a Entry),
     /// A rule is added to a native table.
-    NativeRule(Place<'a>, &'a PlannedRule),
-    /// A set of a native table.
-    Set(Place<'a>),
+    NativeRule {
+        /// The table.
+        table: &'a str,
+        /// The chain.
+        chain: &'a str,
+        /// What the rule does, as it goes over the wire.
+        expressions: &'a [u8],
+    },
     /// A part of a native table: what is done there, in words.
     Native(&'a str),
 }
@@ -70,12 +73,10 @@ impl Part<'_> {
             }
             Self::Rule(..)
             | Self::Table(_)
-            | Self::RemovedTable(_)
             | Self::Chain(_)
             | Self::RemovedChain(_)
             | Self::RemovedRule(_)
-            | Self::NativeRule(..)
-            | Self::Set(_)
+            | Self::NativeRule { .. }
             | Self::Native(_) => Vec::new(),
         }
     }
@@ -83,22 +84,21 @@ impl Part<'_> {
 
 /// The xt matches and targets a rule needs.
 pub fn extensions(rule: &Rule) -> impl Iterator<Item = Extension> + '_ {
-    rule.matches.iter().filter_map(Extension::of_match).chain(Extension::of_target(&rule.target))
+    rule.effective_matches().filter_map(Extension::of_match).chain(Extension::of_target(&rule.target))
 }
 
 impl fmt::Display for Part<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table(name) => write!(f, "table {name}"),
-            Self::RemovedTable(name) => write!(f, "removal of table {name}"),
             Self::Chain(place) => write!(f, "chain {place}"),
             Self::RemovedChain(place) => write!(f, "removal of chain {place}"),
             Self::RemovedRule(place) => write!(f, "removal of a rule of {place}"),
-            Self::Rule(place, entry) => write!(f, "{place}: rule {}", foreign::entry_text(entry)),
-            Self::NativeRule(place, planned) => {
-                write!(f, "{place}: rule {}", render::rule_text(&planned.rule))
+            Self::Rule(place, entry) => write!(f, "{place}: rule {entry}"),
+            Self::NativeRule { table, chain, expressions } => {
+                let words = seen::rule(Attribute(expressions).attributes());
+                write!(f, "native {table} {chain}: rule {words}")
             }
-            Self::Set(place) => write!(f, "a set of {place}"),
             Self::Native(words) => f.write_str(words),
         }
     }

@@ -53,7 +53,7 @@ impl Ruleset {
             let number = hook.find(attribute::hook::NUMBER)?.u32()?;
             let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
             Some(Base {
-                hook: Hook::ALL.into_iter().find(|hook| abi::hook_number(*hook) == number)?,
+                hook: Hook::ALL.iter().copied().find(|hook| abi::hook_number(*hook) == number)?,
                 priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
                 is_nat: attributes.find(attribute::chain::TYPE)?.text()? == "nat",
                 drops: policy == Some(POLICY_DROP),
@@ -82,7 +82,7 @@ mod tests {
         Family, Redirect, RulePlan,
         change::Change,
         interference::{Effect, Pod, find, ruleset::Condition},
-        netlink::{Batch, Messages, NativeForm, NativeRules, Observed},
+        netlink::{Batch, Messages, NativeForm, NativeState, Observed},
         settings::{Key, NamespaceFacts, RawSettings, Source},
         state::RuleState,
     };
@@ -130,9 +130,9 @@ mod tests {
     }
 
     fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
-        let (observed, rules) = (Observed::default(), NativeRules::new(plan, form));
+        let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
         let mut batch = Batch::new(&observed);
-        batch.native(&rules);
+        batch.native_change(observed.native(), &wanted);
         in_force(batch.finish().unwrap().bytes())
     }
 

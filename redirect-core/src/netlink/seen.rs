@@ -325,7 +325,7 @@ fn compared(loaded: &Loaded, operator: u32, value: &[u8]) -> Option<Vec<Conditio
             MORE => PortRange::new(number.checked_add(1)?, u16::MAX)?,
             _ => PortRange::new(number, u16::MAX)?,
         };
-        return one(Condition::Plain(ports(loaded, Is::so(range))?));
+        return one(Condition::Plain(ports(loaded, Is::equals(range))?));
     }
     let not = decode::negated(operator)?;
     match loaded {
@@ -338,7 +338,7 @@ fn compared(loaded: &Loaded, operator: u32, value: &[u8]) -> Option<Vec<Conditio
         }
         Loaded::Payload { base: base::TRANSPORT, offset: 0, length: 4 } if !not => {
             let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
-            let is = |bytes| Is::so(PortRange::single(u16::from_be_bytes(bytes)));
+            let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
             let source = Condition::Plain(Match::SourcePort(is([a, b])));
             Some([source, Condition::Plain(Match::DestinationPort(is([c, d])))].into())
         }

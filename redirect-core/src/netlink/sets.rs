@@ -2,6 +2,7 @@
 
 use super::{
     abi::{attribute, key_type, set},
+    native_state::{SetState, raw},
     wire::Writer,
 };
 use crate::{
@@ -16,8 +17,6 @@ use ipnet::IpNet;
 pub(super) const ANONYMOUS_NAME: &str = "__set%d";
 /// From how many rules on a set takes their place.
 const WORTHWHILE: usize = 3;
-/// How many elements a message carries: their list has a length of 16 bits.
-const ELEMENTS_PER_MESSAGE: usize = 1000;
 
 /// What a set holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,7 +62,7 @@ pub(crate) struct Ranges {
 }
 
 /// An element of a set: a key, and whether an interval ends before it.
-pub(super) type Element = (u128, bool);
+type Element = (u128, bool);
 
 impl Ranges {
     fn new(kind: Kind, mut all: Vec<(u128, u128)>) -> Self {
@@ -88,8 +87,8 @@ impl Ranges {
         self.ranges.iter().any(|(first, last)| first != last)
     }
 
-    /// The elements, message by message. Intervals are a key where one starts and a key where it has ended.
-    pub(super) fn messages(&self) -> Vec<Vec<Element>> {
+    /// The elements. Intervals are a key where one starts and a key where it has ended.
+    fn elements(&self) -> Vec<Element> {
         let mut elements: Vec<Element> = Vec::new();
         if self.has_intervals() {
             if self.ranges.first().is_some_and(|(first, _)| *first > 0) {
@@ -104,43 +103,46 @@ impl Ranges {
         } else {
             elements.extend(self.ranges.iter().map(|(first, _)| (*first, false)));
         }
-        elements.chunks(ELEMENTS_PER_MESSAGE).map(<[Element]>::to_vec).collect()
+        elements
     }
 }
 
+/// A set that belongs to one rule and holds these ranges.
+pub(super) fn state(ranges: &Ranges) -> SetState {
+    let elements: Vec<Element> = ranges.elements();
+    let mut body = Writer::default();
+    declare(&mut body, ranges, elements.len());
+    let mut set = SetState::default();
+    set.attributes = raw(body.attributes());
+    for (key, ends) in elements {
+        let mut body = Writer::default();
+        element(&mut body, ranges.kind, key, ends);
+        // Every element has a key.
+        let _ = set.add(body.attributes());
+    }
+    set
+}
+
 /// Writes what a set is.
-pub(super) fn declare(body: &mut Writer, table: &str, id: u32, ranges: &Ranges) {
+fn declare(body: &mut Writer, ranges: &Ranges, size: usize) {
     let interval = if ranges.has_intervals() { set::INTERVAL } else { 0 };
-    body.text(attribute::set::TABLE, table);
-    body.text(attribute::set::NAME, ANONYMOUS_NAME);
     body.u32(attribute::set::FLAGS, set::ANONYMOUS | set::CONSTANT | interval);
     body.u32(attribute::set::KEY_TYPE, ranges.kind.key_type());
     body.u32(attribute::set::KEY_LENGTH, u32::try_from(ranges.kind.length()).unwrap_or_default());
-    body.u32(attribute::set::ID, id);
-    let size = ranges.messages().iter().map(Vec::len).sum::<usize>();
     body.nested(attribute::set::DESCRIPTION, |description| {
         description.u32(attribute::set_description::SIZE, u32::try_from(size).unwrap_or(u32::MAX));
     });
 }
 
-/// Writes elements of a set.
-pub(super) fn fill(body: &mut Writer, table: &str, id: u32, kind: Kind, elements: &[Element]) {
-    body.text(attribute::elements::TABLE, table);
-    body.text(attribute::elements::SET, ANONYMOUS_NAME);
-    body.u32(attribute::elements::SET_ID, id);
-    body.nested(attribute::elements::ELEMENTS, |list| {
-        for (key, ends) in elements {
-            list.nested(attribute::list::ELEMENT, |element| {
-                if *ends {
-                    element.u32(attribute::element::FLAGS, set::END_OF_INTERVAL);
-                }
-                let bytes = key.to_be_bytes();
-                let start = bytes.len().saturating_sub(kind.length());
-                element.nested(attribute::element::KEY, |data| {
-                    data.bytes(attribute::data::VALUE, bytes.get(start..).unwrap_or(&bytes));
-                });
-            });
-        }
+/// Writes an element of a set.
+fn element(body: &mut Writer, kind: Kind, key: u128, ends: bool) {
+    if ends {
+        body.u32(attribute::element::FLAGS, set::END_OF_INTERVAL);
+    }
+    let bytes = key.to_be_bytes();
+    let start = bytes.len().saturating_sub(kind.length());
+    body.nested(attribute::element::KEY, |data| {
+        data.bytes(attribute::data::VALUE, bytes.get(start..).unwrap_or(&bytes));
     });
 }
 
@@ -310,12 +312,12 @@ mod tests {
             Ranges::new(Kind::Ports, [(80, 90), (85, 100), (101, 101), (7, 7), (65535, 65535)].into());
         assert_eq!(ranges.ranges, [(7, 7), (80, 101), (65535, 65535)]);
         let wanted = [(0, true), (7, false), (8, true), (80, false), (102, true), (65535, false)];
-        assert_eq!(ranges.messages(), [wanted.to_vec()]);
+        assert_eq!(ranges.elements(), wanted);
     }
 
     #[test]
     fn single_keys_are_no_intervals() {
         let ranges = Ranges::new(Kind::Ports, [(15008, 15008), (53, 53)].into());
-        assert_eq!(ranges.messages(), [[(53, false), (15008, false)].to_vec()]);
+        assert_eq!(ranges.elements(), [(53, false), (15008, false)]);
     }
 }

@@ -1,7 +1,7 @@
 //! What is encoded is what iptables-nft sends, and what is encoded can be read back.
 
 use super::{
-    Batch, BatchError, Messages, NativeForm, NativeRules, Observed,
+    Batch, BatchError, Messages, NativeForm, NativeState, Observed,
     abi::{attribute, flags, kind, meta},
     decode,
     expression::Expressions,
@@ -22,6 +22,7 @@ use crate::{
     state::{Entry, RuleState},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange},
 };
+use alloc::string::ToString;
 use ipnet::IpNet;
 use proptest::{prelude::*, sample::select};
 use std::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec, vec::Vec};
@@ -259,7 +260,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
         Expressions(&mut writer).is(false, &[0, 0, 0, 1]);
         Expressions(&mut writer).counter();
         Expressions(&mut writer).jump(target);
-        Entry::Foreign(super::foreign::text(Attribute(&writer.finish().unwrap()), None, true))
+        Entry::Foreign(super::RawRule::new(writer.attributes(), None).into())
     };
     let mut kernel = Kernel::default();
     let mut commit = |change: &Change| {
@@ -273,9 +274,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
     let output = Chain::from(Hook::Output);
     let rules = |state: &RuleState| state.rules(Table::Nat, &output).to_vec();
     let targets = |state: &RuleState| -> Vec<String> {
-        let text = |entry: &Entry| {
-            super::foreign::entry_text(entry).rsplit(' ').next().unwrap_or_default().to_owned()
-        };
+        let text = |entry: &Entry| entry.to_string().rsplit(' ').next().unwrap_or_default().to_owned();
         rules(state).iter().map(text).collect()
     };
     let mut steps = vec![Step::DeclareEmpty(Chain::named("ISTIO_OLD"))];
@@ -308,9 +307,9 @@ fn a_chain_that_is_not_iptables_is_left_alone() {
 fn sets_take_the_place_of_long_lists() {
     let plan = everything();
     let count = |form| {
-        let (nothing, rules) = (Observed::at(1), NativeRules::new(&plan, form));
+        let (nothing, wanted) = (Observed::at(1), NativeState::wanted(&plan, form));
         let mut batch = Batch::new(&nothing);
-        batch.native(&rules);
+        batch.native_change(nothing.native(), &wanted);
         let finished = batch.finish().unwrap();
         let of = |wanted| Messages::new(finished.bytes()).filter(|message| message.kind == wanted).count();
         (of(kind::NEW_RULE), of(kind::NEW_SET))
@@ -343,7 +342,7 @@ fn interfaces() -> impl Strategy<Value = InterfaceName> {
 }
 
 fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
-    let marks = || (1..=u32::MAX).prop_map(Mark);
+    let marks = || (1..=u32::MAX).prop_map(Mark::known);
     let before = prop::collection::vec(
         prop_oneof![
             is(nets(family)).prop_map(Match::Source),
@@ -396,7 +395,7 @@ fn tracked() -> impl Strategy<Value = Tracked> {
 
 fn targets() -> impl Strategy<Value = Target> {
     let ports = || (1..=u16::MAX).prop_map(|number| Port::new(number).unwrap());
-    let marks = || (1..=u32::MAX).prop_map(Mark);
+    let marks = || (1..=u32::MAX).prop_map(Mark::known);
     let chains = select(OurChain::ALL.to_vec());
     prop_oneof![
         Just(Target::Accept),
@@ -451,8 +450,8 @@ proptest! {
         let index = at.index(bytes.len());
         bytes[index] = to;
         let _ = decoded(&bytes, family);
-        let text = super::foreign::text(Attribute(&bytes), None, true);
-        let _ = super::foreign::whole(&text);
+        let rule = super::RawRule::new(Attribute(&bytes).attributes(), None);
+        let _ = (rule.to_string(), rule.jumps_to(), rule.protocol());
     }
 
     #[test]
@@ -478,7 +477,8 @@ proptest! {
 
 /// The chains that matter, with their rules.
 fn held(state: &RuleState) -> Vec<(Chain, Vec<Entry>)> {
-    let chains = state.chains(Table::Nat).filter(|(chain, rules)| chain.is_the_meshs() || !rules.is_empty());
+    let chains =
+        state.chains(Table::Nat).filter(|(chain, rules)| chain.belongs_to_mesh() || !rules.is_empty());
     chains.map(|(chain, rules)| (chain.clone(), rules.to_vec())).collect()
 }
 
@@ -505,9 +505,9 @@ fn state(chains: &[(OurChain, Vec<u16>)]) -> RuleState {
 #[test]
 fn a_plan_of_native_rules_has_every_rule_once() {
     let plan = everything();
-    let (nothing, rules) = (Observed::at(1), NativeRules::new(&plan, NativeForm::Plain));
+    let (nothing, wanted) = (Observed::at(1), NativeState::wanted(&plan, NativeForm::Plain));
     let mut batch = Batch::new(&nothing);
-    batch.native(&rules);
+    batch.native_change(nothing.native(), &wanted);
     let finished = batch.finish().unwrap();
     let sent = Messages::new(finished.bytes()).filter(|message| message.kind == kind::NEW_RULE).count();
     let text = render::nft_text(&plan);

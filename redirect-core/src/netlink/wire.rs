@@ -83,6 +83,11 @@ impl Writer {
         (!self.too_long).then_some(self.bytes)
     }
 
+    /// What was written, read back.
+    pub(super) fn attributes(&self) -> Attributes<'_> {
+        Attributes { bytes: &self.bytes }
+    }
+
     fn attribute(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.raw(&[0; 2]);

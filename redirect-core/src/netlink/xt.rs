@@ -244,13 +244,13 @@ pub(super) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
         Target::Tproxy { port, mark } => Some(
             Info::new(size::TPROXY)
                 .put(&ALL_BITS)
-                .put(&mark.0.to_ne_bytes())
+                .put(&mark.value().to_ne_bytes())
                 .skip_to(24)
                 .put(&port.number().to_be_bytes())
                 .fill(size::TPROXY),
         ),
         Target::SetMark(mark) => {
-            Some(Info::new(size::MARK).put(&mark.0.to_ne_bytes()).put(&ALL_BITS).fill(size::MARK))
+            Some(Info::new(size::MARK).put(&mark.value().to_ne_bytes()).put(&ALL_BITS).fill(size::MARK))
         }
         Target::SaveMark => Some(connmark([0; 4], ALL_BITS, SAVE_MARK)),
         Target::RestoreMark => Some(connmark([0; 4], ALL_BITS, RESTORE_MARK)),
@@ -277,7 +277,7 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
         ("connmark", 1) => decode_mark(info).map(|is| [Match::ConnMark(is)].into()),
         ("mark", 1) => {
             let Is { value, not } = decode_mark(info)?;
-            (value.mask() == u32::MAX).then(|| [Match::Mark(Is { value: Mark(value.value()), not })].into())
+            Some([Match::Mark(Is { value: value.whole()?, not })].into())
         }
         ("tcp", 0) => decode_tcp(info),
         ("udp", 0) => {
@@ -428,7 +428,7 @@ fn decode_redirect(info: &[u8], family: Family) -> Option<Target> {
 
 /// A mark as a plan has it; 0 is none.
 pub(super) const fn mark(value: u32) -> Option<Mark> {
-    if value == 0 { None } else { Some(Mark(value)) }
+    Mark::new(value)
 }
 
 pub(super) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
@@ -451,11 +451,11 @@ mod tests {
         let guard = MaskedMark::new(0x53b0_0000, 0xfff0_0000).unwrap();
         let ports = ["53", "15008", "100:200"].map(|port| PortRange::parse(port, PortSyntax::Saved).unwrap());
         for (condition, start) in [
-            (Match::OwnerUid(Is::so(1337)), "3905000039050000000000000000000001000000"),
-            (Match::OwnerGid(Is::not(1337)), "00000000000000003905000039050000020200"),
-            (Match::DestinationPorts(Is::not(ports.into())), "01043500a03a6400c800000000"),
-            (Match::ConnMark(Is::so(Mark(0x539).into())), "39050000ffffffff00"),
-            (Match::ConnMark(Is::so(guard)), "0000b0530000f0ff0000000000000000"),
+            (Match::OwnerUid(Is::equals(1337)), "3905000039050000000000000000000001000000"),
+            (Match::OwnerGid(Is::not_equals(1337)), "00000000000000003905000039050000020200"),
+            (Match::DestinationPorts(Is::not_equals(ports.into())), "01043500a03a6400c800000000"),
+            (Match::ConnMark(Is::equals(Mark::known(0x539).into())), "39050000ffffffff00"),
+            (Match::ConnMark(Is::equals(guard)), "0000b0530000f0ff0000000000000000"),
         ] {
             assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
         }
@@ -470,7 +470,7 @@ mod tests {
         ] {
             assert!(replies(direction).starts_with(start), "{direction:?}: {}", replies(direction));
         }
-        let tproxy = Target::Tproxy { port: Port::known(15006), mark: Mark(0x539) };
+        let tproxy = Target::Tproxy { port: Port::known(15006), mark: Mark::known(0x539) };
         for (target, family, start) in [
             (Target::Redirect(Port::known(15001)), Family::V4, "010000000200000000000000000000003a993a9900"),
             (Target::SetConnMark(guard), Family::V4, "0000b0530000f0ffffffffff00000000"),
@@ -478,7 +478,7 @@ mod tests {
             (Target::RestoreMark, Family::V4, "00000000ffffffffffffffff00000200"),
             (Target::ConntrackZone(2), Family::V4, "0000020000000000"),
             (tproxy, Family::V4, "ffffffff39050000000000000000000000000000000000003a9e0000"),
-            (Target::SetMark(Mark(0x539)), Family::V6, "39050000ffffffff"),
+            (Target::SetMark(Mark::known(0x539)), Family::V6, "39050000ffffffff"),
         ] {
             assert_eq!(hex(&target_info(&target, family).unwrap(), start.len()), start, "{target:?}");
         }
@@ -494,12 +494,15 @@ mod tests {
         tcp[2..4].fill(0xff);
         tcp[4..8].copy_from_slice(&[80_u16.to_ne_bytes(), 90_u16.to_ne_bytes()].concat());
         let range = PortRange::new(80, 90).unwrap();
-        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::so(range))].into()));
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::equals(range))].into()));
         tcp[11] = 2;
-        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::not(range))].into()));
+        assert_eq!(
+            decode_match("tcp", 0, &tcp),
+            Some([Match::DestinationPort(Is::not_equals(range))].into())
+        );
         tcp[9..11].copy_from_slice(&[0x17, 0x02]);
         let flags = |not| Match::TcpFlags(Is { value: TcpFlags::OPENING, not });
-        let port = Match::DestinationPort(Is::not(range));
+        let port = Match::DestinationPort(Is::not_equals(range));
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
         tcp[11] |= 8;
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));

@@ -2,23 +2,30 @@
 
 use super::{PlannedRule, Position};
 use crate::{
+    redirect::Redirect,
     rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked},
-    settings::Key,
+    settings::{Key, Provenance, Source},
     values::{InterfaceName, Mark, PortRange},
 };
 use alloc::vec::Vec;
 use ipnet::IpNet;
 
 /// Collects rules in the order of emission.
-#[derive(Default)]
-pub(super) struct Rules {
+pub(super) struct Rules<'a> {
+    redirect: &'a Redirect,
     rules: Vec<PlannedRule>,
 }
 
-impl Rules {
-    /// Rules of one group: who asked for them, and what for.
+impl<'a> Rules<'a> {
+    /// None yet, of this redirection.
+    pub(super) const fn of(redirect: &'a Redirect) -> Self {
+        Self { redirect, rules: Vec::new() }
+    }
+
+    /// Rules of one group: the setting that asked for them, and what for.
     pub(super) fn group(&mut self, because: Key, purpose: &'static str) -> Group<'_> {
-        Group { rules: &mut self.rules, because, purpose, scope: Scope::Every }
+        let source = self.redirect.source(because);
+        Group { rules: &mut self.rules, because, source, purpose, scope: Scope::Every }
     }
 
     pub(super) fn into_vec(self) -> Vec<PlannedRule> {
@@ -30,6 +37,7 @@ impl Rules {
 pub(super) struct Group<'a> {
     rules: &'a mut Vec<PlannedRule>,
     because: Key,
+    source: Source,
     purpose: &'static str,
     scope: Scope,
 }
@@ -77,8 +85,9 @@ impl Group<'_> {
 
     fn add(&mut self, table: Table, chain: Chain, position: Position, matches: Vec<Match>, target: Target) {
         let rule = Rule { matches, target };
-        let Self { because, purpose, scope, .. } = *self;
-        self.rules.push(PlannedRule { table, chain, position, scope, rule, because, purpose });
+        let Self { because, source, purpose, scope, .. } = *self;
+        let source = Provenance(source);
+        self.rules.push(PlannedRule { table, chain, position, scope, rule, because, source, purpose });
     }
 }
 
@@ -96,55 +105,55 @@ pub(super) fn udp() -> Match {
 }
 
 pub(super) fn from(net: IpNet) -> Match {
-    Match::Source(Is::so(net))
+    Match::Source(Is::equals(net))
 }
 
 pub(super) fn to(net: IpNet) -> Match {
-    Match::Destination(Is::so(net))
+    Match::Destination(Is::equals(net))
 }
 
 pub(super) fn not_to(net: IpNet) -> Match {
-    Match::Destination(Is::not(net))
+    Match::Destination(Is::not_equals(net))
 }
 
 pub(super) fn coming_in(interface: &InterfaceName) -> Match {
-    Match::InInterface(Is::so(interface.clone()))
+    Match::InInterface(Is::equals(interface.clone()))
 }
 
 pub(super) fn going_out(interface: &InterfaceName) -> Match {
-    Match::OutInterface(Is::so(interface.clone()))
+    Match::OutInterface(Is::equals(interface.clone()))
 }
 
 pub(super) fn not_in_by_loopback() -> Match {
-    Match::InInterface(Is::not(InterfaceName::loopback()))
+    Match::InInterface(Is::not_equals(InterfaceName::loopback()))
 }
 
 pub(super) fn in_by_loopback() -> Match {
-    Match::InInterface(Is::so(InterfaceName::loopback()))
+    Match::InInterface(Is::equals(InterfaceName::loopback()))
 }
 
 pub(super) fn out_by_loopback() -> Match {
-    Match::OutInterface(Is::so(InterfaceName::loopback()))
+    Match::OutInterface(Is::equals(InterfaceName::loopback()))
 }
 
 pub(super) fn to_port(port: impl Into<PortRange>) -> Match {
-    Match::DestinationPort(Is::so(port.into()))
+    Match::DestinationPort(Is::equals(port.into()))
 }
 
 pub(super) fn not_to_port(port: impl Into<PortRange>) -> Match {
-    Match::DestinationPort(Is::not(port.into()))
+    Match::DestinationPort(Is::not_equals(port.into()))
 }
 
 pub(super) fn from_port(port: impl Into<PortRange>) -> Match {
-    Match::SourcePort(Is::so(port.into()))
+    Match::SourcePort(Is::equals(port.into()))
 }
 
 pub(super) fn marked(mark: Mark) -> Match {
-    Match::Mark(Is::so(mark))
+    Match::Mark(Is::equals(mark))
 }
 
 pub(super) fn not_marked(mark: Mark) -> Match {
-    Match::Mark(Is::not(mark))
+    Match::Mark(Is::not_equals(mark))
 }
 
 /// An answer within a connection.
@@ -154,10 +163,10 @@ pub(super) fn reply() -> Match {
 
 /// Whatever opens a connection.
 pub(super) fn opening() -> Match {
-    Match::TcpFlags(Is::so(TcpFlags::OPENING))
+    Match::TcpFlags(Is::equals(TcpFlags::OPENING))
 }
 
 /// Whatever opens no connection.
 pub(super) fn not_opening() -> Match {
-    Match::TcpFlags(Is::not(TcpFlags::OPENING))
+    Match::TcpFlags(Is::not_equals(TcpFlags::OPENING))
 }

@@ -1,32 +1,29 @@
 //! The rule groups, one short function each, in the order in which they are emitted.
 
-use super::{PlannedRule, builder::*, guard};
+use super::{
+    PlannedRule,
+    builder::*,
+    dns::{self, DNS},
+    guard,
+};
 use crate::{
     redirect::{
-        DNS_PORT, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK,
-        Redirect, Tproxy,
+        DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect, Tproxy,
     },
     rule::{ConnState, Hook, Is, Match, OurChain, Scope, Table, Target},
     settings::Key,
-    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, PortRange, host},
+    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, host},
 };
 use alloc::{vec, vec::Vec};
 use core::net::IpAddr;
 use ipnet::IpNet;
-
-/// The port of DNS servers.
-const DNS: PortRange = PortRange::single(53);
-/// Conntrack zone of queries between the proxy and the real servers.
-const UPSTREAM_ZONE: Target = Target::ConntrackZone(1);
-/// Conntrack zone of queries between the application and the proxy.
-const LOCAL_ZONE: Target = Target::ConntrackZone(2);
 
 const REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::Redirect));
 const IN_REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::InRedirect));
 
 /// All rules of a redirection.
 pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
-    let mut rules = Rules::default();
+    let mut rules = Rules::of(r);
     let rules_ref = &mut rules;
     excluded_interfaces(r, rules_ref);
     virtual_interfaces_return(r, rules_ref);
@@ -39,12 +36,12 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
     proxy_users(r, rules_ref);
     proxy_groups(r, rules_ref);
     owner_groups(r, rules_ref);
-    dns(r, rules_ref);
+    dns::capture(r, rules_ref);
     loopback(r, rules_ref);
     excluded_ranges(r, rules_ref);
     included_ports(r, rules_ref);
     included_ranges(r, rules_ref);
-    if let InterceptionMode::Tproxy(tproxy) = r.mode {
+    if let InterceptionMode::Tproxy(tproxy) = r.mode() {
         tproxy_marks(r, tproxy, rules_ref);
         tproxy_inbound_exceptions(tproxy, rules_ref);
     }
@@ -53,14 +50,14 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
 }
 
 /// `-i IFACE -j RETURN`, `-o IFACE -j RETURN`, before everything else; in TPROXY mode in mangle, too.
-fn excluded_interfaces(r: &Redirect, rules: &mut Rules) {
-    let tables: &[Table] = match r.mode {
+fn excluded_interfaces(r: &Redirect, rules: &mut Rules<'_>) {
+    let tables: &[Table] = match r.mode() {
         InterceptionMode::Redirect => &[Table::Nat],
         InterceptionMode::Tproxy(_) => &[Table::Nat, Table::Mangle],
     };
     let mut group = rules.group(Key::ExcludeInterfaces, "this interface is left alone");
     for table in tables {
-        for interface in &r.exclude_interfaces {
+        for interface in r.exclude_interfaces() {
             group.append(*table, Hook::Prerouting, [coming_in(interface)], Target::Return);
             group.append(*table, Hook::Output, [going_out(interface)], Target::Return);
         }
@@ -68,16 +65,16 @@ fn excluded_interfaces(r: &Redirect, rules: &mut Rules) {
 }
 
 /// `-I PREROUTING 1 -i IFACE -j RETURN`: what is not captured as outbound is not captured as inbound either.
-fn virtual_interfaces_return(r: &Redirect, rules: &mut Rules) {
+fn virtual_interfaces_return(r: &Redirect, rules: &mut Rules<'_>) {
     let mut group = rules.group(Key::VirtualInterfaces, "not inbound: it comes from inside the pod");
-    for interface in &r.virtual_interfaces {
+    for interface in r.virtual_interfaces() {
         group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], Target::Return);
     }
 }
 
 /// `-m conntrack --ctstate INVALID -j ISTIO_DROP`.
-fn drop_invalid(r: &Redirect, rules: &mut Rules) {
-    if !r.drop_invalid {
+fn drop_invalid(r: &Redirect, rules: &mut Rules<'_>) {
+    if !r.drop_invalid() {
         return;
     }
     let mut group = rules.group(Key::DropInvalid, "packets of no connection would be reset by the kernel");
@@ -87,8 +84,8 @@ fn drop_invalid(r: &Redirect, rules: &mut Rules) {
 }
 
 /// The chains that send to the proxy, and the tunnel port's exemption.
-fn redirect_chains(r: &Redirect, rules: &mut Rules) {
-    let tunnel = [tcp(), to_port(r.tunnel_port)];
+fn redirect_chains(r: &Redirect, rules: &mut Rules<'_>) {
+    let tunnel = [tcp(), to_port(r.tunnel_port())];
     rules.group(Key::InboundTunnelPort, "tunnelled connections reach the proxy by themselves").append(
         Table::Nat,
         OurChain::Inbound,
@@ -99,20 +96,20 @@ fn redirect_chains(r: &Redirect, rules: &mut Rules) {
         Table::Nat,
         OurChain::Redirect,
         [tcp()],
-        Target::Redirect(r.proxy_port),
+        Target::Redirect(r.proxy_port()),
     );
     rules.group(Key::InboundCapturePort, "to the proxy's inbound listener").append(
         Table::Nat,
         OurChain::InRedirect,
         [tcp()],
-        Target::Redirect(r.inbound_port),
+        Target::Redirect(r.inbound_port()),
     );
 }
 
 /// Inbound capture, in nat or, with TPROXY, in mangle.
-fn inbound(r: &Redirect, rules: &mut Rules) {
-    let table = match r.mode {
-        _ if r.inbound == InboundPorts::None => return,
+fn inbound(r: &Redirect, rules: &mut Rules<'_>) {
+    let table = match r.mode() {
+        _ if *r.inbound() == InboundPorts::None => return,
         InterceptionMode::Redirect => Table::Nat,
         InterceptionMode::Tproxy(tproxy) => {
             tproxy_chains(r, tproxy, rules);
@@ -122,7 +119,7 @@ fn inbound(r: &Redirect, rules: &mut Rules) {
     let to_inbound = Target::Jump(OurChain::Inbound.into());
     let mut group = rules.group(Key::InboundPorts, "inbound connections");
     group.append(table, Hook::Prerouting, [tcp()], to_inbound);
-    match &r.inbound {
+    match r.inbound() {
         InboundPorts::None => {}
         InboundPorts::AllExcept(ports) => {
             let mut group = rules.group(Key::InboundExcludePorts, "this inbound port is left alone");
@@ -141,15 +138,15 @@ fn inbound(r: &Redirect, rules: &mut Rules) {
 
 /// ISTIO_DIVERT marks and accepts what the application answers to connections that the proxy opens in a client's name;
 /// ISTIO_TPROXY hands over everything else: the socket of a known connection, else the listener.
-fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
+fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
     let mut group = rules.group(
         Key::InterceptionMode,
         "answers to the proxy's connections in a client's name go to the proxy",
     );
-    group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark));
+    group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark()));
     group.append(Table::Mangle, OurChain::Divert, [], Target::Accept);
     for family in Family::BOTH {
-        let target = Target::Tproxy { port: r.inbound_port, mark: tproxy.mark };
+        let target = Target::Tproxy { port: r.inbound_port(), mark: tproxy.mark() };
         let matches = [tcp(), not_to(r.loopback(family))];
         rules
             .group(Key::InterceptionMode, "inbound connections go to the proxy, unchanged")
@@ -159,9 +156,9 @@ fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
 }
 
 /// Captures inbound packets with these conditions: a protocol and perhaps a port.
-fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules) {
+fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules<'_>) {
     let mut group = rules.group(Key::InboundPorts, "captured inbound");
-    match r.mode {
+    match r.mode() {
         InterceptionMode::Redirect => {
             group.append_all(Table::Nat, OurChain::Inbound, conditions.to_vec(), IN_REDIRECT);
         }
@@ -181,7 +178,7 @@ fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules) {
 }
 
 /// `-A OUTPUT -j ISTIO_OUTPUT`.
-fn output_hook(rules: &mut Rules) {
+fn output_hook(rules: &mut Rules<'_>) {
     rules.group(Key::OutboundRanges, "outbound packets").append(
         Table::Nat,
         Hook::Output,
@@ -190,16 +187,16 @@ fn output_hook(rules: &mut Rules) {
     );
 }
 
-fn excluded_outbound_ports(r: &Redirect, rules: &mut Rules) {
+fn excluded_outbound_ports(r: &Redirect, rules: &mut Rules<'_>) {
     let mut group = rules.group(Key::OutboundExcludePorts, "this outbound port is left alone");
-    for port in &r.outbound_ports_exclude {
+    for port in r.outbound_ports_exclude() {
         group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], Target::Return);
         group.append(Table::Nat, OurChain::Output, [udp(), to_port(*port)], Target::Return);
     }
 }
 
 /// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
-fn passthrough(rules: &mut Rules) {
+fn passthrough(rules: &mut Rules<'_>) {
     for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
         rules
             .group(Key::InboundCapturePort, "the proxy's connections to the application")
@@ -208,27 +205,34 @@ fn passthrough(rules: &mut Rules) {
     }
 }
 
-fn proxy_users(r: &Redirect, rules: &mut Rules) {
-    for uid in &r.proxy_uids {
-        let ports = if r.dns == DnsCapture::Off {
-            not_to_port(r.tunnel_port)
+fn proxy_users(r: &Redirect, rules: &mut Rules<'_>) {
+    for uid in r.proxy_uids() {
+        let ports = if *r.dns() == DnsCapture::Off {
+            not_to_port(r.tunnel_port())
         } else {
-            Match::DestinationPorts(Is::not(vec![DNS, r.tunnel_port.into()]))
+            Match::DestinationPorts(Is::not_equals(vec![DNS, r.tunnel_port().into()]))
         };
-        let (owned, not_owned) = (Match::OwnerUid(Is::so(*uid)), Match::OwnerUid(Is::not(*uid)));
+        let (owned, not_owned) = (Match::OwnerUid(Is::equals(*uid)), Match::OwnerUid(Is::not_equals(*uid)));
         proxy_owner(r, Key::ProxyUid, &ports, owned, not_owned, rules);
     }
 }
 
-fn proxy_groups(r: &Redirect, rules: &mut Rules) {
-    for gid in &r.proxy_gids {
-        let (owned, not_owned) = (Match::OwnerGid(Is::so(*gid)), Match::OwnerGid(Is::not(*gid)));
-        proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port), owned, not_owned, rules);
+fn proxy_groups(r: &Redirect, rules: &mut Rules<'_>) {
+    for gid in r.proxy_gids() {
+        let (owned, not_owned) = (Match::OwnerGid(Is::equals(*gid)), Match::OwnerGid(Is::not_equals(*gid)));
+        proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port()), owned, not_owned, rules);
     }
 }
 
 /// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are left alone.
-fn proxy_owner(r: &Redirect, because: Key, ports: &Match, owned: Match, not_owned: Match, rules: &mut Rules) {
+fn proxy_owner(
+    r: &Redirect,
+    because: Key,
+    ports: &Match,
+    owned: Match,
+    not_owned: Match,
+    rules: &mut Rules<'_>,
+) {
     for family in Family::BOTH {
         let matches = [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
         rules
@@ -238,7 +242,7 @@ fn proxy_owner(r: &Redirect, because: Key, ports: &Match, owned: Match, not_owne
     }
     if !includes_loopback(r) {
         let mut group = rules.group(because, "the application calling itself is left alone");
-        if r.dns == DnsCapture::Off {
+        if *r.dns() == DnsCapture::Off {
             group.append(Table::Nat, OurChain::Output, [out_by_loopback(), not_owned], Target::Return);
         } else {
             let matches = [out_by_loopback(), tcp(), not_to_port(DNS), not_owned];
@@ -255,23 +259,23 @@ fn proxy_owner(r: &Redirect, because: Key, ports: &Match, owned: Match, not_owne
 
 /// Whether the user asked for loopback destinations to be captured, in either family.
 fn includes_loopback(r: &Redirect) -> bool {
-    match &r.outbound {
+    match r.outbound() {
         OutboundRanges::All => false,
         OutboundRanges::Only(cidrs) => cidrs.touches_loopback(),
     }
 }
 
-fn owner_groups(r: &Redirect, rules: &mut Rules) {
-    match &r.owner_groups {
+fn owner_groups(r: &Redirect, rules: &mut Rules<'_>) {
+    match r.owner_groups() {
         OwnerGroups::AllExcept(groups) => {
             let mut group = rules.group(Key::OwnerGroupsExclude, "this group's traffic is left alone");
             for gid in groups {
-                let matches = [Match::OwnerGid(Is::so(*gid))];
+                let matches = [Match::OwnerGid(Is::equals(*gid))];
                 group.append(Table::Nat, OurChain::Output, matches, Target::Return);
             }
         }
         OwnerGroups::Only(groups) => {
-            let matches = groups.iter().map(|gid| Match::OwnerGid(Is::not(*gid))).collect();
+            let matches = groups.iter().map(|gid| Match::OwnerGid(Is::not_equals(*gid))).collect();
             rules.group(Key::OwnerGroups, "only these groups' traffic is captured").append_all(
                 Table::Nat,
                 OurChain::Output,
@@ -282,101 +286,8 @@ fn owner_groups(r: &Redirect, rules: &mut Rules) {
     }
 }
 
-/// DNS capture: nat rules that send queries to the proxy, and conntrack zones that keep the two legs apart.
-fn dns(r: &Redirect, rules: &mut Rules) {
-    if r.dns == DnsCapture::Off {
-        return;
-    }
-    let queries = Target::Jump(OurChain::OutputDns.into());
-    rules.group(Key::RedirectDns, "DNS queries").append(Table::Raw, Hook::Output, [], queries.clone());
-    for scope in dns_scopes(r) {
-        rules.group(Key::RedirectDns, "DNS queries").scoped(scope).append(
-            Table::Nat,
-            OurChain::Output,
-            [],
-            queries.clone(),
-        );
-    }
-    dns_redirects(r, rules);
-    dns_proxy_zones(r, rules);
-    dns_application_zones(r, rules);
-}
-
-/// The families whose queries are captured.
-fn dns_scopes(r: &Redirect) -> Vec<Scope> {
-    match &r.dns {
-        DnsCapture::Off => vec![],
-        DnsCapture::All => vec![Scope::Every],
-        DnsCapture::Servers(servers) => {
-            let any = |family: Family| servers.iter().any(|server| Family::of(server) == family);
-            match (any(Family::V4), any(Family::V6)) {
-                (true, true) => vec![Scope::Every],
-                (true, false) => vec![Scope::Only(Family::V4)],
-                (false, true) => vec![Scope::Only(Family::V6)],
-                (false, false) => vec![],
-            }
-        }
-    }
-}
-
-/// The servers whose queries are captured: each alone, or all at once.
-fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
-    match &r.dns {
-        DnsCapture::Off => vec![],
-        DnsCapture::All => vec![(Scope::Every, None)],
-        DnsCapture::Servers(servers) => {
-            // The families one after the other: both use one table in native nftables.
-            let of = |family: Family| servers.iter().filter(move |server| Family::of(server) == family);
-            let all = of(Family::V4).chain(of(Family::V6)).map(|server| host(*server));
-            all.map(|server| (scope_of(&server), Some(server))).collect()
-        }
-    }
-}
-
-fn dns_redirects(r: &Redirect, rules: &mut Rules) {
-    for protocol in [tcp(), udp()] {
-        for (scope, server) in dns_servers(r) {
-            let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
-            rules.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope).append_all(
-                Table::Nat,
-                OurChain::OutputDns,
-                matches,
-                Target::Redirect(DNS_PORT),
-            );
-        }
-    }
-}
-
-fn dns_proxy_zones(r: &Redirect, rules: &mut Rules) {
-    let uids = r.proxy_uids.iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
-    let gids = r.proxy_gids.iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::so(*gid))));
-    for (because, owned) in uids.chain(gids) {
-        let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
-        let query = [udp(), to_port(DNS), owned.clone()];
-        group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
-        let answer = [udp(), from_port(DNS_PORT), owned];
-        group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
-    }
-}
-
-fn dns_application_zones(r: &Redirect, rules: &mut Rules) {
-    let answers = Target::Jump(OurChain::Inbound.into());
-    for scope in dns_scopes(r) {
-        let mut group = rules.group(Key::RedirectDns, "DNS answers").scoped(scope);
-        group.append(Table::Raw, Hook::Prerouting, [], answers.clone());
-    }
-    for (scope, server) in dns_servers(r) {
-        let query = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
-        let answer = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
-        let mut group =
-            rules.group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone").scoped(scope);
-        group.append_all(Table::Raw, OurChain::OutputDns, query, LOCAL_ZONE);
-        group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
-    }
-}
-
 /// `-d 127.0.0.1/32 -j RETURN`.
-fn loopback(r: &Redirect, rules: &mut Rules) {
+fn loopback(r: &Redirect, rules: &mut Rules<'_>) {
     for family in Family::BOTH {
         rules
             .group(Key::LoopbackRange, "loopback destinations are left alone")
@@ -385,9 +296,9 @@ fn loopback(r: &Redirect, rules: &mut Rules) {
     }
 }
 
-fn excluded_ranges(r: &Redirect, rules: &mut Rules) {
+fn excluded_ranges(r: &Redirect, rules: &mut Rules<'_>) {
     for family in Family::BOTH {
-        for range in r.outbound_exclude.of(family) {
+        for range in r.outbound_exclude().of(family) {
             rules
                 .group(Key::OutboundExcludeRanges, "this destination is left alone")
                 .scoped(Scope::Only(family))
@@ -396,15 +307,15 @@ fn excluded_ranges(r: &Redirect, rules: &mut Rules) {
     }
 }
 
-fn included_ports(r: &Redirect, rules: &mut Rules) {
+fn included_ports(r: &Redirect, rules: &mut Rules<'_>) {
     let mut group = rules.group(Key::OutboundPorts, "captured outbound, whatever the destination");
-    for port in &r.outbound_ports {
+    for port in r.outbound_ports() {
         group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], REDIRECT);
     }
 }
 
-fn included_ranges(r: &Redirect, rules: &mut Rules) {
-    match &r.outbound {
+fn included_ranges(r: &Redirect, rules: &mut Rules<'_>) {
+    match r.outbound() {
         OutboundRanges::All => {
             rules.group(Key::OutboundRanges, "captured outbound").append(
                 Table::Nat,
@@ -413,7 +324,7 @@ fn included_ranges(r: &Redirect, rules: &mut Rules) {
                 REDIRECT,
             );
             let mut group = rules.group(Key::VirtualInterfaces, "captured as outbound");
-            for interface in &r.virtual_interfaces {
+            for interface in r.virtual_interfaces() {
                 group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], REDIRECT);
             }
         }
@@ -425,9 +336,9 @@ fn included_ranges(r: &Redirect, rules: &mut Rules) {
     }
 }
 
-fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules) {
+fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules<'_>) {
     let mut group = rules.group(Key::VirtualInterfaces, "captured as outbound").scoped(scope_of(&range));
-    for interface in &r.virtual_interfaces {
+    for interface in r.virtual_interfaces() {
         group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface), to(range)], REDIRECT);
     }
     rules.group(Key::OutboundRanges, "captured outbound").scoped(scope_of(&range)).append(
@@ -439,16 +350,16 @@ fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules) {
 }
 
 /// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
-fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
-    let mark = tproxy.mark;
+fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
+    let mark = tproxy.mark();
     let shared = guard::shared_mark(r, tproxy);
     let mut group = rules.group(Key::TproxyMark, "the connection remembers the packet's mark");
     let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
     group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
     let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback are left alone");
     group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
-    let uids = r.proxy_uids.iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::so(*uid))));
-    let gids = r.proxy_gids.iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::so(*gid))));
+    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::equals(*uid))));
+    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::equals(*gid))));
     for (because, owned) in uids.chain(gids) {
         for family in Family::BOTH {
             let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
@@ -459,18 +370,18 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules) {
         }
     }
     let mut group = rules.group(Key::TproxyMark, "packets get the mark their connection remembers");
-    let remembered = Match::ConnMark(Is::so(shared.unwrap_or(mark.into())));
+    let remembered = Match::ConnMark(Is::equals(shared.unwrap_or(mark.into())));
     let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
     group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
 }
 
 /// Inbound packets that are not captured, before all other inbound rules.
-fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut Rules) {
+fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut Rules<'_>) {
     rules.group(Key::TproxyMark, "already handed over").insert(
         Table::Mangle,
         OurChain::Inbound,
         1,
-        [tcp(), marked(tproxy.mark)],
+        [tcp(), marked(tproxy.mark())],
         Target::Return,
     );
     for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
@@ -487,4 +398,35 @@ fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut Rules) {
         [in_by_loopback(), tcp(), not_marked(PROXY_MARK)],
         Target::Return,
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Families, RedirectBuilder, render::rule_text, rule::Chain, values::PortRange};
+    use alloc::string::String;
+
+    /// The rules that a setting asks for, in their order, with their chains.
+    fn rules_for(key: Key, builder: RedirectBuilder) -> Vec<(Chain, String)> {
+        let plan = builder.build().unwrap().plan();
+        let asked = plan.planned_rules().iter().filter(|planned| planned.because == key);
+        asked.map(|planned| (planned.chain.clone(), rule_text(&planned.rule))).collect()
+    }
+
+    fn sidecar() -> RedirectBuilder {
+        Redirect::sidecar(Families::Both)
+    }
+
+    #[test]
+    fn excluded_outbound_ports_are_left_alone_over_tcp_and_udp() {
+        let ports = [PortRange::single(3306), PortRange::new(80, 90).unwrap()];
+        let rules = rules_for(Key::OutboundExcludePorts, sidecar().outbound_ports_exclude(ports));
+        let texts = [
+            "-p tcp -m tcp --dport 3306 -j RETURN",
+            "-p udp -m udp --dport 3306 -j RETURN",
+            "-p tcp -m tcp --dport 80:90 -j RETURN",
+            "-p udp -m udp --dport 80:90 -j RETURN",
+        ];
+        assert_eq!(rules, texts.map(|text| (OurChain::Output.into(), text.into())));
+    }
 }

@@ -4,13 +4,14 @@
 //! the plan gives the rules of a family as they will stand in the kernel.
 
 mod builder;
+mod dns;
 mod groups;
 mod guard;
 
 use crate::{
     redirect::{InboundPorts, InterceptionMode, Redirect, Tproxy},
     rule::{Chain, Hook, Rule, Scope, Table, Target},
-    settings::Key,
+    settings::{Key, Provenance, Source},
     state::{Entry, RuleState},
     values::{Family, PASSTHROUGH_V6},
 };
@@ -19,6 +20,7 @@ use core::net::Ipv6Addr;
 
 /// Where in its chain a rule goes at the moment it is emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Position {
     /// Behind the last rule.
     Last,
@@ -27,31 +29,89 @@ pub enum Position {
 }
 
 /// A rule of a plan: the rule, where it goes, and which setting asked for it.
+///
+/// Two are equal when they are the same rule for the same setting in the same place; who said so does not matter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedRule {
+    pub(crate) table: Table,
+    pub(crate) chain: Chain,
+    pub(crate) position: Position,
+    pub(crate) scope: Scope,
+    pub(crate) rule: Rule,
+    pub(crate) because: Key,
+    pub(crate) source: Provenance<Source>,
+    pub(crate) purpose: &'static str,
+}
+
+impl PlannedRule {
     /// Its table.
-    pub table: Table,
+    #[must_use]
+    pub const fn table(&self) -> Table {
+        self.table
+    }
+
     /// Its chain.
-    pub chain: Chain,
-    /// Where in the chain.
-    pub position: Position,
+    #[must_use]
+    pub const fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Where in the chain it goes.
+    #[must_use]
+    pub const fn position(&self) -> Position {
+        self.position
+    }
+
     /// The families it is for.
-    pub scope: Scope,
+    #[must_use]
+    pub const fn scope(&self) -> Scope {
+        self.scope
+    }
+
     /// The rule.
-    pub rule: Rule,
+    #[must_use]
+    pub const fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
     /// The setting that asked for it.
-    pub because: Key,
+    #[must_use]
+    pub const fn because(&self) -> Key {
+        self.because
+    }
+
+    /// Who said so: the flag, variable or annotation that was set, [`Source::Default`] where none was.
+    #[must_use]
+    pub const fn source(&self) -> Source {
+        self.source.0
+    }
+
     /// What it is for, in a few words.
-    pub purpose: &'static str,
+    #[must_use]
+    pub const fn purpose(&self) -> &'static str {
+        self.purpose
+    }
 }
 
 /// Policy routing that delivers marked packets to the proxy: `ip rule` and a route per family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyRoutes {
+    pub(crate) tproxy: Tproxy,
+    pub(crate) families: Vec<Family>,
+}
+
+impl PolicyRoutes {
     /// The mark and the table.
-    pub tproxy: Tproxy,
+    #[must_use]
+    pub const fn tproxy(&self) -> Tproxy {
+        self.tproxy
+    }
+
     /// The families that have them.
-    pub families: Vec<Family>,
+    #[must_use]
+    pub fn families(&self) -> &[Family] {
+        &self.families
+    }
 }
 
 /// What makes a redirection real.
@@ -66,8 +126,8 @@ impl Redirect {
     /// The plan of this redirection.
     #[must_use]
     pub fn plan(&self) -> RulePlan {
-        let families = self.families().to_vec();
-        let policy_routes = match (self.mode, &self.inbound) {
+        let families = self.families().list().to_vec();
+        let policy_routes = match (self.mode(), self.inbound()) {
             (InterceptionMode::Redirect, _) | (InterceptionMode::Tproxy(_), InboundPorts::None) => None,
             (InterceptionMode::Tproxy(tproxy), InboundPorts::AllExcept(_) | InboundPorts::Only(_)) => {
                 Some(PolicyRoutes { tproxy, families: families.clone() })
@@ -126,12 +186,25 @@ impl RulePlan {
     /// planned rule it comes from.
     #[must_use]
     pub fn merged_rules(&self) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
-        let mut tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> = BTreeMap::new();
-        let wanted = |planned: &&PlannedRule| match planned.scope {
+        self.folded(|planned| match planned.scope {
             Scope::Every => true,
             Scope::Only(family) => self.families.contains(&family),
-        };
-        for planned in self.rules.iter().filter(wanted) {
+        })
+    }
+
+    /// The rules of a family as they will stand in tables of its own, each with the planned rule it comes from. Nothing
+    /// where the plan has no rules for it.
+    #[must_use]
+    pub fn explained_rules(&self, family: Family) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
+        self.folded(|planned| self.families.contains(&family) && planned.scope.covers(family))
+    }
+
+    fn folded(
+        &self,
+        wanted: impl Fn(&PlannedRule) -> bool,
+    ) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
+        let mut tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> = BTreeMap::new();
+        for planned in self.rules.iter().filter(|planned| wanted(planned)) {
             let chains = tables.entry(planned.table).or_default();
             if let Target::Jump(to) = &planned.rule.target {
                 chains.entry(to.clone()).or_default();
@@ -170,7 +243,7 @@ impl FamilyRules {
             self.state.declare(planned.table, to.clone());
         }
         let entries = self.state.declare(planned.table, planned.chain.clone());
-        place(entries, planned.position, Entry::from(planned.rule.clone()));
+        place(entries, planned.position, Entry::from(&planned.rule));
         if let (Chain::Hook(hook), Position::Before(_)) = (&planned.chain, planned.position) {
             let leading = self.leading.entry((planned.table, *hook)).or_default();
             *leading = leading.saturating_add(1);

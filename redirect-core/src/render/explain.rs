@@ -1,15 +1,16 @@
-//! A plan for people: what each rule is for, and which setting asked for it.
+//! A plan for people: what each rule is for, and who asked for it.
 
 use super::rule_text;
 use crate::{
     plan::{PlannedRule, RulePlan},
     rule::{Chain, Scope, Table},
+    settings::Source,
     values::Family,
 };
 use alloc::string::String;
 use core::fmt::Write;
 
-/// The plan in plain text: table by table, chain by chain, each rule with its purpose and the setting behind it.
+/// The plan in plain text: table by table, chain by chain, each rule with its purpose and who asked for it.
 #[must_use]
 pub fn explain(plan: &RulePlan) -> String {
     let mut text = String::new();
@@ -23,7 +24,7 @@ pub fn explain(plan: &RulePlan) -> String {
     }
     if let Some(routes) = plan.policy_routes() {
         for family in &routes.families {
-            let (mark, table) = (routes.tproxy.mark, routes.tproxy.table);
+            let (mark, table) = (routes.tproxy.mark(), routes.tproxy.table());
             let _ =
                 writeln!(text, "{family}: packets with mark {mark} are delivered locally (table {table})");
         }
@@ -50,7 +51,11 @@ fn rule_line(planned: &PlannedRule) -> String {
         Scope::Only(Family::V4) => "IPv4 only: ",
         Scope::Only(Family::V6) => "IPv6 only: ",
     };
-    let setting = planned.because.setting();
-    let asked = setting.flag.or(setting.env.first().copied()).unwrap_or_default();
-    alloc::format!("{family}{}  # {} [{asked}]", rule_text(&planned.rule), planned.purpose)
+    let rule = rule_text(&planned.rule);
+    let (purpose, source) = (planned.purpose, planned.source());
+    if source == Source::Default {
+        let setting = planned.because.setting().name();
+        return alloc::format!("{family}{rule}  # {purpose} [default of {setting}]");
+    }
+    alloc::format!("{family}{rule}  # {purpose} [{source}]")
 }

@@ -6,7 +6,7 @@ use crate::{
         sets::{self, Kind, Line, Ranges},
     },
     plan::RulePlan,
-    rule::{Chain, ConnState, Direction, Hook, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
+    rule::{Chain, ConnState, Direction, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
     values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
 };
 use alloc::{
@@ -84,17 +84,7 @@ fn line(text: &mut String, words: &str) {
 fn chain_declaration(table: Table, chain: &Chain) -> String {
     let name = chain_name(chain);
     let Chain::Hook(hook) = chain else { return name };
-    let kind = match (table, hook) {
-        (Table::Nat, _) => "nat",
-        (Table::Mangle, Hook::Output) => "route",
-        (Table::Mangle | Table::Raw, _) => "filter",
-    };
-    let priority = match (table, hook) {
-        (Table::Raw, _) => -300,
-        (Table::Mangle, _) => -150,
-        (Table::Nat, Hook::Prerouting | Hook::Output) => -100,
-        (Table::Nat, Hook::Input | Hook::Forward | Hook::Postrouting) => 100,
-    };
+    let (kind, priority) = (table.chain_type(*hook), table.priority(*hook));
     format!("{name} {{ type {kind} hook {name} priority {priority}; policy accept; }}")
 }
 
@@ -194,13 +184,13 @@ fn address(what: &str, is: &Is<IpNet>) -> String {
 
 /// As nft lists it: all eight digits.
 fn mark(mark: Mark) -> String {
-    format!("{:#010x}", mark.0)
+    format!("{:#010x}", mark.value())
 }
 
 /// As nft lists it: `tcp flags != syn / fin,syn,rst,ack`, a single flag as `tcp flags & syn == syn`.
 fn flags(is: &Is<TcpFlags>) -> String {
     let names = |flags: u8| -> String {
-        let set = TcpFlags::NAMED.into_iter().filter(|(flag, _)| flags & flag != 0);
+        let set = TcpFlags::NAMED.iter().copied().filter(|(flag, _)| flags & flag != 0);
         let names: Vec<String> = set.map(|(_, name)| name.to_ascii_lowercase()).collect();
         if names.is_empty() { "0x0".to_string() } else { names.join(",") }
     };
@@ -214,10 +204,10 @@ fn flags(is: &Is<TcpFlags>) -> String {
 }
 
 fn connection_mark(is: &Is<MaskedMark>) -> String {
-    let (value, mask) = (is.value.value(), is.value.mask());
-    if mask == u32::MAX {
-        return compare("ct mark", is, mark(Mark(value)));
+    if let Some(value) = is.value.whole() {
+        return compare("ct mark", is, mark(value));
     }
+    let (value, mask) = (is.value.value(), is.value.mask());
     format!("ct mark & {mask:#010x} {} {value:#010x}", if is.not { "!=" } else { "==" })
 }
 
@@ -254,10 +244,10 @@ fn target_text(target: &Target, scope: Scope) -> String {
         Target::SetMark(value) => format!("counter meta mark set {}", mark(*value)),
         Target::SaveMark => "counter ct mark set meta mark".to_string(),
         Target::RestoreMark => "counter meta mark set ct mark".to_string(),
-        Target::SetConnMark(masked) if masked.mask() == u32::MAX => {
-            format!("counter ct mark set {}", mark(Mark(masked.value())))
-        }
         Target::SetConnMark(masked) => {
+            if let Some(value) = masked.whole() {
+                return format!("counter ct mark set {}", mark(value));
+            }
             // As nft lists it: what is kept, together with what is put there.
             let kept = !masked.mask() | masked.value();
             format!("counter ct mark set ct mark & {kept:#010x} | {:#010x}", masked.value())

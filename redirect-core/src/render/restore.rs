@@ -65,7 +65,7 @@ impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Entry::Rule(rule) => write_rule(f, rule),
-            Entry::Foreign(text) => write!(f, " {text}"),
+            Entry::Foreign(rule) => write!(f, " {rule}"),
         }
     }
 }
@@ -180,7 +180,7 @@ struct Flags(u8);
 impl fmt::Display for Flags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut names =
-            TcpFlags::NAMED.into_iter().filter(|(flag, _)| self.0 & flag != 0).map(|(_, name)| name);
+            TcpFlags::NAMED.iter().copied().filter(|(flag, _)| self.0 & flag != 0).map(|(_, name)| name);
         f.write_str(names.next().unwrap_or("NONE"))?;
         names.try_for_each(|name| write!(f, ",{name}"))
     }

@@ -1,6 +1,6 @@
 //! Input errors: what was wrong, where, and with which value; all errors of an input together.
 
-use super::Source;
+use super::{Key, Source};
 use crate::values::Problem;
 use alloc::{string::String, vec::Vec};
 use core::fmt;
@@ -10,7 +10,10 @@ const SHOWN: usize = 80;
 
 /// One thing wrong with one value.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct InputError {
+    /// The setting it is about, if it is one's.
+    pub key: Option<Key>,
     /// Who said it.
     pub source: Source,
     /// The piece that is wrong: a whole value, or one element of a list.
@@ -38,14 +41,30 @@ impl core::error::Error for InputError {}
 pub struct InputErrors(Vec<InputError>);
 
 impl InputErrors {
-    /// Notes an error.
+    /// Notes an error that is about no setting.
     pub fn push(&mut self, source: Source, value: &str, problem: Problem) {
-        self.0.push(InputError { source, value: value.into(), problem });
+        self.0.push(InputError { key: None, source, value: value.into(), problem });
+    }
+
+    /// Notes an error of a setting.
+    pub fn push_for(&mut self, key: Key, source: Source, value: &str, problem: Problem) {
+        self.0.push(InputError { key: Some(key), source, value: value.into(), problem });
     }
 
     /// Keeps the value, or notes the error.
-    pub(crate) fn keep<T>(&mut self, source: Source, value: &str, parsed: Result<T, Problem>) -> Option<T> {
-        parsed.map_err(|problem| self.push(source, value, problem)).ok()
+    pub(crate) fn keep<T>(
+        &mut self,
+        key: Key,
+        source: Source,
+        value: &str,
+        parsed: Result<T, Problem>,
+    ) -> Option<T> {
+        parsed.map_err(|problem| self.push_for(key, source, value, problem)).ok()
+    }
+
+    /// Whether anything is wrong with a setting.
+    pub(crate) fn concern(&self, key: Key) -> bool {
+        self.0.iter().any(|error| error.key == Some(key))
     }
 
     /// `Ok` with the value when there is no error.
@@ -104,6 +123,7 @@ mod tests {
     #[test]
     fn hostile_values_are_shown_escaped_and_cut() {
         let error = InputError {
+            key: Some(Key::InterceptionMode),
             source: Source::Annotation("sidecar.istio.io/interceptionMode"),
             value: "\u{1b}[2J\n".repeat(100),
             problem: Problem::NotOneOf("REDIRECT, TPROXY"),

@@ -4,6 +4,20 @@ use alloc::{collections::BTreeSet, vec::Vec};
 use core::{fmt, net::IpAddr};
 
 /// Looks up user and group names. The planner itself never asks the system.
+///
+/// Open on purpose: who plans for a container image has other names than who plans for the machine he runs on. A method
+/// that comes in a later version has a body.
+///
+/// ```
+/// use redirect_core::settings::{NameLookup, id_in_passwd};
+///
+/// struct Image { passwd: String, group: String }
+///
+/// impl NameLookup for Image {
+///     fn user(&self, name: &str) -> Option<u32> { id_in_passwd(&self.passwd, name) }
+///     fn group(&self, name: &str) -> Option<u32> { id_in_passwd(&self.group, name) }
+/// }
+/// ```
 pub trait NameLookup {
     /// The id of a user.
     fn user(&self, name: &str) -> Option<u32>;
@@ -28,19 +42,30 @@ impl NameLookup for NoNames {
 /// The facts of the network namespace a plan is made for.
 #[derive(Clone, Copy)]
 pub struct NamespaceFacts<'a> {
-    /// The addresses of all interfaces, in the kernel's order; loopback and link-local ones may be among them.
-    pub addresses: &'a [IpAddr],
-    /// The DNS servers of `/etc/resolv.conf`; looked at only where DNS capture is limited to them.
-    pub nameservers: &'a [IpAddr],
-    /// Where user and group names are looked up.
-    pub names: &'a dyn NameLookup,
+    pub(crate) addresses: &'a [IpAddr],
+    pub(crate) nameservers: &'a [IpAddr],
+    pub(crate) names: &'a dyn NameLookup,
 }
 
 impl<'a> NamespaceFacts<'a> {
-    /// Addresses only: no DNS server, no names.
+    /// A namespace with these addresses on all its interfaces, in the kernel's order; loopback and link-local ones may be
+    /// among them. It knows no DNS server and no names.
     #[must_use]
     pub const fn new(addresses: &'a [IpAddr]) -> Self {
         Self { addresses, nameservers: &[], names: &NoNames }
+    }
+
+    /// With the DNS servers of `/etc/resolv.conf`; looked at only where DNS capture is limited to them
+    /// ([`RawSettings::needs_nameservers`](super::RawSettings::needs_nameservers)).
+    #[must_use]
+    pub const fn with_nameservers(self, nameservers: &'a [IpAddr]) -> Self {
+        Self { nameservers, ..self }
+    }
+
+    /// With names of users and groups.
+    #[must_use]
+    pub const fn with_names(self, names: &'a dyn NameLookup) -> Self {
+        Self { names, ..self }
     }
 }
 

@@ -6,57 +6,20 @@ mod errors;
 mod facts;
 mod names;
 mod notice;
+mod source;
 mod table;
 
 use crate::values::{Problem, parse_bool};
 use alloc::{borrow::Cow, collections::BTreeMap, string::String};
-use core::fmt;
 
 pub use errors::{InputError, InputErrors};
 pub use facts::{NameLookup, NamespaceFacts, NoNames, id_in_passwd, nameservers};
 pub use names::{Misspelt, NamePlace, meant, misspelt_variables};
 pub(crate) use names::{misspelt_annotation, misspelt_proxy_variable};
 pub use notice::Notice;
-pub use table::{Key, Kind, SETTINGS, Setting};
-
-/// Where a value came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Source {
-    /// Nobody said anything; the table's default holds.
-    Default,
-    /// This environment variable.
-    Environment(&'static str),
-    /// This flag, without dashes.
-    Flag(&'static str),
-    /// The command line, where no flag is concerned.
-    CommandLine,
-    /// This key of the plugin's configuration.
-    Configuration(&'static str),
-    /// This annotation of the pod.
-    Annotation(&'static str),
-    /// This variable of the pod's proxy container.
-    ProxyEnvironment(&'static str),
-    /// This field of the pod's proxy container.
-    ProxyField(&'static str),
-    /// The addresses of the network namespace.
-    Namespace,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::Environment(name) => write!(f, "environment variable {name}"),
-            Self::Flag(name) => write!(f, "flag --{name}"),
-            Self::CommandLine => f.write_str("command line"),
-            Self::Configuration(key) => write!(f, "configuration key {key}"),
-            Self::Annotation(name) => write!(f, "annotation {name}"),
-            Self::ProxyEnvironment(name) => write!(f, "variable {name} of container istio-proxy"),
-            Self::ProxyField(name) => write!(f, "{name} of container istio-proxy"),
-            Self::Namespace => f.write_str("network namespace"),
-        }
-    }
-}
+pub use source::Source;
+pub(crate) use source::{Provenance, Sources};
+pub use table::{Key, Kind, Part, SETTINGS, Setting, Star};
 
 /// What was said, for each setting somebody said something about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -98,7 +61,7 @@ impl RawSettings {
         for setting in SETTINGS.iter().filter(|setting| wanted(setting.key)) {
             for name in setting.env {
                 match read(name) {
-                    Some(text) if !text.is_empty() || setting.key.empty_means_none() => {
+                    Some(text) if !text.is_empty() || setting.kind.empty_means_none() => {
                         self.set(setting.key, text, Source::Environment(name));
                     }
                     Some(_) | None => {}
@@ -112,10 +75,13 @@ impl RawSettings {
         self.values.insert(key, (text.into(), source));
     }
 
-    /// Notes something that was said and is no setting's, such as an unknown flag: [`RunOptions::parse`] tells it together
-    /// with everything else that is wrong.
-    ///
-    /// [`RunOptions::parse`]: crate::options::RunOptions::parse
+    /// What was said, setting by setting.
+    pub fn said(&self) -> impl Iterator<Item = (Key, &str, Source)> {
+        self.values.iter().map(|(key, (text, source))| (*key, text.as_ref(), *source))
+    }
+
+    /// Notes something that was said and is no setting's, such as an unknown flag, to be told together with everything
+    /// else that is wrong.
     pub fn refuse(&mut self, source: Source, value: &str, problem: Problem) {
         self.refused.push(source, value, problem);
     }
@@ -124,6 +90,32 @@ impl RawSettings {
     #[must_use]
     pub const fn refused(&self) -> &InputErrors {
         &self.refused
+    }
+
+    /// Reads what holds for a setting; what is wrong with it is noted, with who said it.
+    ///
+    /// ```
+    /// use redirect_core::{settings::{InputErrors, Key, RawSettings, Source}, values::Port};
+    ///
+    /// let mut raw = RawSettings::new();
+    /// raw.set(Key::ProxyPort, "http", Source::Flag("envoy-port"));
+    /// let mut errors = InputErrors::default();
+    /// assert_eq!(raw.read(Key::ProxyPort, &mut errors, str::parse::<Port>), None);
+    /// assert_eq!(errors.to_string(), "flag --envoy-port: \"http\" is not a whole number");
+    /// ```
+    pub fn read<T>(
+        &self,
+        key: Key,
+        errors: &mut InputErrors,
+        parse: impl FnOnce(&str) -> Result<T, Problem>,
+    ) -> Option<T> {
+        let (text, source) = self.get(key);
+        errors.keep(key, source, text, parse(text))
+    }
+
+    /// Who said what holds for each setting.
+    pub(crate) fn sources(&self) -> Sources {
+        self.values.iter().map(|(key, (_, source))| (*key, *source)).collect()
     }
 
     /// Whether the servers of `/etc/resolv.conf` matter to a plan: DNS capture is asked for and limited to them.
@@ -143,30 +135,6 @@ impl RawSettings {
                 (default.unwrap_or(setting.default), Source::Default)
             },
             |(text, source)| (text.as_ref(), *source),
-        )
-    }
-}
-
-impl Key {
-    /// Whether it lists what is left alone.
-    pub(crate) const fn leaves_alone(self) -> bool {
-        matches!(self, Self::InboundExcludePorts | Self::OutboundExcludePorts | Self::OutboundExcludeRanges)
-    }
-
-    /// Whether an empty value says "none" rather than nothing.
-    const fn empty_means_none(self) -> bool {
-        matches!(
-            self,
-            Self::InboundPorts
-                | Self::InboundExcludePorts
-                | Self::ExcludeInterfaces
-                | Self::OutboundRanges
-                | Self::OutboundExcludeRanges
-                | Self::OutboundPorts
-                | Self::OutboundExcludePorts
-                | Self::VirtualInterfaces
-                | Self::OwnerGroups
-                | Self::OwnerGroupsExclude
         )
     }
 }

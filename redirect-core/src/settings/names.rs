@@ -1,11 +1,13 @@
 //! Misspelt names of variables and annotations: which one of ours is meant.
 
-use super::SETTINGS;
+use super::{Key, SETTINGS};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
-use core::fmt;
+use core::{fmt, str::Chars};
 
 /// How many letters a misspelt name may be off.
-const NEAR: usize = 2;
+const NEAR: u32 = 2;
+/// How much longer or shorter that makes it at most.
+const LONGER: usize = NEAR as usize;
 /// Names shorter than this are near to too many others.
 const LEAST_LENGTH: usize = 6;
 /// Names shorter than this may be one letter off.
@@ -19,6 +21,7 @@ const OUR_DOMAIN: &str = "istio.io";
 
 /// Where a misspelt name was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum NamePlace {
     /// The environment of the program.
     Environment,
@@ -30,6 +33,7 @@ pub enum NamePlace {
 
 /// A name that looks like one of ours and is none: it has no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Misspelt {
     /// Where it was found.
     pub place: NamePlace,
@@ -54,13 +58,32 @@ impl fmt::Display for Misspelt {
     }
 }
 
-/// The names of the program's environment that look like variables of ours and are none.
-pub fn misspelt_variables<'a>(environment: impl IntoIterator<Item = &'a str>) -> Vec<Misspelt> {
+/// The names of a program's environment that look like variables of ours and are none. As with
+/// [`RawSettings::read_environment`], `wanted` chooses the settings that the program reads there.
+///
+/// [`RawSettings::read_environment`]: super::RawSettings::read_environment
+///
+/// ```
+/// use redirect_core::settings::misspelt_variables;
+///
+/// let told: Vec<_> = misspelt_variables(["ISTIO_INBOUND_PORT", "PATH"], |_| true);
+/// assert_eq!(told.len(), 1);
+/// assert_eq!(told[0].meant, Some("ISTIO_INBOUND_PORTS"));
+/// ```
+pub fn misspelt_variables<'a>(
+    environment: impl IntoIterator<Item = &'a str>,
+    wanted: impl Fn(Key) -> bool,
+) -> Vec<Misspelt> {
     // An environment has hundreds of variables where a pod sees many services.
-    let names: Vec<Name<'static>> =
-        SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).map(Name::new).collect();
+    let settings = SETTINGS.iter().filter(|setting| wanted(setting.key));
+    let mut names: Vec<Name<'static>> =
+        settings.flat_map(|setting| setting.env.iter().copied()).map(Name::new).collect();
+    names.sort_unstable_by_key(|name| name.length);
     let misspelt = |given: &'a str| {
-        let meant = nearest(given, names.iter().copied())?;
+        let length = given.chars().count();
+        let first = names.partition_point(|name| name.length.saturating_add(LONGER) < length);
+        let end = names.partition_point(|name| name.length <= length.saturating_add(LONGER));
+        let meant = nearest(given, names.get(first..end).unwrap_or_default().iter().copied())?;
         Some(Misspelt { place: NamePlace::Environment, given: given.to_owned(), meant: Some(meant) })
     };
     environment.into_iter().filter_map(misspelt).collect()
@@ -98,87 +121,86 @@ pub fn meant<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Optio
     nearest(given, names.into_iter().map(Name::new))
 }
 
-/// A name, with which letters it has.
+/// A name, with how many letters it has and which.
 #[derive(Debug, Clone, Copy)]
 struct Name<'a> {
     text: &'a str,
+    length: usize,
     letters: u32,
 }
 
 impl<'a> Name<'a> {
     fn new(text: &'a str) -> Self {
-        // Capitals and small letters differ in a bit that does not count here; what else falls together does no harm.
-        let letters =
-            text.bytes().fold(0, |letters, byte| letters | 1_u32.wrapping_shl(u32::from(byte & 31)));
-        Self { text, letters }
+        // Dashes, dots and underscores count as the same; capitals and small letters differ in a bit that does not count
+        // here. What else falls together does no harm.
+        let bit = |byte: u8| 1_u32.wrapping_shl(u32::from(byte & 31));
+        let counts = |byte: &u8| *byte >= b'0' && *byte != b'_' && byte.is_ascii();
+        let letters = text.bytes().filter(counts).fold(0, |all, byte| all | bit(byte));
+        Self { text, length: text.chars().count(), letters }
     }
 
-    /// A lower bound of the distance to another name: a change brings in at most one letter that was not there. Dashes,
-    /// dots and underscores, which count as the same, may bring in one each.
-    fn is_far_from(&self, other: &Self, limit: usize) -> bool {
-        let punctuation = [b'-', b'.', b'_'].into_iter().fold(0, |bits, byte| bits | 1_u32 << (byte & 31));
-        let missing = self.letters & !other.letters & !punctuation;
-        usize::try_from(missing.count_ones()).unwrap_or(usize::MAX) > limit
+    /// Whether this alone says that two names are further from each other: a change brings in at most one letter.
+    fn is_far_from(&self, other: &Self, limit: u32) -> bool {
+        more_bits(self.letters & !other.letters, limit) || more_bits(other.letters & !self.letters, limit)
     }
 }
 
+/// Whether more than `limit` bits are set: that many are taken away, the last first.
+fn more_bits(bits: u32, limit: u32) -> bool {
+    (0..limit).fold(bits, |bits, _| bits & bits.wrapping_sub(1)) != 0
+}
+
 fn nearest<'a>(given: &str, names: impl Iterator<Item = Name<'a>>) -> Option<&'a str> {
-    let given_name = Name::new(given);
-    let given_letters = folded(given);
-    let mut nearest: Option<(usize, &str)> = None;
+    let given = Name::new(given);
+    let mut nearest: Option<(u32, &str)> = None;
     for name in names {
-        if name.text == given {
+        if name.text == given.text {
             return None;
         }
-        let limit = match name.text.len() {
+        let limit = match name.length {
             0..LEAST_LENGTH => continue,
             LEAST_LENGTH..SHORT => NEAR / 2,
             _ => NEAR,
         };
-        // Most of an environment is told apart by this alone.
-        if given_letters.len().abs_diff(name.text.len()) > limit
-            || given_name.is_far_from(&name, limit)
-            || name.is_far_from(&given_name, limit)
-        {
+        // Most of an environment is told apart by its letters alone.
+        if given.is_far_from(&name, limit) {
             continue;
         }
-        let distance = distance(&given_letters, &folded(name.text));
-        if distance <= limit && nearest.is_none_or(|best| (distance, name.text) < best) {
+        let Some(distance) = distance(given.text.chars(), name.text.chars(), limit) else { continue };
+        if nearest.is_none_or(|best| (distance, name.text) < best) {
             nearest = Some((distance, name.text));
         }
     }
     nearest.map(|(_, name)| name)
 }
 
-fn folded(name: &str) -> Vec<char> {
-    let fold = |c: char| if matches!(c, '-' | '.') { '_' } else { c.to_ascii_lowercase() };
-    name.chars().map(fold).collect()
+/// How many letters have to be added, left out, replaced or exchanged with their neighbour (optimal string alignment); none
+/// where it is more than `limit`, which is small: every change is tried in every way.
+fn distance(a: Chars<'_>, b: Chars<'_>, limit: u32) -> Option<u32> {
+    let (mut a, mut b) = (a, b);
+    let (mut behind_a, mut behind_b) = (a.clone(), b.clone());
+    let (first, other) = loop {
+        match (behind_a.next().map(folded), behind_b.next().map(folded)) {
+            (None, None) => return Some(0),
+            (first, other) if first == other => (a, b) = (behind_a.clone(), behind_b.clone()),
+            differing => break differing,
+        }
+    };
+    let limit = limit.checked_sub(1)?;
+    let replaced = (first.is_some() && other.is_some())
+        .then(|| distance(behind_a.clone(), behind_b.clone(), limit))
+        .flatten();
+    let left_out = first.and_then(|_| distance(behind_a.clone(), b, limit));
+    let added = other.and_then(|_| distance(a, behind_b.clone(), limit));
+    let (second, other_second) = (behind_a.next().map(folded), behind_b.next().map(folded));
+    let are_exchanged = second.is_some() && second == other && first == other_second;
+    let exchanged = are_exchanged.then(|| distance(behind_a, behind_b, limit)).flatten();
+    let best = [replaced, left_out, added, exchanged].into_iter().flatten().min()?;
+    Some(best.saturating_add(1))
 }
 
-/// How many letters have to be added, left out, replaced or exchanged with their neighbour (optimal string alignment).
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut before: Vec<usize> = Vec::new();
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for (row, from) in a.iter().enumerate() {
-        let mut next = Vec::with_capacity(last.len());
-        next.push(row.saturating_add(1));
-        for (column, to) in b.iter().enumerate() {
-            let at = |line: &[usize], column: usize| line.get(column).copied().unwrap_or(usize::MAX);
-            let replaced = at(&last, column).saturating_add(usize::from(from != to));
-            let left_out = at(&last, column.saturating_add(1)).saturating_add(1);
-            let added = at(&next, column).saturating_add(1);
-            let mut best = replaced.min(left_out).min(added);
-            if let (Some(row), Some(column)) = (row.checked_sub(1), column.checked_sub(1))
-                && a.get(row) == Some(to)
-                && b.get(column) == Some(from)
-            {
-                best = best.min(at(&before, column).saturating_add(1));
-            }
-            next.push(best);
-        }
-        before = core::mem::replace(&mut last, next);
-    }
-    last.last().copied().unwrap_or_default()
+fn folded(letter: char) -> char {
+    if matches!(letter, '-' | '.') { '_' } else { letter.to_ascii_lowercase() }
 }
 
 #[cfg(test)]
@@ -188,8 +210,6 @@ mod tests {
 
     #[test]
     fn a_distance_counts_letters() {
-        let distance =
-            |a: &str, b: &str| distance(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>());
         for (a, b, wanted) in [
             ("", "", 0),
             ("", "abc", 3),
@@ -203,7 +223,13 @@ mod tests {
             ("ca", "abc", 3),
             ("kitten", "sitting", 3),
         ] {
-            assert_eq!(distance(a, b), wanted, "{a} {b}");
+            for limit in 0..6 {
+                assert_eq!(
+                    distance(a.chars(), b.chars(), limit),
+                    Some(wanted).filter(|it| *it <= limit),
+                    "{a} {b} {limit}"
+                );
+            }
         }
     }
 
@@ -221,10 +247,10 @@ mod tests {
             "sitting",
         ];
         for (a, b) in words.iter().flat_map(|a| words.map(|b| (*a, b))) {
-            let distance = distance(&folded(a), &folded(b));
-            for limit in 0..8 {
+            for limit in 0..5 {
                 let is_far = Name::new(a).is_far_from(&Name::new(b), limit);
-                assert!(!is_far || distance > limit, "{a} {b} {limit} {distance}");
+                let distance = distance(a.chars(), b.chars(), limit);
+                assert!(!is_far || distance.is_none(), "{a} {b} {limit} {distance:?}");
             }
         }
         assert!(Name::new("abc").is_far_from(&Name::new("xyz"), 2));
@@ -232,7 +258,7 @@ mod tests {
 
     #[test]
     fn misspelt_variables_name_what_is_meant() {
-        let meant = |given| misspelt_variables([given]).first().and_then(|misspelt| misspelt.meant);
+        let meant = |given| misspelt_variables([given], |_| true).first().and_then(|misspelt| misspelt.meant);
         assert_eq!(meant("ISTIO_INBOUND_PORT"), Some("ISTIO_INBOUND_PORTS"));
         assert_eq!(meant("istio_service_cidr"), Some("ISTIO_SERVICE_CIDR"));
         assert_eq!(meant("ISTIO_DUAL_STAKC"), Some("ISTIO_DUAL_STACK"));
@@ -247,10 +273,10 @@ mod tests {
             "PATH",
             "",
         ] {
-            assert_eq!(misspelt_variables([right]), [], "{right}");
+            assert_eq!(misspelt_variables([right], |_| true), [], "{right}");
         }
         for setting in SETTINGS {
-            assert_eq!(misspelt_variables(setting.env.iter().copied()), [], "{:?}", setting.key);
+            assert_eq!(misspelt_variables(setting.env.iter().copied(), |_| true), [], "{:?}", setting.key);
         }
     }
 

@@ -2,8 +2,6 @@
 
 use super::{Key, RawSettings, Source};
 use crate::{
-    netlink::NativeForm,
-    options::{BackendChoice, RunOptions},
     redirect::{ALWAYS_EXCLUDED_INBOUND, DnsCapture, InboundPorts, OutboundRanges, OwnerGroups, Redirect},
     values::{Port, PortRange, parse_bool},
 };
@@ -44,18 +42,6 @@ pub enum Notice {
         /// "user" or "group".
         what: &'static str,
     },
-    /// Two listeners of the proxy have one port.
-    #[error(
-        "{said}: {port} is the port of {other} as well; the proxy cannot tell the two kinds of connections apart"
-    )]
-    SamePort {
-        /// Who said it.
-        said: Source,
-        /// The port.
-        port: Port,
-        /// The flag of the other listener, with dashes.
-        other: &'static str,
-    },
 }
 
 impl Notice {
@@ -66,9 +52,8 @@ impl Notice {
         notices.extend(inbound_exclude(raw, redirect));
         notices.extend(owner_groups_exclude(raw, redirect));
         notices.extend(dns(raw, redirect));
-        notices.extend(same_ports(raw, redirect));
         let owners =
-            [(Key::ProxyUid, "user", &redirect.proxy_uids), (Key::ProxyGid, "group", &redirect.proxy_gids)];
+            [(Key::ProxyUid, "user", redirect.proxy_uids()), (Key::ProxyGid, "group", redirect.proxy_gids())];
         notices.extend(owners.into_iter().filter(|(_, _, ids)| ids.contains(&0)).map(|(key, what, _)| {
             // Groups that nobody named are the same as the users.
             let key = if raw.get(key).0.is_empty() { Key::ProxyUid } else { key };
@@ -79,48 +64,30 @@ impl Notice {
         }
         notices
     }
-
-    /// What is worth saying about how a run is carried out.
-    #[must_use]
-    pub fn about_run(raw: &RawSettings, options: &RunOptions) -> Vec<Self> {
-        let native = options.backend == BackendChoice::NativeNft;
-        let without_native = "only native nftables rules have sets; add --native-nftables";
-        let with_native = "with --native-nftables no iptables rules are programmed";
-        let cases = [
-            (Key::NftSets, !native && options.native_form == NativeForm::Sets, without_native),
-            (Key::Backend, native && raw.get(Key::Backend).0 != "auto", with_native),
-            (
-                Key::ForceIptablesBinary,
-                native && !raw.get(Key::ForceIptablesBinary).0.is_empty(),
-                with_native,
-            ),
-        ];
-        let silent = cases.into_iter().filter(|(_, ineffective, _)| *ineffective);
-        silent.map(|(key, _, because)| Self::NoEffect { said: raw.get(key).1, because }).collect()
-    }
 }
 
 /// The injector always lists the proxy's own ports; only others tell that somebody meant something by it.
 fn inbound_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     let (text, said) = raw.get(Key::InboundExcludePorts);
     let mut listed = text.split(',').map(str::trim).filter(|port| !port.is_empty());
-    let anything = listed.any(|port| !ALWAYS_EXCLUDED_INBOUND.contains(&port));
+    let anything =
+        listed.any(|port| !port.parse::<Port>().is_ok_and(|port| ALWAYS_EXCLUDED_INBOUND.contains(&port)));
     let because = "it counts only where all inbound ports are captured (--istio-inbound-ports '*')";
-    let effective = matches!(redirect.inbound, InboundPorts::AllExcept(_));
+    let effective = matches!(redirect.inbound(), InboundPorts::AllExcept(_));
     (said != Source::Default && anything && !effective).then_some(Notice::NoEffect { said, because })
 }
 
 fn owner_groups_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     let (text, said) = raw.get(Key::OwnerGroupsExclude);
     let because = "ISTIO_OUTBOUND_OWNER_GROUPS lists the groups that are captured";
-    let effective = matches!(redirect.owner_groups, OwnerGroups::AllExcept(_));
+    let effective = matches!(redirect.owner_groups(), OwnerGroups::AllExcept(_));
     (!text.is_empty() && !effective).then_some(Notice::NoEffect { said, because })
 }
 
 fn dns(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     let on = |key| parse_bool(raw.get(key).0) == Ok(true);
     match (on(Key::RedirectDns), on(Key::CaptureAllDns)) {
-        (true, _) if redirect.dns == DnsCapture::Off => {
+        (true, _) if *redirect.dns() == DnsCapture::Off => {
             Some(Notice::NoDnsServer { said: raw.get(Key::RedirectDns).1 })
         }
         (false, true) => {
@@ -131,36 +98,21 @@ fn dns(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     }
 }
 
-fn same_ports(raw: &RawSettings, redirect: &Redirect) -> Vec<Notice> {
-    let outbound = (Key::ProxyPort, redirect.proxy_port, "--envoy-port");
-    let inbound = (Key::InboundCapturePort, redirect.inbound_port, "--inbound-capture-port");
-    let tunnel = (Key::InboundTunnelPort, redirect.tunnel_port, "--inbound-tunnel-port");
-    let pairs = [(outbound, inbound), (outbound, tunnel), (inbound, tunnel)];
-    let same = pairs.into_iter().filter(|((_, a, _), (_, b, _))| a == b);
-    same.map(|((first, port, first_flag), (second, _, second_flag))| {
-        let (first, second) = (raw.get(first).1, raw.get(second).1);
-        let (said, other) =
-            if second == Source::Default { (first, second_flag) } else { (second, first_flag) };
-        Notice::SamePort { said, port, other }
-    })
-    .collect()
-}
-
 fn captures_nothing(redirect: &Redirect) -> bool {
-    let inbound = match &redirect.inbound {
+    let inbound = match redirect.inbound() {
         InboundPorts::None => false,
         InboundPorts::AllExcept(except) => !except.contains(&PortRange::ALL),
         InboundPorts::Only(ports) => !ports.is_empty(),
     };
-    let outbound = match &redirect.outbound {
+    let outbound = match redirect.outbound() {
         OutboundRanges::All => true,
         OutboundRanges::Only(ranges) => !ranges.is_empty(),
     };
     let asked = inbound
         || outbound
-        || !redirect.outbound_ports.is_empty()
-        || !redirect.virtual_interfaces.is_empty()
-        || redirect.dns != DnsCapture::Off;
+        || !redirect.outbound_ports().is_empty()
+        || !redirect.virtual_interfaces().is_empty()
+        || *redirect.dns() != DnsCapture::Off;
     !asked
 }
 
@@ -181,9 +133,8 @@ mod tests {
             raw.set(setting.key, *text, Source::Flag(name));
         }
         let addresses = ["10.1.0.2".parse().unwrap()];
-        let facts = NamespaceFacts { nameservers, ..NamespaceFacts::new(&addresses) };
-        let mut notices = Notice::about(&raw, &Redirect::parse(&raw, &facts).unwrap());
-        notices.extend(Notice::about_run(&raw, &RunOptions::parse(&raw).unwrap()));
+        let facts = NamespaceFacts::new(&addresses).with_nameservers(nameservers);
+        let notices = Notice::about(&raw, &Redirect::parse(&raw, &facts).unwrap());
         notices.iter().map(ToString::to_string).collect()
     }
 
@@ -204,13 +155,6 @@ mod tests {
             &listed,
             &["flag --istio-local-exclude-ports has no effect", "--istio-inbound-ports '*'"],
         );
-        assert_told(&[("nft-sets", "true")], &["flag --nft-sets has no effect", "--native-nftables"]);
-        let native = ("native-nftables", "true");
-        assert_told(&[native, ("backend", "restore")], &["flag --backend has no effect"]);
-        assert_told(
-            &[native, ("force-iptables-binary", "nft")],
-            &["flag --force-iptables-binary has no effect"],
-        );
         assert_told(
             &[("redirect-dns", "true")],
             &["flag --redirect-dns", "resolv.conf", "--capture-all-dns"],
@@ -222,12 +166,6 @@ mod tests {
     fn what_does_more_than_it_seems_is_told() {
         assert_told(&[("proxy-uid", "0"), ("proxy-gid", "7")], &["flag --proxy-uid: user 0", "root"]);
         assert_told(&[("proxy-gid", "0")], &["flag --proxy-gid: group 0"]);
-        assert_told(
-            &[("inbound-capture-port", "15001")],
-            &["flag --inbound-capture-port: 15001", "--envoy-port"],
-        );
-        assert_told(&[("envoy-port", "15006")], &["flag --envoy-port: 15006", "--inbound-capture-port"]);
-        assert_told(&[("inbound-tunnel-port", "15006")], &["flag --inbound-tunnel-port: 15006"]);
     }
 
     #[test]

@@ -1,72 +1,110 @@
 //! The one table of settings: every flag, environment variable and annotation, with default, kind and meaning.
 //!
-//! Command-line definitions, the reference documentation and error messages are made from it.
+//! Command-line definitions, the reference documentation and error messages are made from it, and so are [`Key`] and
+//! the generators of the tests: a setting that is not in the table is nowhere.
 
-/// Names a setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs)] // each is explained by its row in `SETTINGS`
-pub enum Key {
-    ProxyPort,
-    InboundCapturePort,
-    InboundTunnelPort,
-    ProxyUid,
-    ProxyGid,
-    ProxyUser,
-    InterceptionMode,
-    InboundPorts,
-    InboundExcludePorts,
-    ExcludeInterfaces,
-    OutboundRanges,
-    OutboundExcludeRanges,
-    OutboundPorts,
-    OutboundExcludePorts,
-    VirtualInterfaces,
-    TproxyMark,
-    TproxyRouteTable,
-    RedirectDns,
-    CaptureAllDns,
-    DropInvalid,
-    StrictCapture,
-    DualStack,
-    OwnerGroups,
-    OwnerGroupsExclude,
-    LoopbackRange,
-    DryRun,
-    DryRunFile,
-    ProbePort,
-    ProbeTimeout,
-    TerminationLog,
-    SkipRuleApply,
-    RunValidation,
-    NetworkNamespace,
-    CniMode,
-    Reconcile,
-    CleanupOnly,
-    ForceApply,
-    NativeNftables,
-    NftSets,
-    ForceIptablesBinary,
-    Backend,
-}
+use alloc::borrow::Cow;
 
-/// What kind of value a setting takes; decides how a flag is written and completed.
+/// What kind of value a setting takes: decides how a flag is written, completed and called in help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Kind {
-    /// Text of any form the setting's own reader understands.
-    Text,
     /// A boolean; as a flag it may stand alone.
     Bool,
     /// One of a closed set of words.
     Choice(&'static [&'static str]),
+    /// A duration such as `500ms`.
+    Duration,
+    /// A list of group ids or names; may be empty.
+    Groups,
+    /// A list of user or group ids or names; where empty, somebody else decides.
+    Ids,
+    /// A list of interface names; may be empty.
+    Interfaces,
+    /// A range inside 127.0.0.0/8.
+    LoopbackRange,
+    /// A packet mark.
+    Mark,
+    /// The name of a user.
+    Name,
     /// A path of a file or folder.
     Path,
+    /// The port of a listener.
+    Port,
+    /// A list of ports and ranges of ports; may be empty.
+    Ports,
+    /// A list of address ranges; may be empty.
+    Ranges,
+    /// The number of a routing table.
+    RouteTable,
+}
+
+impl Kind {
+    /// What the value is called in help texts.
+    #[must_use]
+    pub const fn value_name(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::Choice(_) => "WORD",
+            Self::Groups | Self::Ids => "IDS",
+            Self::Interfaces => "INTERFACES",
+            Self::Path => "PATH",
+            Self::Port => "PORT",
+            Self::Ports => "PORTS",
+            Self::Ranges => "RANGES",
+            Self::Duration | Self::LoopbackRange | Self::Mark | Self::Name | Self::RouteTable => "VALUE",
+        }
+    }
+
+    /// Whether an empty environment variable says "none" rather than nothing.
+    #[must_use]
+    pub const fn empty_means_none(self) -> bool {
+        match self {
+            Self::Groups | Self::Interfaces | Self::Ports | Self::Ranges => true,
+            Self::Bool
+            | Self::Choice(_)
+            | Self::Duration
+            | Self::Ids
+            | Self::LoopbackRange
+            | Self::Mark
+            | Self::Name
+            | Self::Path
+            | Self::Port
+            | Self::RouteTable => false,
+        }
+    }
+}
+
+/// What `*` says as the value of a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Star {
+    /// Everything is captured.
+    Everything,
+    /// Everything would be left alone, which is refused: to capture nothing, nothing is listed.
+    Nothing,
+    /// Nothing at all; it is refused.
+    Refused,
+}
+
+/// What a setting is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part {
+    /// The redirection: a [`Redirect`](crate::Redirect) depends on it.
+    Plan,
+    /// How a program carries it out.
+    Run,
 }
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Setting {
     /// Which setting this is.
     pub key: Key,
+    /// What it does, for people.
+    pub meaning: &'static str,
     /// Long flag, without dashes.
     pub flag: Option<&'static str>,
     /// Short flag.
@@ -79,387 +117,403 @@ pub struct Setting {
     pub proxy_env: Option<&'static str>,
     /// The kind of value.
     pub kind: Kind,
+    /// What `*` says.
+    pub star: Star,
     /// The value where nobody says anything.
     pub default: &'static str,
     /// The value the CNI plugin takes for a pod that says nothing, where it differs from `default`.
     pub pod_default: Option<&'static str>,
-    /// What it does, for people.
-    pub meaning: &'static str,
+    /// What it is about.
+    pub part: Part,
 }
 
-/// A row with nothing but a key; the table fills in the rest.
-const fn row(key: Key, meaning: &'static str) -> Setting {
-    Setting {
-        key,
-        flag: None,
-        short: None,
-        env: &[],
-        annotations: &[],
-        proxy_env: None,
-        kind: Kind::Text,
-        default: "",
-        pod_default: None,
-        meaning,
+impl Setting {
+    /// A row with a key, a meaning and a kind, and nothing else.
+    const fn row(key: Key, meaning: &'static str, kind: Kind) -> Self {
+        Self {
+            key,
+            meaning,
+            flag: None,
+            short: None,
+            env: &[],
+            annotations: &[],
+            proxy_env: None,
+            kind,
+            star: Star::Refused,
+            default: "",
+            pod_default: None,
+            part: Part::Plan,
+        }
+    }
+
+    /// The name under which most people set it: its flag with dashes, else its first variable, else its annotation.
+    #[must_use]
+    pub fn name(&self) -> Cow<'static, str> {
+        match self.flag {
+            Some(flag) => Cow::Owned(alloc::format!("--{flag}")),
+            None => {
+                let names = self.env.iter().chain(self.annotations).chain(&self.proxy_env);
+                Cow::Borrowed(names.copied().next().unwrap_or_default())
+            }
+        }
     }
 }
 
-/// Every setting, in the order in which the documentation lists them.
-pub const SETTINGS: &[Setting] = &[
-    Setting {
+/// Makes the keys and their rows from one list, so that neither can be without the other.
+macro_rules! settings {
+    ($($key:ident {
+        meaning: $meaning:literal,
+        kind: $kind:expr,
+        $($field:ident: $value:expr,)*
+    })+) => {
+        /// Names a setting; each is explained by its row in [`SETTINGS`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Key {
+            $(#[doc = $meaning] $key,)+
+        }
+
+        impl Key {
+            /// All of them, in the order of the table.
+            pub const ALL: &'static [Self] = &[$(Self::$key),+];
+
+            /// This setting's row.
+            #[must_use]
+            pub const fn setting(self) -> &'static Setting {
+                match self {
+                    $(Self::$key => &const { Setting { $($field: $value,)* ..Setting::row(Self::$key, $meaning, $kind) } },)+
+                }
+            }
+        }
+
+        /// Every setting, in the order in which the documentation lists them.
+        pub const SETTINGS: &[Setting] = &[$(*Key::$key.setting()),+];
+    };
+}
+
+settings! {
+    ProxyPort {
+        meaning: "Port the proxy listens on for outbound connections.",
+        kind: Kind::Port,
         flag: Some("envoy-port"),
         short: Some('p'),
         default: "15001",
-        ..row(Key::ProxyPort, "Port the proxy listens on for outbound connections.")
-    },
-    Setting {
+    }
+    InboundCapturePort {
+        meaning: "Port the proxy listens on for inbound connections.",
+        kind: Kind::Port,
         flag: Some("inbound-capture-port"),
         short: Some('z'),
         env: &["INBOUND_CAPTURE_PORT"],
         default: "15006",
-        ..row(Key::InboundCapturePort, "Port the proxy listens on for inbound connections.")
-    },
-    Setting {
+    }
+    InboundTunnelPort {
+        meaning: "Port of tunnelled inbound connections (HBONE); it is never captured.",
+        kind: Kind::Port,
         flag: Some("inbound-tunnel-port"),
         short: Some('e'),
         env: &["INBOUND_TUNNEL_PORT"],
         default: "15008",
-        ..row(Key::InboundTunnelPort, "Port of tunnelled inbound connections (HBONE); it is never captured.")
-    },
-    Setting {
+    }
+    ProxyUid {
+        meaning: "User ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the id of the user ENVOY_USER, else 1337. Of a pod, runAsUser of container istio-proxy, else of the pod; 0 counts as unset.",
+        kind: Kind::Ids,
         flag: Some("proxy-uid"),
         short: Some('u'),
         env: &["PROXY_UID"],
-        ..row(
-            Key::ProxyUid,
-            "User ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the id of the user ENVOY_USER, else 1337. Of a pod, runAsUser of container istio-proxy, else of the pod; 0 counts as unset.",
-        )
-    },
-    Setting {
+    }
+    ProxyGid {
+        meaning: "Group ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the same as the user ids. Of a pod, runAsGroup of container istio-proxy, else of the pod; 0 counts as unset.",
+        kind: Kind::Ids,
         flag: Some("proxy-gid"),
         short: Some('g'),
         env: &["PROXY_GID"],
-        ..row(
-            Key::ProxyGid,
-            "Group ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the same as the user ids. Of a pod, runAsGroup of container istio-proxy, else of the pod; 0 counts as unset.",
-        )
-    },
-    Setting {
+    }
+    ProxyUser {
+        meaning: "Name of the proxy's user, looked up in /etc/passwd only while no user id is given.",
+        kind: Kind::Name,
         env: &["ENVOY_USER"],
         default: "istio-proxy",
-        ..row(
-            Key::ProxyUser,
-            "Name of the proxy's user, looked up in /etc/passwd only while no user id is given.",
-        )
-    },
-    Setting {
+    }
+    InterceptionMode {
+        meaning: "How inbound connections reach the proxy: REDIRECT (rewritten destination, the default) or TPROXY (the client's source address is kept).",
+        kind: Kind::Choice(&["REDIRECT", "TPROXY"]),
         flag: Some("istio-inbound-interception-mode"),
         short: Some('m'),
         env: &["ISTIO_INBOUND_INTERCEPTION_MODE"],
         annotations: &["sidecar.istio.io/interceptionMode"],
-        kind: Kind::Choice(&["REDIRECT", "TPROXY"]),
         pod_default: Some("REDIRECT"),
-        ..row(
-            Key::InterceptionMode,
-            "How inbound connections reach the proxy: REDIRECT (rewritten destination, the default) or TPROXY (the client's source address is kept).",
-        )
-    },
-    Setting {
+    }
+    InboundPorts {
+        meaning: "Inbound ports to capture: a list such as 80,8000:8099, * for all, empty for none.",
+        kind: Kind::Ports,
         flag: Some("istio-inbound-ports"),
         short: Some('b'),
         env: &["ISTIO_INBOUND_PORTS"],
         annotations: &["traffic.sidecar.istio.io/includeInboundPorts"],
+        star: Star::Everything,
         pod_default: Some("*"),
-        ..row(
-            Key::InboundPorts,
-            "Inbound ports to capture: a list such as 80,8000:8099, * for all, empty for none.",
-        )
-    },
-    Setting {
+    }
+    InboundExcludePorts {
+        meaning: "Inbound ports not to capture; used only where all ports are captured. To what a pod's annotation lists, the proxy's own ports 15020, 15021 and 15090 are added.",
+        kind: Kind::Ports,
         flag: Some("istio-local-exclude-ports"),
         short: Some('d'),
         env: &["ISTIO_LOCAL_EXCLUDE_PORTS"],
         annotations: &["traffic.sidecar.istio.io/excludeInboundPorts"],
+        star: Star::Nothing,
         pod_default: Some("15020,15021,15090"),
-        ..row(
-            Key::InboundExcludePorts,
-            "Inbound ports not to capture; used only where all ports are captured. To what a pod's annotation lists, the proxy's own ports 15020, 15021 and 15090 are added.",
-        )
-    },
-    Setting {
+    }
+    ExcludeInterfaces {
+        meaning: "Interfaces whose traffic is left alone, both ways.",
+        kind: Kind::Interfaces,
         flag: Some("istio-exclude-interfaces"),
         short: Some('c'),
         env: &["ISTIO_EXCLUDE_INTERFACES"],
         annotations: &["traffic.sidecar.istio.io/excludeInterfaces"],
-        ..row(Key::ExcludeInterfaces, "Interfaces whose traffic is left alone, both ways.")
-    },
-    Setting {
+    }
+    OutboundRanges {
+        meaning: "Destinations to capture: a list of ranges such as 10.0.0.0/8,fd00::/8, * for all, empty for none.",
+        kind: Kind::Ranges,
         flag: Some("istio-service-cidr"),
         short: Some('i'),
         env: &["ISTIO_SERVICE_CIDR"],
         annotations: &["traffic.sidecar.istio.io/includeOutboundIPRanges"],
+        star: Star::Everything,
         pod_default: Some("*"),
-        ..row(
-            Key::OutboundRanges,
-            "Destinations to capture: a list of ranges such as 10.0.0.0/8,fd00::/8, * for all, empty for none.",
-        )
-    },
-    Setting {
+    }
+    OutboundExcludeRanges {
+        meaning: "Destinations not to capture: a list of ranges.",
+        kind: Kind::Ranges,
         flag: Some("istio-service-exclude-cidr"),
         short: Some('x'),
         env: &["ISTIO_SERVICE_EXCLUDE_CIDR"],
         annotations: &["traffic.sidecar.istio.io/excludeOutboundIPRanges"],
-        ..row(Key::OutboundExcludeRanges, "Destinations not to capture: a list of ranges.")
-    },
-    Setting {
+        star: Star::Nothing,
+    }
+    OutboundPorts {
+        meaning: "Outbound ports to capture whatever the destination.",
+        kind: Kind::Ports,
         flag: Some("istio-outbound-ports"),
         short: Some('q'),
         env: &["ISTIO_OUTBOUND_PORTS"],
         annotations: &["traffic.sidecar.istio.io/includeOutboundPorts"],
-        ..row(Key::OutboundPorts, "Outbound ports to capture whatever the destination.")
-    },
-    Setting {
+    }
+    OutboundExcludePorts {
+        meaning: "Outbound ports not to capture, TCP and UDP.",
+        kind: Kind::Ports,
         flag: Some("istio-local-outbound-ports-exclude"),
         short: Some('o'),
         env: &["ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE"],
         annotations: &["traffic.sidecar.istio.io/excludeOutboundPorts"],
+        star: Star::Nothing,
         pod_default: Some("15020"),
-        ..row(Key::OutboundExcludePorts, "Outbound ports not to capture, TCP and UDP.")
-    },
-    Setting {
+    }
+    VirtualInterfaces {
+        meaning: "Virtual interfaces whose inbound traffic is treated as outbound: virtual machines or containers inside the pod.",
+        kind: Kind::Interfaces,
         flag: Some("kube-virt-interfaces"),
         short: Some('k'),
         env: &["KUBE_VIRT_INTERFACES"],
         annotations: &["istio.io/reroute-virtual-interfaces", "traffic.sidecar.istio.io/kubevirtInterfaces"],
-        ..row(
-            Key::VirtualInterfaces,
-            "Virtual interfaces whose inbound traffic is treated as outbound: virtual machines or containers inside the pod.",
-        )
-    },
-    Setting {
+    }
+    TproxyMark {
+        meaning: "fwmark of inbound TPROXY packets.",
+        kind: Kind::Mark,
         flag: Some("istio-inbound-tproxy-mark"),
         short: Some('t'),
         env: &["ISTIO_INBOUND_TPROXY_MARK"],
         default: "1337",
-        ..row(Key::TproxyMark, "fwmark of inbound TPROXY packets.")
-    },
-    Setting {
+    }
+    TproxyRouteTable {
+        meaning: "Routing table that delivers inbound TPROXY packets locally.",
+        kind: Kind::RouteTable,
         flag: Some("istio-inbound-tproxy-route-table"),
         short: Some('r'),
         env: &["ISTIO_INBOUND_TPROXY_ROUTE_TABLE"],
         default: "133",
-        ..row(Key::TproxyRouteTable, "Routing table that delivers inbound TPROXY packets locally.")
-    },
-    Setting {
+    }
+    RedirectDns {
+        meaning: "Capture DNS queries to the servers of /etc/resolv.conf, to port 15053.",
+        kind: Kind::Bool,
         flag: Some("redirect-dns"),
         env: &["REDIRECT_DNS", "ISTIO_META_DNS_CAPTURE"],
         proxy_env: Some("ISTIO_META_DNS_CAPTURE"),
-        kind: Kind::Bool,
         default: "false",
-        ..row(Key::RedirectDns, "Capture DNS queries to the servers of /etc/resolv.conf, to port 15053.")
-    },
-    Setting {
+    }
+    CaptureAllDns {
+        meaning: "With --redirect-dns: capture all queries to port 53, whatever the server.",
+        kind: Kind::Bool,
         flag: Some("capture-all-dns"),
         env: &["CAPTURE_ALL_DNS"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(Key::CaptureAllDns, "With --redirect-dns: capture all queries to port 53, whatever the server.")
-    },
-    Setting {
+    }
+    DropInvalid {
+        meaning: "Drop inbound TCP packets that connection tracking finds invalid.",
+        kind: Kind::Bool,
         flag: Some("drop-invalid"),
         env: &["DROP_INVALID", "INVALID_DROP"],
         proxy_env: Some("INVALID_DROP"),
-        kind: Kind::Bool,
         default: "false",
-        ..row(Key::DropInvalid, "Drop inbound TCP packets that connection tracking finds invalid.")
-    },
-    Setting {
+    }
+    StrictCapture {
+        meaning: "Drop what would pass beside the proxy on a connection that was not captured: on one of the proxy's own, and on one opened over lo (docs/capture.md).",
+        kind: Kind::Bool,
         flag: Some("strict-capture"),
         env: &["STRICT_CAPTURE"],
         annotations: &["traffic.sidecar.istio.io/strictCapture"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(
-            Key::StrictCapture,
-            "Drop what would pass beside the proxy on a connection that was not captured: on one of the proxy's own, and on one opened over lo (docs/capture.md).",
-        )
-    },
-    Setting {
+    }
+    DualStack {
+        meaning: "Program IPv6 when the pod has any IPv6 address, not only when its first address is one.",
+        kind: Kind::Bool,
         flag: Some("dual-stack"),
         env: &["DUAL_STACK", "ISTIO_DUAL_STACK"],
         proxy_env: Some("ISTIO_DUAL_STACK"),
-        kind: Kind::Bool,
         default: "false",
-        ..row(
-            Key::DualStack,
-            "Program IPv6 when the pod has any IPv6 address, not only when its first address is one.",
-        )
-    },
-    Setting {
+    }
+    OwnerGroups {
+        meaning: "Groups whose outbound traffic is captured: ids or names of /etc/group, at most 64, * for all.",
+        kind: Kind::Groups,
         env: &["ISTIO_OUTBOUND_OWNER_GROUPS"],
+        star: Star::Everything,
         default: "*",
-        ..row(
-            Key::OwnerGroups,
-            "Groups whose outbound traffic is captured: ids or names of /etc/group, at most 64, * for all.",
-        )
-    },
-    Setting {
+    }
+    OwnerGroupsExclude {
+        meaning: "Groups whose outbound traffic is not captured; used only where all groups are captured.",
+        kind: Kind::Groups,
         env: &["ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"],
-        ..row(
-            Key::OwnerGroupsExclude,
-            "Groups whose outbound traffic is not captured; used only where all groups are captured.",
-        )
-    },
-    Setting {
+    }
+    LoopbackRange {
+        meaning: "IPv4 loopback range whose traffic the application may exchange with itself.",
+        kind: Kind::LoopbackRange,
         env: &["ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"],
         default: "127.0.0.1/32",
-        ..row(
-            Key::LoopbackRange,
-            "IPv4 loopback range whose traffic the application may exchange with itself.",
-        )
-    },
-    Setting {
+    }
+    DryRun {
+        meaning: "Print the plan on standard output and change nothing.",
+        kind: Kind::Bool,
         flag: Some("dry-run"),
         short: Some('n'),
         env: &["DRY_RUN"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(Key::DryRun, "Print the plan on standard output and change nothing.")
-    },
-    Setting {
-        env: &["DRY_RUN_FILE_PATH"],
+        part: Part::Run,
+    }
+    DryRunFile {
+        meaning: "File to which a dry run also appends the plan.",
         kind: Kind::Path,
-        ..row(Key::DryRunFile, "File to which a dry run also appends the plan.")
-    },
-    Setting {
+        env: &["DRY_RUN_FILE_PATH"],
+        part: Part::Run,
+    }
+    ProbePort {
+        meaning: "Port the validation connects to.",
+        kind: Kind::Port,
         flag: Some("iptables-probe-port"),
         env: &["IPTABLES_PROBE_PORT"],
         default: "15002",
-        ..row(Key::ProbePort, "Port the validation connects to.")
-    },
-    Setting {
+        part: Part::Run,
+    }
+    ProbeTimeout {
+        meaning: "How long the validation may take, such as 500ms or 5s.",
+        kind: Kind::Duration,
         flag: Some("probe-timeout"),
         env: &["PROBE_TIMEOUT"],
         default: "5s",
-        ..row(Key::ProbeTimeout, "How long the validation may take, such as 500ms or 5s.")
-    },
-    Setting {
+        part: Part::Run,
+    }
+    TerminationLog {
+        meaning: "File the validation's verdict is written to as one JSON object; the container's terminationMessagePath. Where empty, none.",
+        kind: Kind::Path,
         flag: Some("termination-log"),
         env: &["TERMINATION_LOG"],
-        kind: Kind::Path,
         default: "/dev/termination-log",
-        ..row(
-            Key::TerminationLog,
-            "File the validation's verdict is written to as one JSON object; the container's terminationMessagePath. Where empty, none.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    SkipRuleApply {
+        meaning: "Do not program rules; with --run-validation: only validate.",
+        kind: Kind::Bool,
         flag: Some("skip-rule-apply"),
         env: &["SKIP_RULE_APPLY"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(Key::SkipRuleApply, "Do not program rules; with --run-validation: only validate.")
-    },
-    Setting {
+        part: Part::Run,
+    }
+    RunValidation {
+        meaning: "Prove by traffic that the redirection works; exit 126 when it does not.",
+        kind: Kind::Bool,
         flag: Some("run-validation"),
         env: &["RUN_VALIDATION"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(Key::RunValidation, "Prove by traffic that the redirection works; exit 126 when it does not.")
-    },
-    Setting {
+        part: Part::Run,
+    }
+    NetworkNamespace {
+        meaning: "Network namespace to work in, such as /run/netns/NAME. Where empty, the one the program runs in. Entering another needs CAP_SYS_ADMIN; files such as /etc/resolv.conf stay the program's own.",
+        kind: Kind::Path,
         flag: Some("network-namespace"),
         env: &["NETWORK_NAMESPACE"],
-        kind: Kind::Path,
-        ..row(
-            Key::NetworkNamespace,
-            "Network namespace to work in, such as /run/netns/NAME. Where empty, the one the program runs in. Entering another needs CAP_SYS_ADMIN; files such as /etc/resolv.conf stay the program's own.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    CniMode {
+        meaning: "Work as for the CNI plugin.",
+        kind: Kind::Bool,
         flag: Some("cni-mode"),
         env: &["CNI_MODE"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(
-            Key::CniMode,
-            "Accepted for compatibility. No lock of the node is ever taken, only one of the network namespace.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    Reconcile {
+        meaning: "Replace rules of another configuration.",
+        kind: Kind::Bool,
         flag: Some("reconcile"),
         env: &["RECONCILE"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(
-            Key::Reconcile,
-            "Replace rules of another configuration. They are always replaced; the flag is accepted for compatibility.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    CleanupOnly {
+        meaning: "Remove everything an earlier run programmed, whatever its backend and settings.",
+        kind: Kind::Bool,
         flag: Some("cleanup-only"),
         env: &["CLEANUP_ONLY"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(
-            Key::CleanupOnly,
-            "Remove everything an earlier run programmed, whatever its backend and settings.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    ForceApply {
+        meaning: "Program the rules anew even when they are in force.",
+        kind: Kind::Bool,
         flag: Some("force-apply"),
         env: &["FORCE_APPLY"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(Key::ForceApply, "Program the rules anew even when they are in force.")
-    },
-    Setting {
+        part: Part::Run,
+    }
+    NativeNftables {
+        meaning: "Program native nftables tables (inet istio-proxy-*) instead of iptables rules.",
+        kind: Kind::Bool,
         flag: Some("native-nftables"),
         env: &["NATIVE_NFTABLES"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(
-            Key::NativeNftables,
-            "Program native nftables tables (inet istio-proxy-*) instead of iptables rules.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    NftSets {
+        meaning: "With native nftables: gather long lists of ports and ranges in sets, so that a packet's cost does not grow with them.",
+        kind: Kind::Bool,
         flag: Some("nft-sets"),
         env: &["NFT_SETS"],
-        kind: Kind::Bool,
         default: "false",
-        ..row(
-            Key::NftSets,
-            "With native nftables: gather long lists of ports and ranges in sets, so that a packet's cost does not grow with them.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    ForceIptablesBinary {
+        meaning: "The variant of iptables to use: legacy or nft. Where empty, the one the namespace uses already, else nft.",
+        kind: Kind::Choice(&["legacy", "nft"]),
         flag: Some("force-iptables-binary"),
         env: &["FORCE_IPTABLES_BINARY"],
-        kind: Kind::Choice(&["legacy", "nft"]),
-        ..row(
-            Key::ForceIptablesBinary,
-            "The variant of iptables to use: legacy or nft. Where empty, the one the namespace uses already, else nft.",
-        )
-    },
-    Setting {
+        part: Part::Run,
+    }
+    Backend {
+        meaning: "What programs iptables rules: netlink (one transaction, no helper program), restore (iptables-restore and ip6tables-restore), or auto: netlink, unless the kernel has no nf_tables or the namespace uses iptables-legacy.",
+        kind: Kind::Choice(&["auto", "netlink", "restore"]),
         flag: Some("backend"),
         env: &["BACKEND"],
-        kind: Kind::Choice(&["auto", "netlink", "restore"]),
         default: "auto",
-        ..row(
-            Key::Backend,
-            "What programs iptables rules: netlink (one transaction, no helper program), restore (iptables-restore and ip6tables-restore), or auto: netlink, unless the kernel has no nf_tables or the namespace uses iptables-legacy.",
-        )
-    },
-];
-
-impl Key {
-    /// This setting's row.
-    #[must_use]
-    pub fn setting(self) -> &'static Setting {
-        // The table holds every key (a test sees to it); the fallback keeps the function free of panics.
-        const UNLISTED: &Setting = &row(Key::ProxyPort, "");
-        SETTINGS.iter().find(|setting| setting.key == self).unwrap_or(UNLISTED)
+        part: Part::Run,
     }
 }
 
@@ -468,11 +522,6 @@ mod tests {
     use super::*;
     use alloc::string::ToString;
     use std::collections::BTreeSet;
-
-    /// Every key, by a match that a new variant breaks.
-    fn position(key: Key) -> usize {
-        SETTINGS.iter().position(|setting| setting.key == key).unwrap()
-    }
 
     #[test]
     fn names_are_unique() {
@@ -486,7 +535,6 @@ mod tests {
                 assert!(seen.insert((*name).into()), "{name} twice");
             }
         }
-        assert_eq!(position(Key::Backend), SETTINGS.len() - 1, "a key has two rows or none");
     }
 
     #[test]
@@ -498,10 +546,29 @@ mod tests {
     }
 
     #[test]
+    fn every_key_has_the_row_in_its_place() {
+        assert_eq!(Key::ALL.len(), SETTINGS.len());
+        for (key, setting) in Key::ALL.iter().zip(SETTINGS) {
+            assert_eq!((*key, setting.meaning), (setting.key, key.setting().meaning));
+        }
+    }
+
+    #[test]
+    fn a_setting_may_have_nothing_but_an_annotation() {
+        let row = Setting {
+            annotations: &["traffic.sidecar.istio.io/example"],
+            ..Setting::row(Key::ProxyPort, "Only pods say this.", Kind::Bool)
+        };
+        assert_eq!(row.name(), "traffic.sidecar.istio.io/example");
+        let row = Setting { proxy_env: Some("EXAMPLE"), annotations: &[], ..row };
+        assert_eq!(row.name(), "EXAMPLE");
+    }
+
+    #[test]
     fn every_row_says_what_it_means() {
         for setting in SETTINGS {
             assert!(setting.meaning.ends_with('.'), "{:?}", setting.key);
-            assert!(setting.flag.is_some() || !setting.env.is_empty(), "{:?} cannot be set", setting.key);
+            assert!(!setting.name().is_empty(), "{:?} cannot be set", setting.key);
         }
     }
 }

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, dead_code)] // a panic is how a test fails; not every test uses everything
 
+pub mod typed;
+
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use redirect_core::{
     Redirect, RulePlan,
-    settings::{Key, NamespaceFacts, RawSettings, Source},
+    settings::{Key, Kind, NamespaceFacts, Part, RawSettings, SETTINGS, Setting, Source, Star},
 };
 use std::net::IpAddr;
 
@@ -34,7 +36,7 @@ impl Settings {
     }
 
     pub fn facts(&self) -> NamespaceFacts<'_> {
-        NamespaceFacts { nameservers: &self.nameservers, ..NamespaceFacts::new(&self.addresses) }
+        NamespaceFacts::new(&self.addresses).with_nameservers(&self.nameservers)
     }
 }
 
@@ -56,53 +58,60 @@ pub fn settings() -> impl Strategy<Value = Settings> {
 
 /// A value, or none, for each setting that a plan depends on.
 fn said() -> impl Strategy<Value = Vec<(Key, String)>> {
-    let said: Vec<BoxedStrategy<Option<(Key, String)>>> = vec![
-        say(Key::ProxyPort, port()),
-        say(Key::InboundCapturePort, port()),
-        say(Key::InboundTunnelPort, port()),
-        say(Key::ProxyUid, list(id(), 1..4)),
-        say(Key::ProxyGid, list(id(), 0..4)),
-        say(Key::InterceptionMode, select(vec!["REDIRECT", "TPROXY", "TPROXY"]).prop_map(str::to_owned)),
-        say(Key::InboundPorts, star_or(ports())),
-        say(Key::InboundExcludePorts, ports()),
-        say(Key::ExcludeInterfaces, list(interface(), 0..3)),
-        say(Key::OutboundRanges, star_or(list(cidr(), 0..6))),
-        say(Key::OutboundExcludeRanges, list(cidr(), 0..6)),
-        say(Key::OutboundPorts, ports()),
-        say(Key::OutboundExcludePorts, ports()),
-        say(Key::VirtualInterfaces, list(interface(), 0..3)),
-        say(Key::TproxyMark, (1_u32..1338).prop_map(|mark| mark.to_string())),
-        say(Key::TproxyRouteTable, (1_u32..253).prop_map(|table| table.to_string())),
-        say(Key::RedirectDns, switch()),
-        say(Key::CaptureAllDns, switch()),
-        say(Key::DropInvalid, switch()),
-        say(Key::StrictCapture, switch()),
-        say(Key::DualStack, switch()),
-        say(Key::OwnerGroups, star_or(list(id(), 0..6))),
-        say(Key::OwnerGroupsExclude, list(id(), 0..4)),
-        say(Key::LoopbackRange, (8_u8..=32).prop_map(|bits| format!("127.0.0.1/{bits}"))),
-    ];
+    let of_a_plan = SETTINGS.iter().filter(|setting| setting.part == Part::Plan);
+    let said: Vec<BoxedStrategy<Option<(Key, String)>>> = of_a_plan
+        .map(|setting| {
+            let key = setting.key;
+            option::of(text(setting).prop_map(move |text| (key, text))).boxed()
+        })
+        .collect();
     said.prop_map(|said| said.into_iter().flatten().collect())
 }
 
-fn say(key: Key, text: impl Strategy<Value = String> + 'static) -> BoxedStrategy<Option<(Key, String)>> {
-    option::of(text.prop_map(move |text| (key, text))).boxed()
+/// Valid values of a setting, by its kind: a new setting of a known kind is covered without a word here.
+fn text(setting: &Setting) -> BoxedStrategy<String> {
+    let values = match setting.kind {
+        Kind::Bool => any::<bool>().prop_map(|on| on.to_string()).boxed(),
+        // TPROXY has the most rules.
+        Kind::Choice(words) => {
+            select([words, &words[words.len() - 1..]].concat()).prop_map(str::to_owned).boxed()
+        }
+        Kind::Duration => (1_u32..10_000).prop_map(|ms| format!("{ms}ms")).boxed(),
+        Kind::Groups => list(id(), 0..6).boxed(),
+        Kind::Ids => list(id(), 1..4).boxed(),
+        Kind::Interfaces => list(interface(), 0..3).boxed(),
+        Kind::LoopbackRange => (8_u8..=32).prop_map(|bits| format!("127.0.0.1/{bits}")).boxed(),
+        Kind::Mark => (1_u32..0x1_0000)
+            .prop_filter("the proxy's", |mark| *mark != 1338)
+            .prop_map(|mark| mark.to_string())
+            .boxed(),
+        Kind::Name => select(vec!["istio-proxy", "somebody"]).prop_map(str::to_owned).boxed(),
+        Kind::Path => "/[a-z]{1,8}".boxed(),
+        Kind::Port => port(setting.key),
+        Kind::Ports => ports().boxed(),
+        Kind::Ranges => list(cidr(), 0..6).boxed(),
+        Kind::RouteTable => (1_u32..253).prop_map(|table| table.to_string()).boxed(),
+        kind => panic!("no generator for {kind:?}, the kind of {:?}: add one here", setting.key),
+    };
+    if setting.star == Star::Everything {
+        prop_oneof![1 => Just("*".to_owned()), 2 => values].boxed()
+    } else {
+        values
+    }
+}
+
+/// A port that no other setting gets, and that is no default: each listener has its own.
+fn port(key: Key) -> BoxedStrategy<String> {
+    let place = Key::ALL.iter().position(|one| *one == key).unwrap();
+    assert!(place < 16, "more settings than classes of ports");
+    let port = (1_usize..4096).prop_map(move |number| number * 16 + place);
+    port.prop_filter("a default", |port| !(15000..15100).contains(port))
+        .prop_map(|port| port.to_string())
+        .boxed()
 }
 
 fn list(of: impl Strategy<Value = String>, length: std::ops::Range<usize>) -> impl Strategy<Value = String> {
     vec(of, length).prop_map(|items| items.join(","))
-}
-
-fn star_or(other: impl Strategy<Value = String>) -> impl Strategy<Value = String> {
-    prop_oneof![1 => Just("*".to_owned()), 2 => other]
-}
-
-fn switch() -> impl Strategy<Value = String> {
-    any::<bool>().prop_map(|on| on.to_string())
-}
-
-fn port() -> impl Strategy<Value = String> {
-    (1_u16..).prop_map(|port| port.to_string())
 }
 
 fn ports() -> impl Strategy<Value = String> {

@@ -1,6 +1,6 @@
 //! What was recorded of the reference, as plans of ours. The tests of netns-apply read it, too.
 
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
+#![allow(clippy::unwrap_used, dead_code)] // a panic is how a test fails; not every test uses everything
 
 #[path = "../../../e2e/src/rewrites.rs"]
 pub mod rewrites;
@@ -60,6 +60,11 @@ fn flags(args: &[String], raw: &mut RawSettings) -> Option<()> {
 
 /// The plan of what was recorded; none where its input is wrong.
 pub fn plan(case: &Value) -> Option<RulePlan> {
+    redirect(case).map(|(_, redirect)| redirect.plan())
+}
+
+/// The settings that were recorded, and the redirection they ask for; none where they are wrong.
+pub fn redirect(case: &Value) -> Option<(RawSettings, Redirect)> {
     let mut raw = RawSettings::new();
     let env: BTreeMap<String, String> = serde_json::from_value(case["env"].clone()).unwrap_or_default();
     raw.read_environment(|_| true, |name| env.get(name).cloned());
@@ -72,6 +77,6 @@ pub fn plan(case: &Value) -> Option<RulePlan> {
         Some(list) if !list.is_null() => strings(list).iter().map(|text| text.parse().unwrap()).collect(),
         _ => vec!["10.96.0.10".parse().unwrap()],
     };
-    let facts = NamespaceFacts { addresses: &addresses, nameservers: &nameservers, names: &Recorded };
-    Redirect::parse(&raw, &facts).ok().map(|redirect| redirect.plan())
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&Recorded);
+    Redirect::parse(&raw, &facts).ok().map(|redirect| (raw, redirect))
 }

@@ -94,11 +94,12 @@ impl<'a> Walk<'a> {
                         return Some(verdict);
                     }
                 }
-                Target::SetMark(mark) => self.segment.mark = mark.0,
+                Target::SetMark(mark) => self.segment.mark = mark.value(),
                 Target::SaveMark => self.connection_mark = self.segment.mark,
                 Target::RestoreMark => self.segment.mark = self.connection_mark,
                 Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
                 Target::ConntrackZone(_) => {}
+                unknown => panic!("what does {unknown:?} do? say it here"),
             }
         }
         None
@@ -132,13 +133,15 @@ impl<'a> Walk<'a> {
                     (ConnState::RelatedOrEstablished, State::New | State::Invalid) => {
                         (false, Direction::Original)
                     }
+                    unknown => panic!("what state is {unknown:?}? say it here"),
                 };
                 is_in_state && tracked.direction.is_none_or(|wanted| wanted == direction)
             }
             Match::OwnerUid(is) => owned(is, segment.owner.map(|(user, _)| user)),
             Match::OwnerGid(is) => owned(is, segment.owner.map(|(_, group)| group)),
-            Match::Mark(is) => is_so(is, |mark| mark.0 == segment.mark),
+            Match::Mark(is) => is_so(is, |mark| mark.value() == segment.mark),
             Match::ConnMark(is) => is_so(is, |mark| mark.covers(self.connection_mark)),
+            unknown => panic!("what does {unknown:?} compare? say it here"),
         }
     }
 }

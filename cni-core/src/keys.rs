@@ -1,0 +1,181 @@
+//! The keys of the plugin's configuration, as data: what is known, what it means, and what becomes of it.
+
+use crate::wire::RawObject;
+use serde_json::Value;
+use settings_table::Given;
+pub use settings_table::{NotInForce, Row, Status, Takes};
+
+const TEXT: Takes = Takes::Text("TEXT");
+const LIST: Takes = Takes::List("LIST");
+/// Belongs to ambient mode.
+const AMBIENT: Status = Status::NotImplemented("this plugin has no ambient mode");
+
+const fn key(key: &'static str, takes: Takes, default: &'static str, meaning: &'static str) -> Row {
+    Row::new(takes, meaning).key(key).default(default)
+}
+
+const fn ambient(name: &'static str, takes: Takes) -> Row {
+    key(name, takes, "", "A setting of ambient mode.").status(AMBIENT)
+}
+
+/// Every key that is a setting, in the order of the documentation.
+#[rustfmt::skip]
+pub const KEYS: &[Row] = &[
+    key("plugin_log_level", TEXT, "info", "debug, info, warn, error, fatal or none; debug explains every rule of every pod."),
+    key("cni_agent_run_dir", Takes::Path, "/var/run/istio-cni", "Holds istio-cni-kubeconfig, log.sock and istio-cni.log."),
+    key("agent_host_network", Takes::Switch, "false", "Whether the agent starts although the pods' network is not ready, so that STATUS may wait for what it brings."),
+    key("exclude_namespaces", LIST, "", "Pods in these namespaces are left alone."),
+    key("pod_namespace", TEXT, "", "The agent's own namespace: its pods istio-cni-node-* pass first, whatever else is wrong."),
+    key("native_nftables", Takes::Switch, "false", "Native nftables tables instead of iptables rules."),
+    key("nft_sets", Takes::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
+    key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
+    key("add_timeout", Takes::Duration, "25s", "How long an ADD may take, all tries together; text, or a number of seconds; at most 600 s. Keep it below the runtime's own patience."),
+    key("pod_manifest_dir", Takes::Path, "", "Pods are read from the manifests in this folder, not from an API server."),
+    key("node_name", TEXT, "", "What the kubelet appends to names of static pods; without it, the manifest whose name fits best counts."),
+    key("log_level", TEXT, "", "plugin_log_level, as it was written up to Istio 1.22."),
+    key("kubernetes.kubeconfig", Takes::Path, "", "The kubeconfig, as it was said up to Istio 1.22; cni_agent_run_dir wins. The placeholder __KUBECONFIG_FILEPATH__ counts as not said."),
+    key("kubernetes.exclude_namespaces", LIST, "", "exclude_namespaces, as it was written up to Istio 1.22."),
+    key("kubernetes.node_name", TEXT, "", "node_name, as it was written up to Istio 1.22."),
+    key("kubernetes.cni_bin_dir", Takes::Path, "", "Where plugins are, as it was said up to Istio 1.22.").status(Status::WithoutEffect("no other plugin is called")),
+    key("log_uds_address", Takes::Path, "", "The agent's log socket.").status(Status::WithoutEffect("it is log.sock in cni_agent_run_dir")),
+    ambient("ambient_enabled", Takes::Switch),
+    ambient("enablement_selectors", LIST),
+    ambient("enable_ambient_detection_retry", Takes::Switch),
+];
+
+/// Keys of the specification and its conventions: what the plugin obeys, and what runtimes and other plugins do.
+const OF_THE_SPECIFICATION: [&str; 14] = [
+    "cniVersion",
+    "name",
+    "type",
+    "prevResult",
+    "args",
+    "capabilities",
+    "runtimeConfig",
+    "ipMasq",
+    "ipam",
+    "dns",
+    "disableCheck",
+    "disableGC",
+    "cni.dev/attachments",
+    "cni.dev/valid-attachments",
+];
+
+/// Keys that nobody here knows, by their path.
+pub(crate) fn unknown(object: &RawObject<'_>) -> Vec<String> {
+    let is_known =
+        |path: &str| OF_THE_SPECIFICATION.contains(&path) || KEYS.iter().any(|row| row.key == Some(path));
+    let paths = object.keys().flat_map(|name| {
+        if !is_object(name) {
+            return vec![name.to_owned()];
+        }
+        let inside = object.value(name).and_then(|value| value.as_object().cloned()).unwrap_or_default();
+        inside.keys().map(|key| format!("{name}.{key}")).collect()
+    });
+    paths.filter(|path| !is_known(path)).collect()
+}
+
+/// Whether there are keys inside.
+fn is_object(name: &str) -> bool {
+    let inside = |row: &Row| row.key?.strip_prefix(name)?.strip_prefix('.');
+    KEYS.iter().any(|row| inside(row).is_some())
+}
+
+/// What a configuration asks for and does not get.
+pub(crate) fn not_in_force(object: &RawObject<'_>) -> Vec<NotInForce> {
+    let value = |path: &str| match path.split_once('.') {
+        Some((outer, inner)) => object.value(outer)?.get(inner).cloned(),
+        None => object.value(path),
+    };
+    let given = KEYS.iter().filter_map(|row| {
+        let value = text(&value(row.key?)?);
+        Some(Given { row, said: row.key?.to_owned(), value })
+    });
+    NotInForce::among(&given.collect::<Vec<_>>(), |_| true)
+}
+
+/// A value as a flag or variable would have it: what asks for nothing is empty.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::Array(items) if items.is_empty() => String::new(),
+        Value::Object(keys) if keys.is_empty() => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        conf::{Conf, Envelope},
+        wire::{CniError, Command},
+    };
+    use serde_json::{Map, json};
+
+    fn conf(keys: &[(&str, Value)]) -> Result<Conf, CniError> {
+        let mut object =
+            Map::from_iter([("cniVersion".to_owned(), json!("1.0.0")), ("name".to_owned(), json!("n"))]);
+        for (path, value) in keys {
+            match path.split_once('.') {
+                Some((outer, inner)) => {
+                    object.entry(outer).or_insert_with(|| json!({}))[inner] = value.clone();
+                }
+                None => drop(object.insert((*path).to_owned(), value.clone())),
+            }
+        }
+        Envelope::read(Value::from(object).to_string().as_bytes(), Command::Add)?.conf()
+    }
+
+    fn value(row: &Row) -> Value {
+        match row.takes {
+            Takes::Switch => json!(true),
+            Takes::List(_) => json!(["x"]),
+            Takes::Path => json!("/x"),
+            Takes::Duration => json!("7s"),
+            Takes::Text(_) if row.key.is_some_and(|key| key.ends_with("level")) => json!("debug"),
+            Takes::Text(_) | Takes::Choice(_) | Takes::Number | Takes::Levels => json!("x"),
+        }
+    }
+
+    #[test]
+    fn every_key_that_is_in_force_is_read() {
+        let nothing = conf(&[]).unwrap();
+        for row in KEYS.iter().filter(|row| row.status == Status::InForce) {
+            let name = row.key.unwrap();
+            let refused = conf(&[(name, json!(-5))]).unwrap_err().message;
+            assert!(refused.starts_with(&format!("{name}: ")), "{refused}");
+            assert_ne!(conf(&[(name, value(row))]).unwrap(), nothing, "{name}");
+            let default = row.default;
+            let default = if row.takes == Takes::Switch { json!(default == "true") } else { json!(default) };
+            if !row.default.is_empty() {
+                assert_eq!(conf(&[(name, default)]).unwrap(), nothing, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_key_that_is_not_in_force_is_told_unless_it_asks_for_nothing() {
+        let told = |keys: &[(&str, Value)]| {
+            let notices = conf(keys).unwrap().not_in_force;
+            notices.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let (mut given, mut nothing, mut count) = (Vec::new(), Vec::new(), 0);
+        for row in KEYS {
+            let name = row.key.unwrap();
+            given.push((name, value(row)));
+            nothing.push((name, if row.takes == Takes::Switch { json!(false) } else { Value::Null }));
+            let said = told(&[(name, value(row))]);
+            assert_eq!(said.is_empty(), row.status == Status::InForce, "{said:?}");
+            assert!(said.iter().all(|notice| notice.starts_with(name)), "{said:?}");
+            count += said.len();
+        }
+        assert_eq!((count, told(&given).len()), (5, 3), "once for each reason");
+        assert_eq!(told(&nothing), [""; 0]);
+        assert_eq!(told(&[("enablement_selectors", json!([]))]), [""; 0]);
+        assert_eq!(conf(&given).unwrap().unknown_keys, [""; 0]);
+        let strange = [("kubernetes.surprise", json!(1)), ("exclude_namespace", json!([]))];
+        assert_eq!(conf(&strange).unwrap().unknown_keys, ["exclude_namespace", "kubernetes.surprise"]);
+    }
+}

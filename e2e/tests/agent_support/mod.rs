@@ -1,0 +1,189 @@
+//! What the tests of the agent on a real node share: the image, the manifest with a node's directories, a redirected pod.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::fs;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use e2e::kube::{ApiServer, Controllers};
+use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, sidecar_pod};
+use e2e::process::{self, until};
+use e2e::traffic::{Client, TcpServer};
+use serde_json::{Value, json};
+
+/// How long a pod may take to come or go on a busy machine.
+pub const POD: Duration = Duration::from_secs(300);
+pub const IMAGE: &str = "localhost/install-cni:test";
+pub const NAMESPACE: &str = "istio-system";
+pub const MANIFEST: &str = include_str!("../../../deploy/istio-cni-node.yaml");
+const CHART: &str = include_str!("../../manifests/istio-chart.yaml");
+/// The API server as the node and its own processes reach it.
+pub const LOOPBACK: &str = "127.0.0.1";
+/// The API server as pods reach it.
+pub const GATEWAY: &str = "10.88.0.1";
+pub const DAEMON_SET: &str = "istio-cni-node";
+
+/// Programs of this workspace, built as the tests are, with `more` arguments and compiler flags.
+fn build(more: &[&str], flags: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let target =
+        own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists()).context("no target folder")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build =
+        process::command(cargo, ["build", "--quiet", "--package", "install-cni", "--package", "istio-cni"]);
+    build.args(more).arg("--manifest-path").arg(project().join("Cargo.toml")).arg("--target-dir").arg(target);
+    if !flags.is_empty() {
+        build.env("RUSTFLAGS", flags);
+    }
+    process::run(&mut build, Duration::from_secs(1800))?.ok()?;
+    Ok(target.to_owned())
+}
+
+pub fn programs() -> Result<PathBuf> {
+    Ok(build(&[], "")?.join("debug"))
+}
+
+pub fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The manifest's objects in a cluster, with the directories of a test's node and a plugin run directory of its own.
+pub fn apply_manifest(api: &ApiServer, node: &Node<'_>, manifest: &str) -> Result<Value> {
+    api.create_namespace(NAMESPACE)?;
+    let manifest = manifest
+        .replace("localhost/install-cni:latest", IMAGE)
+        .replace("path: /opt/cni/bin,", &format!("path: {},", node.bin_dir().display()))
+        .replace("path: /etc/cni/net.d,", &format!("path: {},", node.conf_dir().display()))
+        .replace("path: /var/run/istio-cni,", &format!("path: {},", run_dir(node).display()))
+        .replace("mountPath: /var/run/istio-cni}", &format!("mountPath: {}}}", run_dir(node).display()));
+    api.apply(&manifest)?;
+    let settings = json!({"data": {"CNI_AGENT_RUN_DIR": run_dir(node)}}).to_string();
+    api.kubectl(&["-n", NAMESPACE, "patch", "configmap", "istio-cni-config", "-p", &settings])?;
+    api.get("daemonset", NAMESPACE, "istio-cni-node")
+}
+
+pub fn run_dir(node: &Node<'_>) -> PathBuf {
+    node.state_dir().join("run")
+}
+
+/// What Istio's own chart starts.
+pub fn chart(host_network: bool) -> String {
+    let pod = "      serviceAccountName: istio-cni\n";
+    CHART.replace(pod, &format!("      hostNetwork: {host_network}\n{pod}"))
+}
+
+/// A manifest whose agents reach the API server at this address: there is no service network.
+pub fn with_server(manifest: &str, host: &str, port: u16) -> String {
+    let env = "          env:\n";
+    let server = format!(
+        "{env}            - {{name: KUBERNETES_SERVICE_HOST, value: {host}}}\n            - {{name: KUBERNETES_SERVICE_PORT, value: \"{port}\"}}\n"
+    );
+    manifest.replace(env, &server)
+}
+
+/// The pod that the DaemonSet's controller would make.
+pub fn agent_pod(daemon_set: &Value, server: &str, api: &ApiServer, name: &str) -> Value {
+    let mut pod = daemon_set["spec"]["template"].clone();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    pod["metadata"]["name"] = json!(name);
+    pod["metadata"]["namespace"] = json!(NAMESPACE);
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "name": DAEMON_SET, "uid": daemon_set["metadata"]["uid"],
+        "controller": true, "blockOwnerDeletion": true,
+    }]);
+    let container = &mut pod["spec"]["containers"][0];
+    container["imagePullPolicy"] = json!("Never");
+    // There is no service network.
+    let mut env = container["env"].as_array().cloned().unwrap_or_default();
+    env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": server}));
+    env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": api.port().to_string()}));
+    container["env"] = json!(env);
+    pod
+}
+
+/// The pod of the DaemonSet that is there now and is not being deleted.
+pub fn current_agent(api: &ApiServer) -> Result<Option<Value>> {
+    let pods = api.list("pods", NAMESPACE)?;
+    Ok(pods.into_iter().find(|pod| pod["metadata"]["deletionTimestamp"].is_null()))
+}
+
+/// Waits until the newest generation of the DaemonSet runs and is ready; returns its pod.
+pub fn wait_rolled_out(api: &ApiServer, node: &Node<'_>, controllers: &Controllers) -> Result<Value> {
+    let mut last = Value::Null;
+    let waited = until("the DaemonSet to roll out", POD, &controllers.processes(), || {
+        let set = api.get("daemonset", NAMESPACE, DAEMON_SET)?;
+        let (status, generation) = (set["status"].clone(), &set["metadata"]["generation"]);
+        let is_out = status["observedGeneration"] == *generation
+            && status["desiredNumberScheduled"] == 1
+            && status["updatedNumberScheduled"] == 1
+            && status["numberAvailable"] == 1;
+        last = current_agent(api)?.unwrap_or_default();
+        Ok((is_out && is_ready(&last).is_some()).then(|| last.clone()))
+    });
+    waited.with_context(|| {
+        let name = last["metadata"]["name"].as_str().unwrap_or_default();
+        format!("{}\n{}", last["status"], node.pod(NAMESPACE, name).log("install-cni").unwrap_or_default())
+    })
+}
+
+/// Gives the node the image that deploy/build-image.sh makes, of static programs that are not optimized.
+pub fn import_image(node: &Node<'_>) -> Result<()> {
+    import_image_as(node, IMAGE, "")
+}
+
+/// The same under a name. The plugin is another one for every `version`: bytes after an executable's end change nothing but its content.
+pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let programs = build(&["--target", &target], "-C target-feature=+crt-static")?.join(target).join("debug");
+    let (plugin, archive) = (node.state_dir().join("istio-cni"), node.state_dir().join("image.tar"));
+    fs::copy(programs.join("istio-cni"), &plugin)?;
+    fs::File::options().append(true).open(&plugin)?.write_all(version.as_bytes())?;
+    let mut script = Command::new(project().join("deploy/build-image.sh"));
+    script.arg(&archive).arg(name).env("INSTALL_CNI", programs.join("install-cni")).env("ISTIO_CNI", &plugin);
+    process::run(&mut script, POD)?.ok()?;
+    node.ctr(&["images", "import", &archive.to_string_lossy()])?;
+    fs::remove_file(plugin)?;
+    Ok(fs::remove_file(archive)?)
+}
+
+pub fn is_ready(pod: &Value) -> Option<()> {
+    let conditions = pod["status"]["conditions"].as_array()?;
+    conditions
+        .iter()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+        .then_some(())
+}
+
+/// The entry with more patience than a machine that stands still for a minute uses up, and less than a kubelet has.
+pub const PATIENT_ENTRY: &str = r#"{"name":"istio-cni","type":"istio-cni","plugin_log_level":"info","cni_agent_run_dir":"__CNI_AGENT_RUN_DIR__","pod_namespace":"__POD_NAMESPACE__","add_timeout":"100s"}"#;
+
+pub fn entries(node: &Node<'_>) -> Result<String> {
+    Ok(fs::read_to_string(node.conf_dir().join(PRIMARY_CONFLIST))?)
+}
+
+/// Waits until pods are redirected: containerd takes a moment to load what the agent wrote.
+pub fn wait_loaded(node: &Node<'_>) -> Result<()> {
+    until("containerd to load the entry", POD, &[], || {
+        let probe = node.start_pod(&sidecar_pod("probe"))?;
+        probe.wait_running(POD)?;
+        let redirected = !probe.namespace()?.state_with_nft()?.is_pristine();
+        probe.delete(POD)?;
+        Ok(redirected.then_some(()))
+    })
+}
+
+/// What comes in reaches the proxy's inbound port.
+pub fn assert_redirected(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
+    let inside = pod.namespace()?;
+    let _inbound = TcpServer::start(&inside, "inbound", (Ipv4Addr::UNSPECIFIED, 15006))?;
+    let app = SocketAddr::new(pod.address(false)?, APP_PORT);
+    let report = Client::new(node.namespace()).tcp(app)?.report()?;
+    assert_eq!((report.server.as_str(), report.original), ("inbound", Some(app)));
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Settings that have changed are put into force, or refused.
+
+use super::{Agent, SCOPE};
+use crate::metrics::ResultLabel;
+use crate::reload::Reload;
+use crate::settings::Settings;
+
+impl Agent {
+    /// Looks at the settings folder, if there is one.
+    pub(super) async fn reload(&mut self) {
+        let Some(mut reloader) = self.changes.reloader.take() else { return };
+        let installer = self.installer.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let reload = reloader.look(|settings| installer.would_accept(&settings.entry));
+            (reloader, reload)
+        });
+        let reload = match looked.await {
+            Ok((reloader, reload)) => {
+                self.changes.reloader = Some(reloader);
+                reload
+            }
+            Err(error) => {
+                log::error!(target: SCOPE, "looking at the settings folder panicked, so it is not looked at any more: {error}");
+                return;
+            }
+        };
+        match reload {
+            Reload::Unchanged => {}
+            Reload::Refused(why) => {
+                self.metrics.settings_refused.set(1);
+                self.metrics.reloads.get_or_create(&ResultLabel { result: "refused" }).inc();
+                self.warn(
+                    "SettingsRefused",
+                    format!("the settings in the settings folder are refused, and those before stay in force: {why}"),
+                );
+            }
+            Reload::Taken { settings, notices } => {
+                if self.metrics.settings_refused.set(0) == 1 {
+                    log::info!(target: SCOPE, "the settings in the settings folder are not refused any more");
+                }
+                for notice in notices {
+                    log::warn!(target: SCOPE, "{notice}");
+                }
+                self.apply(*settings);
+            }
+        }
+    }
+
+    /// Puts settings into force. Those that are not reloaded are what they were.
+    fn apply(&mut self, new: Settings) {
+        let old = std::mem::replace(&mut self.settings, new);
+        let new = &self.settings;
+        let mut changed = Vec::new();
+        if old.logging.levels != new.logging.levels {
+            if let Some(levels) = &self.changes.levels {
+                levels.set_levels(new.logging.levels.clone());
+            }
+            changed.push("log levels");
+        }
+        if old.entry != new.entry {
+            self.installer.tell(new.entry.clone());
+            // The next pass edits the entry, and no other writer is to blame for that.
+            self.settled = None;
+            changed.push("what the plugin is told");
+        }
+        if old.drift != new.drift {
+            self.changes.drift.send_replace(new.drift.clone());
+            changed.push("the drift watch");
+        }
+        if changed.is_empty() {
+            return;
+        }
+        self.metrics.reloads.get_or_create(&ResultLabel { result: "applied" }).inc();
+        log::info!(target: SCOPE, changed = changed.join(", "); "the settings in the settings folder have changed");
+    }
+}

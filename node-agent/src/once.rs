@@ -1,0 +1,198 @@
+//! The one-shot mode: what a pass of the agent does, done once, for a node image's build, a systemd unit, or by hand.
+//!
+//! The same plan, in the same order, under the same lock as the agent's: it may be cut short at any moment, and run beside agents
+//! and others of its kind.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use crate::disk::{DiskError, context};
+use crate::install::{Conflist, InstallError, Installer, Pass};
+use crate::kubeconfig;
+use crate::leave::{self, RemovalError};
+use crate::ready::Reason;
+use crate::settings::Paths;
+
+/// How often it is tried again where somebody else writes a file at the same moment, or has the directories to himself.
+const ATTEMPTS: u32 = 20;
+/// How long it waits in between.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long an agent may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Done {
+    /// The runtime calls the plugin.
+    Installed {
+        /// What this run changed.
+        changed: Pass,
+        /// Whether the plugin has the credentials it needs; without them it holds back every pod that it has to look up.
+        credentials: bool,
+    },
+    /// An agent runs on this node, which keeps its own installation.
+    AgentRuns,
+}
+
+/// Why the runtime does not call the plugin.
+#[derive(Debug, thiserror::Error)]
+pub enum OnceError {
+    /// Directories of the node are not there.
+    #[error("not there: {}. Directories are named as a container has them mounted; on the node itself they are usually /etc/cni/net.d and /opt/cni/bin", .0.join(", "))]
+    NoDirectories(Vec<String>),
+    /// The run directory cannot be made.
+    #[error(transparent)]
+    RunDirectory(DiskError),
+    /// What an earlier run left half-written cannot be removed.
+    #[error("cannot begin: {0}")]
+    Sweep(#[source] DiskError),
+    /// A step failed; those after it were not taken.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    /// Every step was taken, and pods would not be redirected all the same.
+    #[error("{0}; what can be installed is in place, run it again when that is put right")]
+    NotCalled(Reason),
+}
+
+/// Why nothing was removed, or not everything.
+#[derive(Debug, thiserror::Error)]
+pub enum UninstallError {
+    /// An agent runs on this node and would put everything back.
+    #[error(
+        "an agent runs on this node ({}) and would put back what is removed; delete its DaemonSet, which uninstalls as well, or end it",
+        .0.display()
+    )]
+    AgentRuns(PathBuf),
+    /// Something resisted.
+    #[error(transparent)]
+    Removal(#[from] RemovalError),
+}
+
+/// Sees to it that the node's directories are there. The one of the plugin's credentials is made: it is ours alone, and gone after each boot.
+///
+/// # Errors
+/// Those that are missing, by the settings that name them.
+pub fn prepare(paths: &Paths) -> Result<(), OnceError> {
+    let needed = [
+        ("SOURCE_CNI_BIN_DIR", &paths.source_bin),
+        ("MOUNTED_CNI_BIN_DIR", &paths.bin),
+        ("MOUNTED_CNI_NET_DIR", &paths.net),
+    ];
+    let missing = needed.into_iter().filter(|(_, path)| !path.is_dir());
+    let missing: Vec<String> = missing.map(|(name, path)| format!("{name} {}", path.display())).collect();
+    if !missing.is_empty() {
+        return Err(OnceError::NoDirectories(missing));
+    }
+    make(&paths.run).map_err(OnceError::RunDirectory)
+}
+
+fn make(directory: &Path) -> Result<(), DiskError> {
+    let made = match fs::create_dir_all(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
+        made => made,
+    };
+    context(made, "make", directory)
+}
+
+/// Installs the plugin once.
+///
+/// # Errors
+/// The reason why pods would not be redirected.
+pub fn install(installer: &Installer) -> Result<Done, OnceError> {
+    if agent(installer).is_some() { Ok(Done::AgentRuns) } else { install_alone(installer) }
+}
+
+/// As [`install`], where it is known that no agent runs.
+///
+/// # Errors
+/// The reason why pods would not be redirected.
+pub fn install_alone(installer: &Installer) -> Result<Done, OnceError> {
+    installer.sweep().map_err(OnceError::Sweep)?;
+    let changed = pass(installer)?;
+    let credentials = installer.check_once().map_err(OnceError::NotCalled)?;
+    Ok(Done::Installed { changed, credentials })
+}
+
+/// Takes everything of ours out of the node.
+///
+/// # Errors
+/// An agent runs here; or everything that could not be removed.
+pub fn uninstall(installer: &Installer) -> Result<(), Vec<UninstallError>> {
+    match agent(installer) {
+        Some(socket) => Err(vec![UninstallError::AgentRuns(socket)]),
+        None => leave::remove(installer).map_err(|errors| errors.into_iter().map(Into::into).collect()),
+    }
+}
+
+/// The socket of an agent that runs on this node.
+fn agent(installer: &Installer) -> Option<PathBuf> {
+    let socket = installer.settings().paths.run.join(logging::SOCKET_NAME);
+    is_answered(&socket).then_some(socket)
+}
+
+/// Whether somebody answers at a socket. A file that an agent left behind has nobody who listens; and a child that an agent was about to
+/// start when it was killed holds the socket for a moment, and ends it without an answer. Whoever keeps silent is at work.
+fn is_answered(socket: &Path) -> bool {
+    let Ok(mut agent) = UnixStream::connect(socket) else { return false };
+    let asked = agent
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| agent.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    match asked.and_then(|()| agent.read(&mut [0])) {
+        Ok(count) => count > 0,
+        Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+    }
+}
+
+/// One pass, and others for as long as somebody else writes at the same time.
+fn pass(installer: &Installer) -> Result<Pass, InstallError> {
+    let mut attempt = 1;
+    loop {
+        match installer.pass(&Conflist::Repair) {
+            Err(error) if error.is_collision() && attempt < ATTEMPTS => {
+                attempt += 1;
+                thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
+impl Done {
+    /// Whether this run changed anything.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        match self {
+            Self::Installed { changed, .. } => changed.has_changed(),
+            Self::AgentRuns => false,
+        }
+    }
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AgentRuns => {
+                f.write_str("an agent runs on this node and keeps the plugin installed; nothing is changed")
+            }
+            Self::Installed { .. } if self.has_changed() => f.write_str("the plugin is installed"),
+            Self::Installed { .. } => f.write_str("the plugin was installed already"),
+        }
+    }
+}
+
+/// What to say where the plugin has no credentials.
+#[must_use]
+pub fn without_credentials(installer: &Installer) -> String {
+    let file = installer.settings().paths.run.join(kubeconfig::FILE);
+    format!(
+        "the plugin has no credentials: KUBERNETES_SERVICE_HOST is not set, and {} is not there. Pods are held back, but for those in \
+         EXCLUDE_NAMESPACES and the agent's own, until an agent, or another run with credentials, writes that file",
+        file.display()
+    )
+}

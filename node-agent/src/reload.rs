@@ -1,0 +1,194 @@
+//! Settings that change while the agent runs: a folder with a file for every setting, as the kubelet mounts a ConfigMap.
+//!
+//! What the folder says is read and checked as a whole, with the flags and with what the environment says about everything else, before any of
+//! it is used.
+
+mod folder;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use settings_cli::Words;
+
+use crate::settings::table::SETTINGS;
+use crate::settings::{self, Notice, Problem, Settings};
+
+/// The settings that are read from the folder, whenever it changes. Where there is a folder, the environment does not count for them: it may be
+/// what the same ConfigMap said when the container started.
+pub const RELOADED: [&str; 11] = [
+    "EXCLUDE_NAMESPACES",
+    "NATIVE_NFTABLES",
+    "NFT_SETS",
+    "STRICT_CAPTURE",
+    "CNI_NETWORK_CONFIG",
+    "LOG_LEVEL",
+    "LOG_OUTPUT_LEVEL",
+    "DRIFT_WATCH_INTERVAL",
+    "ISTIO_OUTBOUND_OWNER_GROUPS",
+    "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE",
+    "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR",
+];
+
+/// What the folder holds: names of settings, and values.
+type Files = BTreeMap<String, String>;
+
+/// Where settings come from.
+#[derive(Debug)]
+pub struct Sources {
+    given: Words,
+    env: Vec<(String, String)>,
+    folder: Option<PathBuf>,
+}
+
+/// What the sources say.
+#[derive(Debug)]
+pub struct Reading {
+    /// The settings.
+    pub settings: Settings,
+    /// What is worth saying about them.
+    pub notices: Vec<String>,
+    /// Reads them again; none where no folder is named.
+    pub reloader: Option<Reloader>,
+}
+
+impl Sources {
+    /// A command line and an environment, which may name a folder.
+    #[must_use]
+    pub fn new(given: Words, env: Vec<(String, String)>) -> Self {
+        let folder = settings::folder(&given, &env);
+        Self { given, env, folder }
+    }
+
+    /// Reads all of them.
+    ///
+    /// # Errors
+    /// Everything wrong with them, together.
+    pub fn read(self) -> Result<Reading, Vec<Problem>> {
+        let Some(folder) = &self.folder else {
+            let (settings, notices) = Settings::read(&self.given, &self.env)?;
+            let notices = notices.iter().map(Notice::to_string).collect();
+            return Ok(Reading { settings, notices, reloader: None });
+        };
+        let files = folder::read(folder).map_err(|error| {
+            let (origin, value) = ("SETTINGS_DIR".to_owned(), Some(folder.display().to_string()));
+            vec![Problem { origin, value, reason: format!("cannot be read: {error}") }]
+        })?;
+        let mut reloader =
+            Reloader { sources: self, at_start: files.clone(), last: Ok(files.clone()), said: Vec::new() };
+        let (settings, notices) = reloader.sources.with(&files)?;
+        let mut notices = reloader.news(&files, &notices);
+        notices.extend(reloader.sources.overridden(&files));
+        Ok(Reading { settings, notices, reloader: Some(reloader) })
+    }
+
+    /// The settings with what the folder held.
+    fn with(&self, files: &Files) -> Result<(Settings, Vec<Notice>), Vec<Problem>> {
+        let is_reloaded = |name: &str| RELOADED.contains(&name);
+        let known = |name: &str| SETTINGS.iter().any(|setting| setting.env.contains(&name));
+        let of_environment = self.env.iter().filter(|(name, _)| !is_reloaded(name)).cloned();
+        // What is no setting at all is handed on, so that a misspelt name is noticed.
+        let of_folder = files.iter().filter(|(name, _)| is_reloaded(name) || !known(name));
+        let of_folder = of_folder.map(|(name, value)| (name.clone(), value.clone()));
+        Settings::read(&self.given, &of_environment.chain(of_folder).collect::<Vec<_>>())
+    }
+
+    /// Settings that the environment alone says, and that are read from the folder. At the start, these cannot come from the same ConfigMap.
+    fn overridden(&self, files: &Files) -> Option<String> {
+        let given = self.env.iter().map(|(name, _)| name.as_str());
+        let names: Vec<&str> =
+            given.filter(|name| RELOADED.contains(name) && !files.contains_key(*name)).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "{}: no effect in the environment, because SETTINGS_DIR is given; write them there",
+                names.join(", ")
+            )
+        })
+    }
+
+    /// What is in force of a setting that the environment says.
+    fn value(&self, setting: &settings::table::Row) -> &str {
+        let given = self.env.iter().find(|(name, _)| setting.env.contains(&name.as_str()));
+        given.map_or(setting.default, |(_, value)| value.trim_end_matches('\n'))
+    }
+}
+
+/// What became of the folder.
+#[derive(Debug)]
+pub enum Reload {
+    /// It holds what it held.
+    Unchanged,
+    /// It holds something that cannot be used, for these reasons.
+    Refused(String),
+    /// It can be used.
+    Taken {
+        /// With these settings.
+        settings: Box<Settings>,
+        /// About which this is worth saying and was not said before.
+        notices: Vec<String>,
+    },
+}
+
+/// Reads the folder again and again.
+#[derive(Debug)]
+pub struct Reloader {
+    sources: Sources,
+    at_start: Files,
+    /// What was read last, or why it could not be read.
+    last: Result<Files, String>,
+    said: Vec<String>,
+}
+
+impl Reloader {
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> PathBuf {
+        self.sources.folder.clone().unwrap_or_default()
+    }
+
+    /// Looks whether the folder has changed. Settings have to please `accept` as well.
+    pub fn look(&mut self, accept: impl FnOnce(&Settings) -> Result<(), String>) -> Reload {
+        let now = folder::read(&self.folder()).map_err(|error| error.to_string());
+        if now == self.last {
+            return Reload::Unchanged;
+        }
+        self.last.clone_from(&now);
+        let read = now.and_then(|files| {
+            let (settings, notices) = self
+                .sources
+                .with(&files)
+                .map_err(|problems| problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; "))?;
+            accept(&settings).map(|()| (settings, self.news(&files, &notices)))
+        });
+        match read {
+            Ok((settings, notices)) => Reload::Taken { settings: Box::new(settings), notices },
+            Err(why) => Reload::Refused(why),
+        }
+    }
+
+    /// What has not been said yet.
+    fn news(&mut self, files: &Files, notices: &[Notice]) -> Vec<String> {
+        let mut all: Vec<String> = notices.iter().map(Notice::to_string).collect();
+        let pending = self.pending(files);
+        if !pending.is_empty() {
+            all.push(format!(
+                "{}: the environment counts for these and says otherwise than the settings folder; a change takes effect when the container is restarted",
+                pending.join(", ")
+            ));
+        }
+        let news = all.iter().filter(|text| !self.said.contains(text)).cloned().collect();
+        self.said = all;
+        news
+    }
+
+    /// Settings of which the folder says something that is not in force, because they are read from the environment.
+    fn pending(&self, files: &Files) -> Vec<&'static str> {
+        let fixed = SETTINGS.iter().filter(|setting| !RELOADED.contains(&setting.name()));
+        let differs = |setting: &&settings::table::Row| {
+            setting.env.iter().any(|name| match files.get(*name) {
+                Some(value) => value != self.sources.value(setting),
+                None => self.at_start.contains_key(*name),
+            })
+        };
+        fixed.filter(differs).map(settings::table::Row::name).collect()
+    }
+}

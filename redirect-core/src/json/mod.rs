@@ -1,0 +1,83 @@
+//! Settings, decisions, plans and differences as JSON (feature `serde`).
+//!
+//! The types here mirror the library's own and exist only to be serialised, so the library can change without changing
+//! what it writes. `schema/redirect-core-1.schema.json` in this crate describes the result; the library's tests hold every
+//! document to it. Names are in camel case, except for words that logs and metrics use as well.
+//!
+//! Every document says which [`VERSION`] of the schema it follows. A version only grows: fields are added, and words to
+//! closed sets of them, so readers should pass over what they do not know. Anything else makes a new version.
+//!
+//! | document | made from | read back |
+//! |---|---|---|
+//! | [`Settings`] | [`RawSettings`](crate::settings::RawSettings) | yes |
+//! | [`Decision`] | [`pod::Decision`](crate::pod::Decision) | no |
+//! | [`Plan`] | [`RulePlan`](crate::RulePlan) | no |
+//! | [`Differences`] | [`Differences`](crate::differences::Differences) | no |
+//!
+//! "Read back" means into the library's own types. All of them implement `Deserialize`, for programs that read what others
+//! have written.
+//!
+//! ```
+//! use redirect_core::{json, pod::PodFacts, settings::NamespaceFacts};
+//!
+//! let addresses = ["10.1.0.2".parse().unwrap()];
+//! let decision = PodFacts::default().decide(&NamespaceFacts::new(&addresses)).unwrap();
+//! assert_eq!(
+//!     serde_json::to_value(json::Decision::from(&decision))?,
+//!     serde_json::json!({
+//!         "version": 1,
+//!         "decision": "skip",
+//!         "reason": "no_proxy",
+//!         "explanation": "there is no container istio-proxy",
+//!     }),
+//! );
+//! # Ok::<(), serde_json::Error>(())
+//! ```
+
+mod decision;
+mod differences;
+mod plan;
+mod rule;
+mod settings;
+
+use crate::values::{self, PortRange};
+use alloc::{format, string::String};
+use serde::{Deserialize, Serialize};
+
+pub use decision::{
+    Decision, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect, Verdict,
+};
+pub use differences::{Difference, DifferenceKind, Differences};
+pub use plan::{Chain, FamilyPlan, Plan, PlannedRule, PolicyRouting, Table};
+pub use rule::{Action, Condition, ConnectionState, Direction, MaskedMark, Protocol, Test};
+pub use settings::{Said, Settings, SettingsError, Source, setting_name};
+
+/// The version of the schema that this release writes.
+pub const VERSION: u32 = 1;
+
+/// An address family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Family {
+    /// IPv4.
+    IPv4,
+    /// IPv6.
+    IPv6,
+}
+
+impl From<values::Family> for Family {
+    fn from(family: values::Family) -> Self {
+        match family {
+            values::Family::V4 => Self::IPv4,
+            values::Family::V6 => Self::IPv6,
+        }
+    }
+}
+
+/// `80`, or `8000:8099`: as settings have it.
+fn ports(range: PortRange) -> String {
+    if range.first() == range.last() {
+        format!("{}", range.first())
+    } else {
+        format!("{}:{}", range.first(), range.last())
+    }
+}

@@ -1,0 +1,111 @@
+//! DNS capture.
+
+use super::builder::*;
+use crate::{
+    redirect::{DNS_PORT, DnsCapture, Redirect},
+    rule::{Hook, Is, Match, OurChain, Scope, Table, Target},
+    settings::Key,
+    values::{Family, PortRange, host},
+};
+use alloc::{vec, vec::Vec};
+use ipnet::IpNet;
+
+/// The port of DNS servers.
+pub(super) const DNS: PortRange = PortRange::single(53);
+/// Conntrack zone of queries between the proxy and the real servers.
+const UPSTREAM_ZONE: Target = Target::ConntrackZone(1);
+/// Conntrack zone of queries between the application and the proxy.
+const LOCAL_ZONE: Target = Target::ConntrackZone(2);
+
+/// DNS capture: nat rules that send queries to the proxy, and conntrack zones that keep the two legs apart.
+pub(super) fn capture(r: &Redirect, rules: &mut Rules<'_>) {
+    if *r.dns() == DnsCapture::Off {
+        return;
+    }
+    let queries = Target::Jump(OurChain::OutputDns.into());
+    rules.group(Key::RedirectDns, "DNS queries").append(Table::Raw, Hook::Output, [], queries.clone());
+    for scope in dns_scopes(r) {
+        rules.group(Key::RedirectDns, "DNS queries").scoped(scope).append(
+            Table::Nat,
+            OurChain::Output,
+            [],
+            queries.clone(),
+        );
+    }
+    dns_redirects(r, rules);
+    dns_proxy_zones(r, rules);
+    dns_application_zones(r, rules);
+}
+
+/// The families whose queries are captured.
+fn dns_scopes(r: &Redirect) -> Vec<Scope> {
+    match r.dns() {
+        DnsCapture::Off => vec![],
+        DnsCapture::All => vec![Scope::Every],
+        DnsCapture::Servers(servers) => {
+            let any = |family: Family| servers.iter().any(|server| Family::of(server) == family);
+            match (any(Family::V4), any(Family::V6)) {
+                (true, true) => vec![Scope::Every],
+                (true, false) => vec![Scope::Only(Family::V4)],
+                (false, true) => vec![Scope::Only(Family::V6)],
+                (false, false) => vec![],
+            }
+        }
+    }
+}
+
+/// The servers whose queries are captured: each alone, or all at once.
+fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
+    match r.dns() {
+        DnsCapture::Off => vec![],
+        DnsCapture::All => vec![(Scope::Every, None)],
+        DnsCapture::Servers(servers) => {
+            // The families one after the other: both use one table in native nftables.
+            let of = |family: Family| servers.iter().filter(move |server| Family::of(server) == family);
+            let all = of(Family::V4).chain(of(Family::V6)).map(|server| host(*server));
+            all.map(|server| (scope_of(&server), Some(server))).collect()
+        }
+    }
+}
+
+fn dns_redirects(r: &Redirect, rules: &mut Rules<'_>) {
+    for protocol in [tcp(), udp()] {
+        for (scope, server) in dns_servers(r) {
+            let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
+            rules.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope).append_all(
+                Table::Nat,
+                OurChain::OutputDns,
+                matches,
+                Target::Redirect(DNS_PORT),
+            );
+        }
+    }
+}
+
+fn dns_proxy_zones(r: &Redirect, rules: &mut Rules<'_>) {
+    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::equals(*uid))));
+    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::equals(*gid))));
+    for (because, owned) in uids.chain(gids) {
+        let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
+        let query = [udp(), to_port(DNS), owned.clone()];
+        group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
+        let answer = [udp(), from_port(DNS_PORT), owned];
+        group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
+    }
+}
+
+fn dns_application_zones(r: &Redirect, rules: &mut Rules<'_>) {
+    let answers = Target::Jump(OurChain::Inbound.into());
+    for scope in dns_scopes(r) {
+        let mut group = rules.group(Key::RedirectDns, "DNS answers").scoped(scope);
+        group.append(Table::Raw, Hook::Prerouting, [], answers.clone());
+    }
+    for (scope, server) in dns_servers(r) {
+        let query = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
+        let answer = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
+        let mut group =
+            rules.group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone").scoped(scope);
+        group.append_all(Table::Raw, OurChain::OutputDns, query, LOCAL_ZONE);
+        group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
+    }
+}

@@ -1,0 +1,398 @@
+//! [`PodFacts`] from a pod as Kubernetes writes it (feature `pod-json`).
+//!
+//! Only the fields that a decision depends on are read, wherever the object comes from: the API server, a watch, an
+//! admission request or a manifest. Where a pod says who runs a container, the container's `securityContext` wins over
+//! the pod's, field by field, as it does in Kubernetes. Init containers count, so a proxy that is a native sidecar (an init
+//! container with `restartPolicy: Always`) is found like any other.
+//!
+//! ```
+//! use redirect_core::pod::PodFacts;
+//! use serde_json::json;
+//!
+//! let pod = json!({
+//!     "kind": "Pod",
+//!     "metadata": {"annotations": {"sidecar.istio.io/status": "{}"}},
+//!     "spec": {
+//!         "securityContext": {"runAsUser": 2102},
+//!         "initContainers": [{"name": "istio-proxy", "args": ["proxy", "sidecar"], "restartPolicy": "Always"}],
+//!         "containers": [{"name": "app"}],
+//!     },
+//! });
+//! let facts = PodFacts::from_json(&pod)?;
+//! assert_eq!(facts.skip_reason(), None);
+//! # Ok::<(), redirect_core::pod_json::PodJsonErrors>(())
+//! ```
+
+use crate::pod::{PROXY_CONTAINER, PodFacts, ProxyContainer};
+use alloc::{
+    borrow::ToOwned,
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::fmt;
+use serde_json::{Map, Value};
+
+impl PodFacts {
+    /// Takes from a pod what a decision depends on; everything else may be missing or of any form.
+    ///
+    /// A field that is null counts as missing. `kind` may be missing, as it is from the items of a list.
+    ///
+    /// # Errors
+    /// Every field of the wrong type among those that count, and required fields that are missing; all of them together.
+    pub fn from_json(pod: &Value) -> Result<Self, PodJsonErrors> {
+        let mut errors = PodJsonErrors::default();
+        let pod = Field::pod(pod);
+        let facts = facts(&pod, &mut errors);
+        if errors.0.is_empty() { Ok(facts) } else { Err(errors) }
+    }
+}
+
+/// A field of a pod that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+#[non_exhaustive]
+pub struct PodJsonError {
+    /// The path of the field, such as `spec.containers[0].name`.
+    pub field: String,
+    /// What is wrong with it.
+    pub problem: FieldProblem,
+}
+
+/// What is wrong with a field. Values of the wrong type are not shown: they may be anything, also secret.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FieldProblem {
+    /// A required field is not there.
+    #[error("missing")]
+    Missing,
+    /// The value has another type.
+    #[error("is {found}, not {wanted}")]
+    WrongType {
+        /// What is there, such as "a number".
+        found: &'static str,
+        /// What belongs there, such as "a string".
+        wanted: &'static str,
+    },
+    /// The object is of another kind.
+    #[error("{0:?} is not Pod")]
+    NotAPod(String),
+}
+
+/// Everything wrong with a pod, in the order of its fields; never empty when returned as an error.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodJsonErrors(Vec<PodJsonError>);
+
+impl PodJsonErrors {
+    /// The errors, in the order of the pod's fields.
+    pub fn iter(&self) -> core::slice::Iter<'_, PodJsonError> {
+        self.0.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a PodJsonErrors {
+    type Item = &'a PodJsonError;
+    type IntoIter = core::slice::Iter<'a, PodJsonError>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl fmt::Display for PodJsonErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("; ")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for PodJsonErrors {}
+
+fn facts(pod: &Field<'_, '_>, errors: &mut PodJsonErrors) -> PodFacts {
+    let mut facts = PodFacts::default();
+    if pod.required_object(errors).is_none() {
+        return facts;
+    }
+    let kind = pod.at("kind");
+    if let Some(other) = kind.string(errors).filter(|kind| *kind != "Pod") {
+        kind.note(FieldProblem::NotAPod(other.to_owned()), errors);
+    }
+    let metadata = pod.at("metadata");
+    if metadata.object(errors).is_some() {
+        facts.labels = metadata.at("labels").strings_by_key(errors);
+        facts.annotations = metadata.at("annotations").strings_by_key(errors);
+    }
+    let spec = pod.at("spec");
+    if spec.required_object(errors).is_some() {
+        // In this order, because a later istio-proxy wins over an earlier one.
+        for list in ["initContainers", "containers"] {
+            containers(&spec.at(list), &mut facts, errors);
+        }
+        // What the container's securityContext does not say, the pod's does.
+        let (user, group) = ids(&spec, errors);
+        if let Some(proxy) = &mut facts.proxy {
+            proxy.run_as_user = proxy.run_as_user.or(user);
+            proxy.run_as_group = proxy.run_as_group.or(group);
+        }
+    }
+    facts
+}
+
+fn containers(list: &Field<'_, '_>, facts: &mut PodFacts, errors: &mut PodJsonErrors) {
+    for index in list.indices(errors) {
+        let container = list.item(index);
+        if container.required_object(errors).is_none() {
+            continue;
+        }
+        if let Some(name) = container.at("name").required_string(errors) {
+            facts.containers.insert(name.to_owned());
+            if name == PROXY_CONTAINER {
+                facts.proxy = Some(proxy(&container, errors));
+            }
+        }
+    }
+}
+
+fn proxy(container: &Field<'_, '_>, errors: &mut PodJsonErrors) -> ProxyContainer {
+    let (run_as_user, run_as_group) = ids(container, errors);
+    let args = container.at("args");
+    let words = args.indices(errors).filter_map(|index| args.item(index).required_string(errors));
+    let words = words.map(str::to_owned).collect();
+    let env = environment(&container.at("env"), errors);
+    ProxyContainer { args: words, env, run_as_user, run_as_group }
+}
+
+/// Variables with their literal values; those that take theirs from elsewhere are empty.
+fn environment(list: &Field<'_, '_>, errors: &mut PodJsonErrors) -> BTreeMap<String, String> {
+    let mut variables = BTreeMap::new();
+    for index in list.indices(errors) {
+        let variable = list.item(index);
+        if variable.required_object(errors).is_none() {
+            continue;
+        }
+        let value = variable.at("value").string(errors).unwrap_or_default();
+        if let Some(name) = variable.at("name").string(errors) {
+            variables.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    variables
+}
+
+/// `runAsUser` and `runAsGroup` of the securityContext of a pod's spec or of a container.
+fn ids(of: &Field<'_, '_>, errors: &mut PodJsonErrors) -> (Option<i64>, Option<i64>) {
+    let context = of.at("securityContext");
+    context.object(errors);
+    (context.at("runAsUser").integer(errors), context.at("runAsGroup").integer(errors))
+}
+
+/// A value and its path in the pod. Paths become text only when there is something to say.
+#[derive(Clone, Copy)]
+struct Field<'p, 'v> {
+    place: Place<'p, 'v>,
+    value: Option<&'v Value>,
+}
+
+#[derive(Clone, Copy)]
+enum Place<'p, 'v> {
+    Pod,
+    Field(&'p Field<'p, 'v>, &'static str),
+    Item(&'p Field<'p, 'v>, usize),
+    Key(&'p Field<'p, 'v>, &'p str),
+}
+
+impl<'v> Field<'_, 'v> {
+    const fn pod(pod: &'v Value) -> Self {
+        Self { place: Place::Pod, value: Some(pod) }
+    }
+
+    fn at<'p>(&'p self, name: &'static str) -> Field<'p, 'v> {
+        Field { place: Place::Field(self, name), value: self.value.and_then(|value| value.get(name)) }
+    }
+
+    fn item<'p>(&'p self, index: usize) -> Field<'p, 'v> {
+        Field { place: Place::Item(self, index), value: self.value.and_then(|value| value.get(index)) }
+    }
+
+    fn string(&self, errors: &mut PodJsonErrors) -> Option<&'v str> {
+        self.typed("a string", Value::as_str, errors)
+    }
+
+    fn integer(&self, errors: &mut PodJsonErrors) -> Option<i64> {
+        self.typed("a whole number", Value::as_i64, errors)
+    }
+
+    fn object(&self, errors: &mut PodJsonErrors) -> Option<&'v Map<String, Value>> {
+        self.typed("an object", Value::as_object, errors)
+    }
+
+    fn required_string(&self, errors: &mut PodJsonErrors) -> Option<&'v str> {
+        self.require(errors)?;
+        self.string(errors)
+    }
+
+    fn required_object(&self, errors: &mut PodJsonErrors) -> Option<&'v Map<String, Value>> {
+        self.require(errors)?;
+        self.object(errors)
+    }
+
+    /// The indices of a list; none where there is no list.
+    fn indices(&self, errors: &mut PodJsonErrors) -> core::ops::Range<usize> {
+        0..self.typed("a list", Value::as_array, errors).map_or(0, Vec::len)
+    }
+
+    /// The strings of an object, by key.
+    fn strings_by_key(&self, errors: &mut PodJsonErrors) -> BTreeMap<String, String> {
+        let mut strings = BTreeMap::new();
+        for (key, value) in self.object(errors).into_iter().flatten() {
+            // The API server never says null here; a manifest may, and means an empty text.
+            let text = match value {
+                Value::Null => Some(""),
+                Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
+                    Field { place: Place::Key(self, key), value: Some(value) }.string(errors)
+                }
+            };
+            strings.extend(text.map(|text| (key.clone(), text.to_owned())));
+        }
+        strings
+    }
+
+    fn require(&self, errors: &mut PodJsonErrors) -> Option<()> {
+        if self.value.is_none_or(Value::is_null) {
+            self.note(FieldProblem::Missing, errors);
+            return None;
+        }
+        Some(())
+    }
+
+    fn typed<T>(
+        &self,
+        wanted: &'static str,
+        read: impl FnOnce(&'v Value) -> Option<T>,
+        errors: &mut PodJsonErrors,
+    ) -> Option<T> {
+        let value = self.value.filter(|value| !value.is_null())?;
+        let typed = read(value);
+        if typed.is_none() {
+            self.note(FieldProblem::WrongType { found: kind(value), wanted }, errors);
+        }
+        typed
+    }
+
+    fn note(&self, problem: FieldProblem, errors: &mut PodJsonErrors) {
+        errors.0.push(PodJsonError { field: self.to_string(), problem });
+    }
+}
+
+impl fmt::Display for Field<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            Place::Pod => f.write_str("pod"),
+            Place::Field(Field { place: Place::Pod, .. }, name) => f.write_str(name),
+            Place::Field(parent, name) => write!(f, "{parent}.{name}"),
+            Place::Item(parent, index) => write!(f, "{parent}[{index}]"),
+            Place::Key(parent, key) => write!(f, "{parent}[{key:?}]"),
+        }
+    }
+}
+
+/// What a value is, in words.
+const fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_is_read() {
+        let pod = json!({"kind": "Pod", "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}, "uid": 5},
+            "spec": {"initContainers": [{"name": "istio-proxy", "args": ["x"]}], "containers": [{"name": "app", "env": 7},
+            {"name": "istio-proxy", "args": ["proxy", "sidecar"], "securityContext": {"runAsUser": 1338},
+             "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}]}});
+        let facts = PodFacts::from_json(&pod).unwrap();
+        assert_eq!(facts.containers.iter().collect::<Vec<_>>(), ["app", "istio-proxy"]);
+        let proxy = facts.proxy.unwrap();
+        assert_eq!(
+            (proxy.args, proxy.run_as_user, proxy.run_as_group),
+            (["proxy".into(), "sidecar".into()].into(), Some(1338), None)
+        );
+        assert_eq!(proxy.env, BTreeMap::from([("A".into(), "1".into()), ("B".into(), String::new())]));
+        assert_eq!((&facts.labels["a"], &facts.annotations["c"]), (&"b".to_owned(), &"d".to_owned()));
+    }
+
+    #[test]
+    fn a_native_sidecar_is_the_proxy() {
+        let proxy = json!({"name": "istio-proxy", "args": ["proxy", "sidecar"], "restartPolicy": "Always",
+            "securityContext": {"runAsUser": 2102}});
+        let pod = json!({"metadata": {"annotations": {"sidecar.istio.io/status": "{}"}},
+            "spec": {"initContainers": [proxy], "containers": [{"name": "app"}]}});
+        let facts = PodFacts::from_json(&pod).unwrap();
+        assert_eq!(facts.skip_reason(), None);
+        assert_eq!(facts.proxy.unwrap().run_as_user, Some(2102));
+    }
+
+    #[test]
+    fn who_runs_the_proxy_is_said_by_its_container_else_by_the_pod() {
+        let read = |pod: Value, container: Value| {
+            let proxy = json!({"name": "istio-proxy", "securityContext": container});
+            let pod = json!({"spec": {"securityContext": pod, "containers": [proxy]}});
+            let proxy = PodFacts::from_json(&pod).unwrap().proxy.unwrap();
+            (proxy.run_as_user, proxy.run_as_group)
+        };
+        let pod = json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3});
+        assert_eq!(read(pod.clone(), json!(null)), (Some(1), Some(2)));
+        assert_eq!(read(pod.clone(), json!({"runAsUser": 7})), (Some(7), Some(2)));
+        // 0 is said as well; it counts as unset later on.
+        assert_eq!(read(pod, json!({"runAsUser": 0, "runAsGroup": 8})), (Some(0), Some(8)));
+        assert_eq!(read(json!(null), json!({"runAsGroup": 8})), (None, Some(8)));
+    }
+
+    #[test]
+    fn every_error_names_its_field() {
+        let pod = json!({"kind": "Job", "metadata": {"labels": ["a"], "annotations": {"x\n": 5}},
+            "spec": {"securityContext": {"runAsUser": "x"}, "containers": [{"name": "istio-proxy", "args": "proxy", "env": [{"name": 1}, 2],
+            "securityContext": {"runAsUser": "root", "runAsGroup": 1.5}}, {}, "x"], "initContainers": {}}});
+        let told: Vec<String> =
+            PodFacts::from_json(&pod).unwrap_err().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "kind: \"Job\" is not Pod",
+                "metadata.labels: is a list, not an object",
+                "metadata.annotations[\"x\\n\"]: is a number, not a string",
+                "spec.initContainers: is an object, not a list",
+                "spec.containers[0].securityContext.runAsUser: is a string, not a whole number",
+                "spec.containers[0].securityContext.runAsGroup: is a number, not a whole number",
+                "spec.containers[0].args: is a string, not a list",
+                "spec.containers[0].env[0].name: is a number, not a string",
+                "spec.containers[0].env[1]: is a number, not an object",
+                "spec.containers[1].name: missing",
+                "spec.containers[2]: is a string, not an object",
+                "spec.securityContext.runAsUser: is a string, not a whole number",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_pod_is_refused() {
+        let told = |pod: Value| PodFacts::from_json(&pod).unwrap_err().to_string();
+        assert_eq!(told(json!({})), "spec: missing");
+        assert_eq!(told(json!({"spec": null})), "spec: missing");
+        assert_eq!(told(json!([])), "pod: is a list, not an object");
+        assert_eq!(told(json!(null)), "pod: missing");
+    }
+}

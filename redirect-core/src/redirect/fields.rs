@@ -1,0 +1,229 @@
+//! What a redirection holds: a row for each setting that stands for itself, by hand what several settings decide.
+
+use super::{
+    builder::RedirectBuilder,
+    parts::{DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID},
+    read::{Read, Reader},
+};
+use crate::{
+    settings::{Key, Provenance, Source, Sources},
+    values::{Cidrs, Family, InterfaceName, Port, PortRange, host},
+};
+use alloc::{vec, vec::Vec};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ipnet::{IpNet, Ipv4Net};
+
+/// Makes, for each row, a field of [`Redirect`] with its accessor, a setter of [`RedirectBuilder`], and the reading of its
+/// text. The value in a row is what a sidecar has that says nothing; a test holds it to the settings table.
+macro_rules! fields {
+    (
+        values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ty = $value_key:ident, $value_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ty = $list_key:ident, $list_default:expr;)+ }
+    ) => {
+        /// A redirection. Every value of this type is valid: its plan can be rendered, encoded and put in force, and is
+        /// then what the kernel shows.
+        ///
+        /// Two redirections are equal when they ask for the same; who asked for it does not matter.
+        ///
+        /// ```
+        /// use redirect_core::{Families, Redirect, values::PortRange};
+        ///
+        /// let redirect = Redirect::sidecar(Families::Both)
+        ///     .outbound_ports_exclude([PortRange::single(3306)])
+        ///     .strict_capture(true)
+        ///     .build()?;
+        /// assert_eq!(redirect.proxy_port().number(), 15001);
+        /// assert!(!redirect.plan().planned_rules().is_empty());
+        /// # Ok::<(), redirect_core::settings::InputErrors>(())
+        /// ```
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Redirect {
+            pub(super) families: Families,
+            pub(super) mode: InterceptionMode,
+            pub(super) proxy_uids: Vec<u32>,
+            pub(super) proxy_gids: Vec<u32>,
+            pub(super) inbound: InboundPorts,
+            pub(super) outbound: OutboundRanges,
+            pub(super) outbound_exclude: Cidrs,
+            pub(super) owner_groups: OwnerGroups,
+            pub(super) dns: DnsCapture,
+            pub(super) loopback: Ipv4Net,
+            $(pub(super) $value: $value_type,)+
+            $(pub(super) $list: Vec<$item>,)+
+            pub(super) sources: Provenance<Sources>,
+        }
+
+        impl Redirect {
+            /// What a sidecar has that says nothing.
+            pub(super) fn draft(families: Families) -> Self {
+                Self {
+                    families,
+                    mode: InterceptionMode::Redirect,
+                    proxy_uids: vec![PROXY_ID],
+                    proxy_gids: vec![PROXY_ID],
+                    inbound: InboundPorts::AllExcept(
+                        super::ALWAYS_EXCLUDED_INBOUND.iter().map(|port| PortRange::from(*port)).collect(),
+                    ),
+                    outbound: OutboundRanges::All,
+                    outbound_exclude: Cidrs::new(),
+                    owner_groups: OwnerGroups::AllExcept(Vec::new()),
+                    dns: DnsCapture::Off,
+                    loopback: Ipv4Net::from(Ipv4Addr::LOCALHOST),
+                    $($value: $value_default,)+
+                    $($list: $list_default,)+
+                    sources: Provenance::default(),
+                }
+            }
+
+            $(
+                $(#[doc = $value_doc])+
+                #[must_use]
+                pub const fn $value(&self) -> $value_type {
+                    self.$value
+                }
+            )+
+
+            $(
+                $(#[doc = $list_doc])+
+                #[must_use]
+                pub fn $list(&self) -> &[$item] {
+                    &self.$list
+                }
+            )+
+        }
+
+        impl RedirectBuilder {
+            /// The settings that have a row below: their setters take values that cannot be wrong. For tests.
+            #[doc(hidden)]
+            pub const PLAIN: &'static [Key] = &[$(Key::$value_key,)+ $(Key::$list_key,)+];
+
+            $(
+                $(#[doc = $value_doc])+
+                pub fn $value(mut self, value: $value_type) -> Self {
+                    self.draft.$value = value;
+                    self.said(&[Key::$value_key], concat!("setter ", stringify!($value)))
+                }
+            )+
+
+            $(
+                $(#[doc = $list_doc])+
+                pub fn $list(mut self, values: impl IntoIterator<Item = $item>) -> Self {
+                    self.draft.$list = values.into_iter().collect();
+                    self.said(&[Key::$list_key], concat!("setter ", stringify!($list)))
+                }
+            )+
+        }
+
+        impl Reader<'_> {
+            /// Reads the settings that stand for themselves.
+            pub(super) fn fields(&mut self, draft: &mut Redirect) {
+                $(
+                    if let Some(value) = <$value_type>::read(self, Key::$value_key) {
+                        draft.$value = value;
+                    }
+                )+
+                $(
+                    if let Some(values) = Vec::<$item>::read(self, Key::$list_key) {
+                        draft.$list = values;
+                    }
+                )+
+            }
+        }
+    };
+}
+
+fields! {
+    values {
+        /// Where the proxy listens for outbound connections.
+        proxy_port: Port = ProxyPort, Port::known(15001);
+        /// Where the proxy listens for inbound connections.
+        inbound_port: Port = InboundCapturePort, Port::known(15006);
+        /// Where tunnelled inbound connections (HBONE) arrive; never captured.
+        tunnel_port: Port = InboundTunnelPort, Port::known(15008);
+        /// Whether inbound packets that connection tracking finds invalid are dropped.
+        drop_invalid: bool = DropInvalid, false;
+        /// Whether what would pass on a connection that was not captured is dropped.
+        strict_capture: bool = StrictCapture, false;
+    }
+    lists {
+        /// Which outbound ports are captured whatever the destination.
+        outbound_ports: PortRange = OutboundPorts, Vec::new();
+        /// Which outbound ports are not captured, TCP and UDP.
+        outbound_ports_exclude: PortRange = OutboundExcludePorts, vec![PortRange::single(15020)];
+        /// Interfaces left alone, both ways.
+        exclude_interfaces: InterfaceName = ExcludeInterfaces, Vec::new();
+        /// Interfaces whose inbound traffic counts as outbound.
+        virtual_interfaces: InterfaceName = VirtualInterfaces, Vec::new();
+    }
+}
+
+impl Redirect {
+    /// The families it has rules for.
+    #[must_use]
+    pub const fn families(&self) -> Families {
+        self.families
+    }
+
+    /// How inbound connections reach the proxy.
+    #[must_use]
+    pub const fn mode(&self) -> InterceptionMode {
+        self.mode
+    }
+
+    /// The proxy's users; at least one.
+    #[must_use]
+    pub fn proxy_uids(&self) -> &[u32] {
+        &self.proxy_uids
+    }
+
+    /// The proxy's groups; at least one.
+    #[must_use]
+    pub fn proxy_gids(&self) -> &[u32] {
+        &self.proxy_gids
+    }
+
+    /// Which inbound ports are captured.
+    #[must_use]
+    pub const fn inbound(&self) -> &InboundPorts {
+        &self.inbound
+    }
+
+    /// Which destinations are captured.
+    #[must_use]
+    pub const fn outbound(&self) -> &OutboundRanges {
+        &self.outbound
+    }
+
+    /// Which destinations are not, whatever [`outbound`](Self::outbound) says.
+    #[must_use]
+    pub const fn outbound_exclude(&self) -> &Cidrs {
+        &self.outbound_exclude
+    }
+
+    /// Whose outbound traffic is captured.
+    #[must_use]
+    pub const fn owner_groups(&self) -> &OwnerGroups {
+        &self.owner_groups
+    }
+
+    /// Which DNS queries are captured.
+    #[must_use]
+    pub const fn dns(&self) -> &DnsCapture {
+        &self.dns
+    }
+
+    /// The range of loopback addresses the application may use with itself: of IPv4 as set, of IPv6 `::1/128`.
+    #[must_use]
+    pub fn loopback(&self, family: Family) -> IpNet {
+        match family {
+            Family::V4 => IpNet::V4(self.loopback),
+            Family::V6 => host(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+        }
+    }
+
+    /// Who asked for what it has of a setting; [`Source::Default`] where nobody did.
+    #[must_use]
+    pub fn source(&self, key: Key) -> Source {
+        self.sources.0.of(key)
+    }
+}

@@ -1,0 +1,19 @@
+//! A redirection: everything a plan needs, typed and valid.
+//!
+//! There are three ways to make a [`Redirect`], and all of them end in [`RedirectBuilder::build`]: typed
+//! ([`Redirect::sidecar`]), from settings as text ([`Redirect::parse`]), and from a pod
+//! ([`PodFacts::decide`](crate::pod::PodFacts::decide)).
+
+mod builder;
+mod fields;
+mod parts;
+mod read;
+#[cfg(doctest)]
+mod unbuildable;
+
+pub use builder::RedirectBuilder;
+pub use fields::Redirect;
+pub use parts::{
+    ALWAYS_EXCLUDED_INBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode,
+    OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Tproxy,
+};

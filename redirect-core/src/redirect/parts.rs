@@ -1,0 +1,188 @@
+//! The parts of a redirection.
+
+use crate::values::{Cidrs, Family, Mark, MaskedMark, PASSTHROUGH_V6, Port, PortRange, RouteTable};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+/// The mark of the proxy's own packets in TPROXY mode: 1338.
+pub const PROXY_MARK: Mark = Mark::known(1338);
+/// The mark of connections that are not captured, with strict capture. It leaves room for that of TPROXY and for others'.
+pub const GUARD_MARK: MaskedMark = MaskedMark::GUARD;
+/// The port the proxy answers DNS queries on, over UDP and TCP: 15053.
+pub const DNS_PORT: Port = Port::known(15053);
+/// The user and the group of the proxy where nobody says otherwise: 1337.
+pub const PROXY_ID: u32 = 1337;
+/// The ports of a sidecar that are never captured inbound: merged metrics (15020), health (15021) and the proxy's own
+/// metrics (15090). [`PodFacts::decide`](crate::pod::PodFacts::decide) adds them to what a pod excludes.
+pub const ALWAYS_EXCLUDED_INBOUND: &[Port] = &[Port::known(15020), Port::known(15021), Port::known(15090)];
+
+/// The families a redirection has rules for. IPv4 always has some, as in the reference: a pod may get an IPv4 address
+/// late, and without rules it would bypass the proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Families {
+    /// IPv4 only.
+    V4,
+    /// IPv4 and IPv6.
+    Both,
+}
+
+impl Families {
+    /// Those of a network namespace with these addresses: with `dual_stack`, IPv6 whenever there is an IPv6 address;
+    /// without, only when the first address is one. Loopback and link-local addresses, and the one that an earlier run
+    /// gave the loopback interface, say nothing. `None` when there is no other.
+    ///
+    /// ```
+    /// use redirect_core::Families;
+    ///
+    /// let addresses = ["127.0.0.1", "10.1.0.2", "fd00::2"].map(|text| text.parse().unwrap());
+    /// assert_eq!(Families::of(&addresses, true), Some(Families::Both));
+    /// assert_eq!(Families::of(&addresses, false), Some(Families::V4));
+    /// assert_eq!(Families::of(&addresses[..1], true), None);
+    /// ```
+    #[must_use]
+    pub fn of(addresses: &[IpAddr], dual_stack: bool) -> Option<Self> {
+        let mut usable = addresses.iter().filter(|address| is_routable(address)).peekable();
+        let first = usable.peek()?;
+        let has_v6 = first.is_ipv6() || dual_stack && usable.any(IpAddr::is_ipv6);
+        Some(if has_v6 { Self::Both } else { Self::V4 })
+    }
+
+    /// The families, in the order in which they are programmed.
+    #[must_use]
+    pub const fn list(self) -> &'static [Family] {
+        match self {
+            Self::V4 => &[Family::V4],
+            Self::Both => &Family::BOTH,
+        }
+    }
+
+    /// The families, one after the other.
+    pub fn iter(self) -> impl Iterator<Item = Family> {
+        self.list().iter().copied()
+    }
+
+    /// Whether a family is among them.
+    #[must_use]
+    pub const fn contains(self, family: Family) -> bool {
+        match family {
+            Family::V4 => true,
+            Family::V6 => matches!(self, Self::Both),
+        }
+    }
+}
+
+/// Whether an address can be reached from outside: not loopback, link-local, unspecified, nor the one an earlier run
+/// gave the loopback interface.
+fn is_routable(address: &IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let ours = *address == IpAddr::V6(PASSTHROUGH_V6);
+    !address.is_loopback() && !address.is_unspecified() && !link_local && !ours
+}
+
+/// How inbound connections reach the proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InterceptionMode {
+    /// By rewriting their destination (nat table).
+    Redirect,
+    /// By handing them to the proxy as they are (mangle table, policy routing).
+    Tproxy(Tproxy),
+}
+
+impl InterceptionMode {
+    /// The word for it in settings and logs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Redirect => "REDIRECT",
+            Self::Tproxy(_) => "TPROXY",
+        }
+    }
+}
+
+/// What TPROXY mode needs besides rules: the mark of inbound packets, and the routing table that delivers marked packets
+/// locally. By default 1337 and 133.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tproxy {
+    mark: Mark,
+    table: RouteTable,
+}
+
+impl Tproxy {
+    /// With this mark and this routing table. A [`Redirect`](crate::Redirect) refuses the mark of the proxy's own
+    /// packets ([`PROXY_MARK`]) and, with strict capture, one that needs bits of [`GUARD_MARK`].
+    #[must_use]
+    pub const fn new(mark: Mark, table: RouteTable) -> Self {
+        Self { mark, table }
+    }
+
+    /// The mark of inbound packets.
+    #[must_use]
+    pub const fn mark(self) -> Mark {
+        self.mark
+    }
+
+    /// The routing table that delivers marked packets locally.
+    #[must_use]
+    pub const fn table(self) -> RouteTable {
+        self.table
+    }
+}
+
+impl Default for Tproxy {
+    fn default() -> Self {
+        Self { mark: Mark::known(1337), table: RouteTable::known(133) }
+    }
+}
+
+/// Which inbound TCP ports are captured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InboundPorts {
+    /// None.
+    None,
+    /// All but these, in this order.
+    AllExcept(Vec<PortRange>),
+    /// These, in this order.
+    Only(Vec<PortRange>),
+}
+
+/// Which outbound destinations are captured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OutboundRanges {
+    /// All.
+    All,
+    /// These; none where there is none.
+    Only(Cidrs),
+}
+
+/// Whose outbound traffic is captured, by group id: 0 to 4294967294.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OwnerGroups {
+    /// Every group but these.
+    AllExcept(Vec<u32>),
+    /// These groups, at most [`MOST`](Self::MOST); none where there is none.
+    Only(Vec<u32>),
+}
+
+impl OwnerGroups {
+    /// How many groups can be captured: each is one condition of the same rule.
+    pub const MOST: usize = 64;
+}
+
+/// Which DNS queries are captured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DnsCapture {
+    /// None.
+    Off,
+    /// Those to these servers; at least one, of either family.
+    Servers(Vec<IpAddr>),
+    /// All to port 53.
+    All,
+}

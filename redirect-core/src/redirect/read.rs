@@ -1,0 +1,460 @@
+//! Reading a redirection from settings as text.
+
+use super::{
+    builder::RedirectBuilder,
+    fields::Redirect,
+    parts::{
+        ALWAYS_EXCLUDED_INBOUND, DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges,
+        OwnerGroups, PROXY_ID, Tproxy,
+    },
+};
+use crate::{
+    settings::{InputErrors, Key, NameLookup, NamespaceFacts, RawSettings, Source, Star},
+    values::{
+        Cidrs, InterfaceName, Mark, Port, PortRange, PortSyntax, Problem, RouteTable, decimal, parse_bool,
+        parse_cidr, parse_word,
+    },
+};
+use alloc::{collections::BTreeSet, string::ToString, vec, vec::Vec};
+use ipnet::{IpNet, Ipv4Net};
+
+impl Redirect {
+    /// Reads a redirection from settings, for a network namespace with these facts.
+    ///
+    /// # Errors
+    /// Everything wrong with the settings, together.
+    ///
+    /// ```
+    /// use redirect_core::{Redirect, settings::{Key, NamespaceFacts, RawSettings, Source}};
+    ///
+    /// let mut raw = RawSettings::new();
+    /// raw.set(Key::InboundPorts, "80,443", Source::Flag("istio-inbound-ports"));
+    /// raw.set(Key::OutboundRanges, "10.0.0.0/33", Source::Environment("ISTIO_SERVICE_CIDR"));
+    /// let addresses = ["10.1.0.2".parse().unwrap()];
+    /// let errors = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap_err();
+    /// assert_eq!(
+    ///     errors.to_string(),
+    ///     "environment variable ISTIO_SERVICE_CIDR: \"10.0.0.0/33\" has a prefix length larger than 32"
+    /// );
+    /// ```
+    pub fn parse(raw: &RawSettings, facts: &NamespaceFacts<'_>) -> Result<Self, InputErrors> {
+        let mut reader = Reader { raw, facts, errors: InputErrors::default() };
+        let builder = reader.builder();
+        builder.validated(reader.errors, |key| Some(raw.get(key).0))
+    }
+}
+
+/// Reads settings one by one and notes what is wrong.
+pub(super) struct Reader<'a> {
+    raw: &'a RawSettings,
+    facts: &'a NamespaceFacts<'a>,
+    errors: InputErrors,
+}
+
+impl Reader<'_> {
+    /// Everything is read, and every error noted; where something cannot be read, what the builder began with stays.
+    fn builder(&mut self) -> RedirectBuilder {
+        let families = self.families().unwrap_or(Families::V4);
+        let mut builder = Redirect::sidecar(families);
+        let draft = &mut builder.draft;
+        draft.sources.0 = self.raw.sources();
+        put(&mut draft.mode, self.mode());
+        self.fields(draft);
+        let uids = self.proxy_uids(draft);
+        put(&mut draft.proxy_uids, uids);
+        let gids = self.proxy_gids(draft);
+        put(&mut draft.proxy_gids, gids);
+        put(&mut draft.inbound, self.inbound());
+        put(&mut draft.outbound, self.outbound());
+        put(&mut draft.outbound_exclude, Cidrs::read(self, Key::OutboundExcludeRanges));
+        put(&mut draft.owner_groups, self.owner_groups());
+        put(&mut draft.dns, self.dns());
+        put(&mut draft.loopback, self.loopback());
+        builder
+    }
+
+    /// The mark and the table are read even where they are not used, so that a typing error never waits to bite.
+    fn mode(&mut self) -> Option<InterceptionMode> {
+        let mark = self.value::<Mark>(Key::TproxyMark);
+        let table = self.value::<RouteTable>(Key::TproxyRouteTable);
+        let words = [("REDIRECT", false), ("TPROXY", true), ("NONE", false)];
+        let (words, listed) = if self.is_annotation(Key::InterceptionMode) {
+            // A pod that says NONE is left alone before anything of this is read.
+            (&words[..], "REDIRECT, TPROXY, NONE")
+        } else if self.raw.get(Key::InterceptionMode).0.is_empty() {
+            return Some(InterceptionMode::Redirect);
+        } else {
+            (&words[..2], "REDIRECT, TPROXY")
+        };
+        let parse = |text: &str| parse_word(text, words, listed);
+        match self.raw.read(Key::InterceptionMode, &mut self.errors, parse)? {
+            true => Some(InterceptionMode::Tproxy(Tproxy::new(mark?, table?))),
+            false => Some(InterceptionMode::Redirect),
+        }
+    }
+
+    fn proxy_uids(&mut self, draft: &mut Redirect) -> Option<Vec<u32>> {
+        if !self.raw.get(Key::ProxyUid).0.is_empty() {
+            return self.ids(Key::ProxyUid, "/etc/passwd", |names, name| names.user(name));
+        }
+        let (name, source) = self.raw.get(Key::ProxyUser);
+        let named = self.facts.names.user(name);
+        if named.is_some() {
+            draft.sources.0.set(Key::ProxyUid, source);
+        }
+        Some(vec![named.unwrap_or(PROXY_ID)])
+    }
+
+    /// Empty groups are the same as the users.
+    fn proxy_gids(&mut self, draft: &mut Redirect) -> Option<Vec<u32>> {
+        if !self.raw.get(Key::ProxyGid).0.is_empty() {
+            return self.ids(Key::ProxyGid, "/etc/group", |names, name| names.group(name));
+        }
+        draft.sources.0.set(Key::ProxyGid, draft.source(Key::ProxyUid));
+        Some(draft.proxy_uids.clone())
+    }
+
+    fn inbound(&mut self) -> Option<InboundPorts> {
+        let exclude = self.inbound_exclude();
+        match self.raw.get(Key::InboundPorts).0 {
+            "" => exclude.map(|_| InboundPorts::None),
+            "*" => exclude.map(InboundPorts::AllExcept),
+            _ => {
+                let only = Vec::read(self, Key::InboundPorts)?;
+                exclude.map(|_| InboundPorts::Only(only))
+            }
+        }
+    }
+
+    /// In a pod, the proxy's own ports follow what the user excluded; a port written twice counts once.
+    fn inbound_exclude(&mut self) -> Option<Vec<PortRange>> {
+        let said = Vec::<PortRange>::read(self, Key::InboundExcludePorts)?;
+        if !self.raw.is_pod() {
+            return Some(said);
+        }
+        let text = self.raw.get(Key::InboundExcludePorts).0.trim();
+        let texts = text.split(',').filter(|text| !text.is_empty()).map(ToString::to_string);
+        let always = ALWAYS_EXCLUDED_INBOUND.iter().map(|port| (port.to_string(), PortRange::from(*port)));
+        // As in the reference, the texts are compared: " 8080" and "8080" are two rules, which is harmless.
+        let mut seen = BTreeSet::new();
+        let all = texts.zip(said).chain(always);
+        Some(all.filter(|(text, _)| seen.insert(text.clone())).map(|(_, range)| range).collect())
+    }
+
+    fn outbound(&mut self) -> Option<OutboundRanges> {
+        match self.raw.get(Key::OutboundRanges).0 {
+            "*" => Some(OutboundRanges::All),
+            _ => Cidrs::read(self, Key::OutboundRanges).map(OutboundRanges::Only),
+        }
+    }
+
+    fn owner_groups(&mut self) -> Option<OwnerGroups> {
+        let group = |names: &dyn NameLookup, name: &str| names.group(name);
+        match self.raw.get(Key::OwnerGroups).0 {
+            "*" => self.ids(Key::OwnerGroupsExclude, "/etc/group", group).map(OwnerGroups::AllExcept),
+            _ => self.ids(Key::OwnerGroups, "/etc/group", group).map(OwnerGroups::Only),
+        }
+    }
+
+    /// Limited to the servers of resolv.conf unless all queries are asked for; in a pod, all are meant.
+    fn dns(&mut self) -> Option<DnsCapture> {
+        let redirect = bool::read(self, Key::RedirectDns);
+        let all = bool::read(self, Key::CaptureAllDns);
+        Some(match (redirect?, all? || self.raw.is_pod()) {
+            (false, _) => DnsCapture::Off,
+            (true, true) => DnsCapture::All,
+            (true, false) if self.facts.nameservers.is_empty() => DnsCapture::Off,
+            (true, false) => DnsCapture::Servers(self.facts.nameservers.to_vec()),
+        })
+    }
+
+    /// The first address that is neither loopback nor link-local decides; with dual stack, any IPv6 address does.
+    fn families(&mut self) -> Option<Families> {
+        let dual = bool::read(self, Key::DualStack);
+        let Some(families) = Families::of(self.facts.addresses, dual.unwrap_or_default()) else {
+            self.errors.push(Source::Namespace, "", Problem::NoAddress);
+            return None;
+        };
+        Some(families)
+    }
+
+    fn loopback(&mut self) -> Option<Ipv4Net> {
+        self.raw.read(Key::LoopbackRange, &mut self.errors, |text| match parse_cidr(text) {
+            Ok(IpNet::V4(net)) => Ok(net),
+            Ok(IpNet::V6(_)) | Err(_) => Err(Problem::NotLoopback),
+        })
+    }
+
+    /// A single value of a type that reads itself.
+    fn value<T: core::str::FromStr<Err = Problem>>(&mut self, key: Key) -> Option<T> {
+        self.raw.read(key, &mut self.errors, str::parse)
+    }
+
+    fn ids(
+        &mut self,
+        key: Key,
+        file: &'static str,
+        look_up: fn(&dyn NameLookup, &str) -> Option<u32>,
+    ) -> Option<Vec<u32>> {
+        let names = self.facts.names;
+        self.list(key, |text| match text.trim() {
+            text if text.bytes().any(|b| !b.is_ascii_digit()) => {
+                look_up(names, text).ok_or(Problem::UnknownName(file))
+            }
+            // The largest id means "no id" to the kernel.
+            text => decimal(text, "ids", 0, u32::MAX.saturating_sub(1)),
+        })
+    }
+
+    /// A list separated by commas. An empty list is empty. Empty elements are skipped, as the reference does,
+    /// except in annotations, which it reads strictly.
+    fn list<T>(&mut self, key: Key, parse: impl Fn(&str) -> Result<T, Problem>) -> Option<Vec<T>> {
+        let (text, source) = self.raw.get(key);
+        let strict = self.is_annotation(key);
+        if text.is_empty() {
+            return Some(Vec::new());
+        }
+        let elements = text.split(',').filter(|element| strict || !element.trim().is_empty());
+        let mut good = true;
+        let values = elements
+            .filter_map(|element| {
+                let value = self.errors.keep(key, source, element, parse(element));
+                good &= value.is_some();
+                value
+            })
+            .collect();
+        good.then_some(values)
+    }
+
+    fn is_annotation(&self, key: Key) -> bool {
+        matches!(self.raw.get(key).1, Source::Annotation(_))
+    }
+}
+
+/// Replaces a value by what could be read.
+fn put<T>(place: &mut T, read: Option<T>) {
+    if let Some(value) = read {
+        *place = value;
+    }
+}
+
+/// A type that stands for one setting.
+pub(super) trait Read: Sized {
+    /// Reads it; `None` where something was wrong and noted.
+    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self>;
+}
+
+impl Read for Port {
+    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+        reader.value(key)
+    }
+}
+
+impl Read for bool {
+    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+        reader.raw.read(key, &mut reader.errors, parse_bool)
+    }
+}
+
+/// Blanks around ports are dropped. `a:b` is a range; in an annotation also `a-b`.
+impl Read for Vec<PortRange> {
+    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+        let syntax = if reader.is_annotation(key) { PortSyntax::Annotation } else { PortSyntax::Flag };
+        reader.list(key, |text| match text.trim() {
+            "" => Err(Problem::EmptyElement),
+            "*" if key.setting().star == Star::Nothing => Err(Problem::StarExcludes),
+            "*" => Err(Problem::StarNotAllowed),
+            text => PortRange::parse(text, syntax),
+        })
+    }
+}
+
+impl Read for Vec<InterfaceName> {
+    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+        let strict = reader.is_annotation(key);
+        reader.list(key, |text| match text.trim() {
+            "" => Err(Problem::EmptyElement),
+            text if strict => InterfaceName::parse_exact(text),
+            text => text.parse(),
+        })
+    }
+}
+
+impl Read for Cidrs {
+    fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
+        let ranges = reader.list(key, |text| match text {
+            "*" if key.setting().star == Star::Nothing => Err(Problem::StarExcludes),
+            _ => parse_cidr(text),
+        })?;
+        Some(Self::from_iter(ranges))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::PASSTHROUGH_V6;
+    use alloc::string::ToString;
+    use core::net::IpAddr;
+
+    fn v4() -> [IpAddr; 1] {
+        ["10.1.0.2".parse().unwrap()]
+    }
+
+    fn parse(flags: &[(Key, &'static str)], addresses: &[IpAddr]) -> Result<Redirect, InputErrors> {
+        let mut raw = RawSettings::new();
+        for (key, text) in flags {
+            raw.set(*key, *text, Source::Flag(key.setting().flag.unwrap_or("")));
+        }
+        Redirect::parse(&raw, &NamespaceFacts::new(addresses))
+    }
+
+    #[test]
+    fn all_errors_are_reported_together() {
+        let errors = parse(
+            &[
+                (Key::InboundPorts, "80,http,70000"),
+                (Key::OutboundRanges, "10.0.0.0/33,*"),
+                (Key::TproxyMark, "red"),
+                (Key::InterceptionMode, "tproxy"),
+            ],
+            &[],
+        )
+        .unwrap_err();
+        let text = errors.to_string();
+        for expected in [
+            "flag --istio-inbound-ports: \"http\" is not a whole number",
+            "flag --istio-inbound-ports: \"70000\" is out of range; ports are 0 to 65535",
+            "flag --istio-service-cidr: \"10.0.0.0/33\" has a prefix length larger than 32",
+            "flag --istio-service-cidr: \"*\" stands for everything",
+            "flag --istio-inbound-tproxy-mark: \"red\" is not a whole number",
+            "flag --istio-inbound-interception-mode: \"tproxy\" is not one of REDIRECT, TPROXY; write TPROXY",
+            "network namespace: no address",
+        ] {
+            assert!(text.contains(expected), "{expected} is missing in {text}");
+        }
+        assert_eq!(errors.iter().count(), 7);
+    }
+
+    #[test]
+    fn a_star_among_what_is_left_alone_is_no_star_among_others() {
+        for key in [Key::OutboundExcludeRanges, Key::InboundExcludePorts, Key::OutboundExcludePorts] {
+            let told = parse(&[(key, "*")], &v4()).unwrap_err().to_string();
+            assert!(told.contains("would leave everything alone; to capture nothing,"), "{told}");
+            assert!(!told.contains("only value"), "{told}");
+        }
+    }
+
+    #[test]
+    fn the_first_address_decides_the_families_unless_dual() {
+        let v6: IpAddr = "fd00::2".parse().unwrap();
+        let [v4] = v4();
+        let local: IpAddr = "fe80::1".parse().unwrap();
+        let loopback: IpAddr = "127.0.0.1".parse().unwrap();
+        let ipv6 = |dual, addresses: &[IpAddr]| {
+            parse(&[(Key::DualStack, dual)], addresses).map(|r| r.families() == Families::Both)
+        };
+        assert_eq!(ipv6("false", &[loopback, v4, v6]), Ok(false));
+        assert_eq!(ipv6("true", &[loopback, v4, v6]), Ok(true));
+        assert_eq!(ipv6("false", &[local, v6, v4]), Ok(true));
+        assert_eq!(ipv6("true", &[v4, local]), Ok(false));
+        // What an earlier run added says nothing about the pod.
+        assert_eq!(ipv6("false", &[PASSTHROUGH_V6.into(), v4, v6]), Ok(false));
+        assert!(ipv6("true", &[loopback, local]).is_err());
+    }
+
+    #[test]
+    fn groups_follow_users() {
+        let redirect = parse(&[(Key::ProxyUid, "1,2")], &v4()).unwrap();
+        assert_eq!((redirect.proxy_uids(), redirect.proxy_gids()), (&[1, 2][..], &[1, 2][..]));
+    }
+
+    #[test]
+    fn sixty_four_groups_are_possible() {
+        let groups = |count: u32| (0..count).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+        let parse = |count| {
+            let mut raw = RawSettings::new();
+            raw.set(Key::OwnerGroups, groups(count), Source::Environment("ISTIO_OUTBOUND_OWNER_GROUPS"));
+            Redirect::parse(&raw, &NamespaceFacts::new(&v4()))
+        };
+        assert!(parse(64).is_ok());
+        assert_eq!(
+            parse(65).unwrap_err().iter().next().map(|error| error.problem.clone()),
+            Some(Problem::TooMany { found: 65, most: 64 })
+        );
+    }
+
+    #[test]
+    fn the_mark_of_the_proxys_packets_is_taken() {
+        let errors =
+            parse(&[(Key::InterceptionMode, "TPROXY"), (Key::TproxyMark, "1338")], &v4()).unwrap_err();
+        assert!(errors.to_string().contains("is the mark of the proxy's own packets"));
+        assert!(parse(&[(Key::TproxyMark, "1338")], &v4()).is_ok());
+    }
+
+    #[test]
+    fn the_mark_of_strict_capture_is_taken_where_both_are_used() {
+        let parse = |mode, strict, mark| {
+            let flags =
+                [(Key::InterceptionMode, mode), (Key::StrictCapture, strict), (Key::TproxyMark, mark)];
+            parse(&flags, &v4()).map_err(|errors| errors.to_string())
+        };
+        let error = parse("TPROXY", "true", "0x010000").unwrap_err();
+        let wanted = "flag --istio-inbound-tproxy-mark: \"0x010000\" has bits of 0x53b0000/0xfff0000, the mark of strict capture";
+        assert!(error.contains(wanted), "{error}");
+        assert!(parse("TPROXY", "true", "0xf000ffff").is_ok());
+        assert!(
+            parse("TPROXY", "false", "0x010000").is_ok() && parse("REDIRECT", "true", "0x010000").is_ok()
+        );
+    }
+
+    #[test]
+    fn an_identity_that_names_nobody_is_refused_as_it_was_written() {
+        let told = parse(&[(Key::ProxyUid, ","), (Key::ProxyGid, " , ")], &v4()).unwrap_err().to_string();
+        assert!(told.contains("flag --proxy-uid: \",\" names nobody"), "{told}");
+        assert!(told.contains("flag --proxy-gid: \" , \" names nobody"), "{told}");
+    }
+
+    #[test]
+    fn two_listeners_on_one_port_are_told_by_the_one_that_was_set() {
+        let told = |flags: &[(Key, &'static str)]| parse(flags, &v4()).unwrap_err().to_string();
+        for (key, text, wanted) in [
+            (
+                Key::InboundCapturePort,
+                "15001",
+                "flag --inbound-capture-port: \"15001\" is the port of --envoy-port",
+            ),
+            (Key::ProxyPort, "15006", "flag --envoy-port: \"15006\" is the port of --inbound-capture-port"),
+            (
+                Key::InboundTunnelPort,
+                "0x3a9e",
+                "flag --inbound-tunnel-port: \"0x3a9e\" is the port of --inbound-capture-port",
+            ),
+        ] {
+            let told = told(&[(key, text)]);
+            assert!(told.starts_with(wanted) && !told.contains("; flag"), "{told}");
+        }
+        // What cannot be read is told for what it is, and is no port of anybody.
+        let told = told(&[(Key::ProxyPort, "http"), (Key::InboundCapturePort, "15001")]);
+        assert_eq!(told, "flag --envoy-port: \"http\" is not a whole number");
+    }
+
+    #[test]
+    fn every_setting_of_a_plan_is_read() {
+        for setting in crate::settings::SETTINGS.iter().filter(|one| one.part == crate::settings::Part::Plan)
+        {
+            let errors = parse(&[(setting.key, "\u{1}")], &v4()).err().unwrap_or_default();
+            let keys: Vec<_> = errors.iter().map(|error| error.key).collect();
+            // A name that nobody has is no error: 1337 it is then.
+            let wanted = if setting.key == Key::ProxyUser { vec![] } else { vec![Some(setting.key)] };
+            assert_eq!(keys, wanted, "{:?}", setting.key);
+        }
+    }
+
+    #[test]
+    fn who_is_asked_for_the_proxys_identity_is_who_said_it() {
+        let redirect = parse(&[(Key::ProxyUid, "7")], &v4()).unwrap();
+        assert_eq!(redirect.source(Key::ProxyGid), Source::Flag("proxy-uid"), "the groups follow the users");
+        assert_eq!(parse(&[], &v4()).unwrap().source(Key::ProxyUid), Source::Default);
+    }
+}

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Follows the recipe "Add a setting" of CONTRIBUTING.md: applies its example to a copy of the tree and runs the tests that
+# a new setting concerns. The copy has a fixed place in the target folder, so that what was built there is built once; it has a
+# target folder of its own, because cargo tells packages of the same name in two workspaces apart by nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+patch=docs/recipes/add-a-setting.patch
+most_files=4
+target=${CARGO_TARGET_DIR:-$PWD/target}
+copy=$target/recipe/tree
+
+files=$(grep -c '^+++ ' "$patch")
+if ((files > most_files)); then
+    echo "$patch touches $files files; a setting should need $most_files at most" >&2
+    exit 1
+fi
+
+rm -rf "$copy"
+mkdir -p "$copy"
+# What git knows of, as it is in the working tree.
+git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+    if [[ -e $file ]]; then printf '%s\0' "$file"; fi
+done | tar --null --files-from=- --create | tar --extract --directory "$copy"
+
+# Outside of any repository, as far as git knows: there a path is relative to the folder it runs in.
+if ! GIT_CEILING_DIRECTORIES=$(dirname "$copy") git -C "$copy" apply -C1 "$PWD/$patch"; then
+    echo "$patch no longer applies: follow the recipe in CONTRIBUTING.md again, and write the difference there" >&2
+    exit 1
+fi
+
+cd "$copy"
+export CARGO_TARGET_DIR=$target/recipe/build
+cargo fmt --check --package redirect-core
+# The table, the reading, the plan; what the generators reach; every property; what was recorded; the page.
+cargo test --locked --quiet -p redirect-core --lib --test coverage --test properties --test recordings
+cargo test --locked --quiet -p settings-cli --test reference

@@ -1,0 +1,230 @@
+//! The command line of a program, made from rows: flags, help, completions, manual, and the subcommands that all programs have.
+
+use crate::{Pages, UsageError, pages, words};
+use clap::{
+    Arg, ArgAction, ArgMatches, Command, ValueHint,
+    builder::{PossibleValuesParser, StyledStr},
+};
+use clap_complete::Shell;
+use redirect_core::values::Problem;
+use settings_table::{Row, Status, Takes};
+use std::{collections::BTreeMap, ffi::OsString, fmt::Write as _};
+
+/// The heading of the flags that all programs have.
+const LOGGING: &str = "Logging";
+
+/// The command line of a program.
+#[derive(Debug, Clone)]
+pub struct CommandLine {
+    /// The program's name.
+    pub name: &'static str,
+    /// What it does, in a sentence.
+    pub about: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// What help and the manual say besides the flags.
+    pub pages: Pages,
+    /// Its settings, without those of logging, which every program has.
+    pub rows: Vec<Row>,
+    /// Subcommands of its own. They take the flags as well.
+    pub commands: Vec<Command>,
+}
+
+/// What somebody asks for with a command line.
+#[derive(Debug)]
+pub enum Line {
+    /// To print this on standard output, and end well.
+    Print(String),
+    /// To work.
+    Work(Words),
+}
+
+/// What a command line says, as texts.
+#[derive(Debug, Clone, Default)]
+pub struct Words {
+    /// The subcommand of the program's own, if one is given.
+    pub command: Option<(String, ArgMatches)>,
+    /// The flags that are given, without dashes, with their values.
+    pub flags: BTreeMap<String, String>,
+    /// What nobody understands, with what to write instead.
+    pub refused: Vec<(String, Problem)>,
+}
+
+impl CommandLine {
+    /// Reads a command line without the program's name.
+    ///
+    /// # Errors
+    /// A subcommand that cannot be understood.
+    pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<Line, UsageError> {
+        let sorter = self.bare_parser();
+        let sorted = words::sort(&sorter, args);
+        let words: Vec<OsString> =
+            std::iter::once(OsString::from(self.name)).chain(sorted.understood).collect();
+        let parser = if sorted.has_subcommand { self.parser() } else { sorter };
+        let matches = match parser.try_get_matches_from(&words) {
+            Ok(matches) => matches,
+            Err(error) if error.use_stderr() => return Err(UsageError(error.to_string())),
+            Err(_) => return Ok(Line::Print(self.help(&words))),
+        };
+        let flags = self.all_rows().filter_map(|row| {
+            let values = matches.get_many::<String>(row.flag?)?;
+            let text = values.map(String::as_str).collect::<Vec<_>>().join(",");
+            Some((row.flag?.to_owned(), text))
+        });
+        let flags = flags.collect();
+        match matches.subcommand() {
+            Some((command, given)) if self.is_own(command) => {
+                let command = Some((command.to_owned(), given.clone()));
+                Ok(Line::Work(Words { command, flags, refused: sorted.refused }))
+            }
+            Some((command, given)) => Ok(Line::Print(self.generate(command, given))),
+            None => Ok(Line::Work(Words { command: None, flags, refused: sorted.refused })),
+        }
+    }
+
+    /// The definition of the command line.
+    #[must_use]
+    pub fn parser(&self) -> Command {
+        self.definition(true).after_help(self.pages.examples_text() + &self.environment_only())
+    }
+
+    /// The same as far as words without a subcommand need it: nearly every start needs the names of the flags and not what
+    /// help says of them, which takes longer to make. Flags for help and version are named here, because the parser adds its
+    /// own only when it is built, and words are sorted before.
+    fn bare_parser(&self) -> Command {
+        let help = Arg::new("help").short('h').long("help").action(ArgAction::Help);
+        let version = Arg::new("version").short('V').long("version").action(ArgAction::Version);
+        self.definition(false).disable_help_flag(true).disable_version_flag(true).args([help, version])
+    }
+
+    /// What these words, which ask for help or the version, print.
+    fn help(&self, words: &[OsString]) -> String {
+        self.parser().try_get_matches_from(words).err().map_or_else(String::new, |help| help.to_string())
+    }
+
+    /// The definition, with what help says of each flag where it is explained.
+    fn definition(&self, is_explained: bool) -> Command {
+        let shells =
+            Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
+        let logging = logging::FLAGS.iter().filter_map(|flag| {
+            let arg = arg(&log_row(flag), is_explained)?.help_heading(LOGGING);
+            let repeats = flag.kind == logging::FlagKind::List;
+            Some(if repeats { arg.action(ArgAction::Append) } else { arg })
+        });
+        // Flags stand before or behind subcommands that do work; those that only print take none.
+        let works = !self.commands.is_empty();
+        let args = self
+            .rows
+            .iter()
+            .filter_map(|row| arg(row, is_explained))
+            .chain(logging)
+            .map(|arg| arg.global(works));
+        Command::new(self.name)
+            .about(self.about)
+            .version(self.version)
+            .args_override_self(true)
+            .args_conflicts_with_subcommands(!works)
+            .disable_help_subcommand(true)
+            .args(args)
+            .subcommands(&self.commands)
+            .subcommand(Command::new("help").about("Print this"))
+            .subcommand(Command::new("version").about("Print the version"))
+            .subcommand(Command::new("man").about("Print the manual page (man 8 form)"))
+            .subcommand(Command::new("completion").about("Print completions for a shell").arg(shells))
+    }
+
+    fn is_own(&self, command: &str) -> bool {
+        self.commands.iter().any(|own| own.get_name() == command)
+    }
+
+    fn all_rows(&self) -> impl Iterator<Item = Row> {
+        self.rows.iter().copied().chain(logging::FLAGS.iter().map(log_row))
+    }
+
+    fn generate(&self, subcommand: &str, matches: &ArgMatches) -> String {
+        match (subcommand, matches.try_get_one::<Shell>("shell")) {
+            ("completion", Ok(Some(shell))) => pages::completions(*shell, self.completed(), self.name),
+            ("version", _) => format!("{} {}\n", self.name, self.version),
+            ("man", _) => self.pages.manual(self.parser()),
+            _ => self.parser().render_long_help().to_string(),
+        }
+    }
+
+    /// The command line as shells complete it: with the words that a flag takes. The parser does without, because what is
+    /// wrong is told with everything else that is.
+    fn completed(&self) -> Command {
+        self.all_rows().fold(self.parser(), |command, row| match (row.flag, row.takes.words()) {
+            (Some(flag), Some(words)) => {
+                command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(words)))
+            }
+            (Some(_) | None, _) => command,
+        })
+    }
+
+    /// The settings that have no flag.
+    fn environment_only(&self) -> String {
+        let mut text = "Environment only:\n".to_owned();
+        for row in self.rows.iter().filter(|row| row.flag.is_none()) {
+            for name in row.env {
+                let _ = writeln!(text, "  {name}\n          {}", row.description());
+            }
+        }
+        text
+    }
+}
+
+fn arg(row: &Row, is_explained: bool) -> Option<Arg> {
+    let flag = row.flag?;
+    let help = if is_explained { help(row).into() } else { StyledStr::new() };
+    let arg = Arg::new(flag).long(flag).short(row.short).help(help).value_name(row.takes.value_name());
+    Some(match row.takes {
+        // `--flag` or `--flag=value`.
+        Takes::Switch => {
+            arg.num_args(0..=1).require_equals(true).default_missing_value("true").action(ArgAction::Set)
+        }
+        Takes::Path => text(arg).value_hint(ValueHint::AnyPath),
+        Takes::Text(_)
+        | Takes::Choice(_)
+        | Takes::Number
+        | Takes::List(_)
+        | Takes::Duration
+        | Takes::Levels => text(arg),
+    })
+}
+
+fn help(row: &Row) -> String {
+    let mut help = row.description();
+    if !row.env.is_empty() {
+        let _ = write!(help, " [env: {}]", row.env.join(", "));
+    }
+    let is_obvious = row.default.is_empty() || row.takes == Takes::Switch && row.default == "false";
+    if !is_obvious {
+        let _ = write!(help, " [default: {}]", row.default);
+    }
+    help
+}
+
+fn text(arg: Arg) -> Arg {
+    arg.num_args(1).allow_hyphen_values(true).action(ArgAction::Set)
+}
+
+/// A flag of logging as a row.
+fn log_row(flag: &logging::Flag) -> Row {
+    let takes = match flag.kind {
+        logging::FlagKind::Switch => Takes::Switch,
+        logging::FlagKind::Text if flag.name.ends_with("_level") => Takes::Levels,
+        logging::FlagKind::Text => Takes::Text("VALUE"),
+        logging::FlagKind::List => Takes::List("LIST"),
+    };
+    let row = Row::new(takes, flag.meaning).flag(flag.name).default(flag.default);
+    match flag.name {
+        "log_stacktrace_level" => row.status(Status::WithoutEffect("there are no stack traces")),
+        _ => row,
+    }
+}
+
+/// The flags of logging as rows, for documentation and warnings.
+#[must_use]
+pub fn log_rows() -> Vec<Row> {
+    logging::FLAGS.iter().map(log_row).collect()
+}

@@ -1,0 +1,355 @@
+//! What a setting is, wherever it is given: as a flag, as a variable, as a key of the plugin's configuration.
+//!
+//! Every table of settings in the workspace is a list of [`Row`]s, or can be read as one. Help, the reference pages and the
+//! warnings at start come from the rows, so that all three say the same of a setting; above all, whether it is in force ([`Status`]).
+
+#![no_std]
+
+extern crate alloc;
+
+use alloc::{
+    borrow::ToOwned,
+    collections::BTreeMap,
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::fmt::{self, Write};
+
+/// One setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    /// Its flag, without dashes.
+    pub flag: Option<&'static str>,
+    /// Its short flag.
+    pub short: Option<char>,
+    /// Its variables: its name, then other names that are understood.
+    pub env: &'static [&'static str],
+    /// Its key in the plugin's configuration; a dot stands before the key of an object inside.
+    pub key: Option<&'static str>,
+    /// What it takes.
+    pub takes: Takes,
+    /// The value where nobody says anything.
+    pub default: &'static str,
+    /// What it does: sentences.
+    pub meaning: &'static str,
+    /// Whether the program does so.
+    pub status: Status,
+    /// The name of the switch it belongs to: where that is off, it asks for nothing.
+    pub part_of: Option<&'static str>,
+}
+
+/// What a setting takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takes {
+    /// A text; what it is called in help.
+    Text(&'static str),
+    /// A boolean; as a flag it may stand alone.
+    Switch,
+    /// One of a closed set of words.
+    Choice(&'static [&'static str]),
+    /// A path of a file or folder.
+    Path,
+    /// A whole number.
+    Number,
+    /// A list; what it is called in help.
+    List(&'static str),
+    /// A duration with units, such as `1m30s`.
+    Duration,
+    /// Levels of scopes, as a list of `scope:level`.
+    Levels,
+}
+
+/// Whether a program does what a setting says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Status {
+    /// It does.
+    InForce,
+    /// It is accepted, and nothing depends on it, because …
+    WithoutEffect(&'static str),
+    /// It is accepted because the reference has it, and is not done: …
+    NotImplemented(&'static str),
+    /// It would ask this program for something it never does: an error, because it …
+    Refused(&'static str),
+}
+
+impl Row {
+    /// A setting without a name.
+    #[must_use]
+    pub const fn new(takes: Takes, meaning: &'static str) -> Self {
+        Self {
+            flag: None,
+            short: None,
+            env: &[],
+            key: None,
+            takes,
+            default: "",
+            meaning,
+            status: Status::InForce,
+            part_of: None,
+        }
+    }
+
+    /// The same with a flag.
+    #[must_use]
+    pub const fn flag(self, flag: &'static str) -> Self {
+        Self { flag: Some(flag), ..self }
+    }
+
+    /// The same with variables.
+    #[must_use]
+    pub const fn env(self, env: &'static [&'static str]) -> Self {
+        Self { env, ..self }
+    }
+
+    /// The same with a key.
+    #[must_use]
+    pub const fn key(self, key: &'static str) -> Self {
+        Self { key: Some(key), ..self }
+    }
+
+    /// The same with a default.
+    #[must_use]
+    pub const fn default(self, default: &'static str) -> Self {
+        Self { default, ..self }
+    }
+
+    /// The same with a status.
+    #[must_use]
+    pub const fn status(self, status: Status) -> Self {
+        Self { status, ..self }
+    }
+
+    /// The same as a part of what a switch switches.
+    #[must_use]
+    pub const fn part_of(self, switch: &'static str) -> Self {
+        Self { part_of: Some(switch), ..self }
+    }
+
+    /// What people know it by: its variable if it has one, else its flag, else its key.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.env.first().copied().or(self.flag).or(self.key).unwrap_or_default()
+    }
+
+    /// What it does and, where the program does not do so, that.
+    #[must_use]
+    pub fn description(&self) -> String {
+        format!("{} {}", self.meaning, self.status).trim_end().to_owned()
+    }
+}
+
+impl Takes {
+    /// The word for it in the documentation.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text(_) => "text",
+            Self::Switch => "boolean",
+            Self::Choice(_) => "word",
+            Self::Path => "path",
+            Self::Number => "number",
+            Self::List(_) | Self::Levels => "list",
+            Self::Duration => "duration",
+        }
+    }
+
+    /// What the value is called in help.
+    #[must_use]
+    pub const fn value_name(self) -> &'static str {
+        match self {
+            Self::Text(name) | Self::List(name) => name,
+            Self::Switch => "BOOL",
+            Self::Choice(_) => "WORD",
+            Self::Path => "PATH",
+            Self::Number => "NUMBER",
+            Self::Duration => "DURATION",
+            Self::Levels => "LEVELS",
+        }
+    }
+
+    /// The words that can be given, where these are all.
+    #[must_use]
+    pub const fn words(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Choice(words) => Some(words),
+            Self::Switch => Some(&["true", "false"]),
+            Self::Text(_) | Self::Path | Self::Number | Self::List(_) | Self::Duration | Self::Levels => None,
+        }
+    }
+
+    /// Whether a value asks for nothing: it is empty, or switches off.
+    #[must_use]
+    pub fn is_off(self, value: &str) -> bool {
+        let value = value.trim();
+        let is_none = |level: &str| level == "none" || level.ends_with(":none");
+        value.is_empty()
+            || match self {
+                Self::Switch => matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"),
+                Self::Levels => value.split(',').all(|level| is_none(level.trim())),
+                Self::Text(_)
+                | Self::Choice(_)
+                | Self::Path
+                | Self::Number
+                | Self::List(_)
+                | Self::Duration => false,
+            }
+    }
+}
+
+/// What help and documentation say beside the meaning; nothing where the setting is in force.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InForce => Ok(()),
+            Self::WithoutEffect(why) => write!(f, "Has no effect: {why}."),
+            Self::NotImplemented(why) => write!(f, "Accepted and not implemented: {why}."),
+            Self::Refused(why) => write!(f, "Refused: it {why}."),
+        }
+    }
+}
+
+/// A setting that somebody gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given<'a> {
+    /// Which.
+    pub row: &'a Row,
+    /// Where, in words, such as `flag --frob`.
+    pub said: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// Settings that were given and are not in force, all for the same reason: charts give a dozen of a kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotInForce {
+    /// Where they were given.
+    pub said: Vec<String>,
+    /// The reason.
+    pub status: Status,
+}
+
+impl NotInForce {
+    /// What was asked for and is not done, in the order in which it was given. A setting that is off asks for nothing, and neither does one
+    /// whose switch is off; `is_on` knows the switches. What is refused is no notice but an error.
+    #[must_use]
+    pub fn among(given: &[Given<'_>], is_on: impl Fn(&str) -> bool) -> Vec<Self> {
+        let mut reasons: Vec<Status> = Vec::new();
+        let mut asked = BTreeMap::<Status, Vec<String>>::new();
+        for Given { row, said, value } in given {
+            let counts = match row.status {
+                Status::InForce | Status::Refused(_) => false,
+                Status::WithoutEffect(_) | Status::NotImplemented(_) => row.part_of.is_none_or(&is_on),
+            };
+            if counts && !row.takes.is_off(value) {
+                if !reasons.contains(&row.status) {
+                    reasons.push(row.status);
+                }
+                asked.entry(row.status).or_default().push(said.clone());
+            }
+        }
+        let of = |status: Status| Self { said: asked.remove(&status).unwrap_or_default(), status };
+        reasons.into_iter().map(of).collect()
+    }
+}
+
+impl fmt::Display for NotInForce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (said, have) = (self.said.join(", "), if self.said.len() == 1 { "has" } else { "have" });
+        match self.status {
+            Status::WithoutEffect(why) => write!(f, "{said} {have} no effect: {why}"),
+            Status::NotImplemented(why) => write!(f, "{said}: accepted and not implemented: {why}"),
+            Status::InForce | Status::Refused(_) => write!(f, "{said}"),
+        }
+    }
+}
+
+/// A table of settings in Markdown, with columns for the names that any of them has.
+#[must_use]
+pub fn markdown(rows: &[Row]) -> String {
+    let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
+    let list = |texts: &[&str]| texts.iter().map(|text| code(text)).collect::<Vec<_>>().join(", ");
+    type Column<'c> = (&'c str, &'c dyn Fn(&Row) -> String);
+    let columns: [Column<'_>; 6] = [
+        ("key", &|row| code(row.key.unwrap_or_default())),
+        ("flag", &|row| row.flag.map(|flag| code(&format!("--{flag}"))).unwrap_or_default()),
+        ("environment", &|row| list(row.env)),
+        ("takes", &|row| {
+            row.takes
+                .words()
+                .filter(|_| row.takes != Takes::Switch)
+                .map_or_else(|| row.takes.name().to_string(), list)
+        }),
+        ("default", &|row| code(row.default)),
+        ("meaning", &Row::description),
+    ];
+    let is_used = |(_, cell): &&Column<'_>| rows.iter().any(|row| !cell(row).is_empty());
+    let columns: Vec<_> = columns.iter().filter(is_used).collect();
+    let titles: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
+    let mut table = format!("| {} |\n|{}\n", titles.join(" | "), "---|".repeat(columns.len()));
+    for row in rows {
+        let cells: Vec<String> = columns.iter().map(|(_, cell)| cell(row)).collect();
+        // Writing to a string cannot fail.
+        let _ = writeln!(table, "| {} |", cells.join(" | "));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    const AMBIENT: Status = Status::NotImplemented("there is no ambient mode");
+    const ROWS: [Row; 5] = [
+        Row::new(Takes::Switch, "Whether it runs.").flag("run").env(&["RUN"]).default("true"),
+        Row::new(Takes::Text("NAME"), "Whom it greets.").env(&["WHOM"]).status(AMBIENT).part_of("RUN"),
+        Row::new(Takes::Switch, "Whether it bows.").env(&["BOW"]).status(AMBIENT),
+        Row::new(Takes::Levels, "Stack traces.")
+            .flag("traces")
+            .status(Status::WithoutEffect("there are none")),
+        Row::new(Takes::Choice(&["a", "b"]), "Removes.").env(&["REMOVE"]).status(Status::Refused("removes")),
+    ];
+
+    fn told(values: &[(usize, &str)], is_on: bool) -> Vec<String> {
+        let given = |(row, value): &(usize, &str)| Given {
+            row: &ROWS[*row],
+            said: ROWS[*row].name().to_owned(),
+            value: (*value).to_owned(),
+        };
+        let given: Vec<Given<'_>> = values.iter().map(given).collect();
+        NotInForce::among(&given, |_| is_on).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_was_asked_for_and_is_not_done_is_told_once_for_each_reason() {
+        assert_eq!(
+            told(&[(0, "true"), (1, "x"), (3, "a:debug,b:none"), (2, "1"), (4, "a")], true),
+            [
+                "WHOM, BOW: accepted and not implemented: there is no ambient mode",
+                "traces has no effect: there are none"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_off_or_belongs_to_what_is_off_asks_for_nothing() {
+        assert_eq!(told(&[(0, "true"), (1, ""), (2, "False"), (3, "none,x:none")], true), [""; 0]);
+        assert_eq!(told(&[(1, "x")], false), [""; 0]);
+        assert_eq!(told(&[(2, "true")], false).len(), 1);
+    }
+
+    #[test]
+    fn a_table_has_the_columns_that_are_used() {
+        let table = markdown(&ROWS);
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[0], "| flag | environment | takes | default | meaning |");
+        assert_eq!(lines[2], "| `--run` | `RUN` | boolean | `true` | Whether it runs. |");
+        assert_eq!(
+            lines[3],
+            "|  | `WHOM` | text |  | Whom it greets. Accepted and not implemented: there is no ambient mode. |"
+        );
+        assert_eq!(lines[6], "|  | `REMOVE` | `a`, `b` |  | Removes. Refused: it removes. |");
+        assert_eq!(vec![lines.len()], [7]);
+    }
+}
