@@ -388,8 +388,9 @@ fn a_failed_start_removes_nothing_and_says_why() {
     let before = node.confs();
     fs::remove_file(node.path("account/token")).expect("removes");
     let agent = node.start();
-    let reason = agent.wait_not_ready("account/token");
-    assert!(reason.contains("cannot write the plugin's kubeconfig"), "{reason}");
+    // Until the first pass is done, it says of the token that there is no client without it.
+    let reason = agent.wait_not_ready("cannot write the plugin's kubeconfig");
+    assert!(reason.contains("account/token"), "{reason}");
     agent.wait_metric("istio_cni_installs_total{result=\"CREATE_KUBECONFIG_FAILURE\"}", 1.0);
     assert_eq!((node.confs(), node.has_plugin(), node.kubeconfig().is_some()), (before.clone(), true, true));
     fs::write(node.path("account/token"), "token-2").expect("writes");
