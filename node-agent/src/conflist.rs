@@ -61,9 +61,9 @@ pub enum Invalid {
     Lacks(&'static str),
 }
 
-/// How our entry stands in a file.
+/// The state of our entry in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum EntryState {
     /// It is the last plugin and says what it should.
     Right,
     /// There is none.
@@ -157,11 +157,11 @@ impl<'a> NetConf<'a> {
 
     /// How our entry stands in it.
     #[must_use]
-    pub fn standing(&self, entry: &Entry) -> Standing {
+    pub fn entry_state(&self, entry: &Entry) -> EntryState {
         let types = self.types();
         let mut places = types.iter().enumerate().filter(|(_, kind)| **kind == PLUGIN_TYPE).map(|(at, _)| at);
         let (Some(at), None) = (places.next(), places.next()) else {
-            return if types.contains(&PLUGIN_TYPE) { Standing::Repeated } else { Standing::Absent };
+            return if types.contains(&PLUGIN_TYPE) { EntryState::Repeated } else { EntryState::Absent };
         };
         let there = match self.shape {
             Shape::List => self.objects()[at],
@@ -169,9 +169,9 @@ impl<'a> NetConf<'a> {
         };
         let edited = entry.differing_keys(&self.text[there.range.start..there.range.end]);
         match types.get(at + 1) {
-            _ if !edited.is_empty() => Standing::Edited(edited),
-            Some(next) => Standing::Followed((*next).to_owned()),
-            None => Standing::Right,
+            _ if !edited.is_empty() => EntryState::Edited(edited),
+            Some(next) => EntryState::Followed((*next).to_owned()),
+            None => EntryState::Right,
         }
     }
 
@@ -192,13 +192,13 @@ impl<'a> NetConf<'a> {
     /// Its text with our entry as the last plugin, once. A single plugin becomes a list of its own name and version.
     #[must_use]
     pub fn with(&self, entry: &Entry) -> String {
-        match self.standing(entry) {
-            Standing::Right if self.shape == Shape::List => return self.text.to_owned(),
-            Standing::Right
-            | Standing::Absent
-            | Standing::Edited(_)
-            | Standing::Followed(_)
-            | Standing::Repeated => {}
+        match self.entry_state(entry) {
+            EntryState::Right if self.shape == Shape::List => return self.text.to_owned(),
+            EntryState::Right
+            | EntryState::Absent
+            | EntryState::Edited(_)
+            | EntryState::Followed(_)
+            | EntryState::Repeated => {}
         }
         match self.without() {
             Without::Rest(rest) => append_to(&rest, entry),

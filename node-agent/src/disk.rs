@@ -111,11 +111,11 @@ impl Lock {
 
 /// A file that is being written.
 pub trait Output: Write {
-    /// Sets how it looks from outside.
+    /// Sets its owner and mode.
     ///
     /// # Errors
     /// When it cannot.
-    fn dress(&mut self, dress: Dress) -> io::Result<()>;
+    fn set_attributes(&mut self, attributes: FileAttributes) -> io::Result<()>;
     /// Makes the content outlast a power failure.
     ///
     /// # Errors
@@ -186,12 +186,12 @@ impl Disk for Real {
 }
 
 impl Output for File {
-    fn dress(&mut self, dress: Dress) -> io::Result<()> {
-        if let Dress::Like(stat) = dress {
+    fn set_attributes(&mut self, attributes: FileAttributes) -> io::Result<()> {
+        if let FileAttributes::Like(stat) = attributes {
             // Without CAP_CHOWN the owner is us. The mode comes second, because a change of owner clears set-id bits.
             let _ = std::os::unix::fs::fchown(&*self, Some(stat.uid), Some(stat.gid));
         }
-        self.set_permissions(fs::Permissions::from_mode(dress.mode()))
+        self.set_permissions(fs::Permissions::from_mode(attributes.mode()))
     }
 
     fn sync(&mut self) -> io::Result<()> {
@@ -281,16 +281,16 @@ pub fn read_text(disk: &dyn Disk, path: &Path) -> Result<String, DiskError> {
     context(text, "read", path)
 }
 
-/// How a file that is written looks from outside.
+/// The owner and mode of a file that is written.
 #[derive(Debug, Clone, Copy)]
-pub enum Dress {
+pub enum FileAttributes {
     /// A mode; the owner is us.
     Mode(u32),
     /// Like another file.
     Like(Stat),
 }
 
-impl Dress {
+impl FileAttributes {
     const fn mode(self) -> u32 {
         match self {
             Self::Mode(mode) => mode,
@@ -304,8 +304,13 @@ impl Dress {
 ///
 /// # Errors
 /// When a step fails.
-pub fn replace(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> Result<(), DiskError> {
-    replace_if(disk, path, content, dress, &|_| Ok(()))
+pub fn replace(
+    disk: &dyn Disk,
+    path: &Path,
+    content: &mut dyn Read,
+    attributes: FileAttributes,
+) -> Result<(), DiskError> {
+    replace_if(disk, path, content, attributes, &|_| Ok(()))
 }
 
 /// Like [`replace`], but only if `approve` does not object once the content is on disk, in the temporary file it is given; otherwise the path
@@ -317,11 +322,11 @@ pub fn replace_if(
     disk: &dyn Disk,
     path: &Path,
     content: &mut dyn Read,
-    dress: Dress,
+    attributes: FileAttributes,
     approve: &dyn Fn(&Path) -> io::Result<()>,
 ) -> Result<(), DiskError> {
     let temporary = temporary(path);
-    let written = write(disk, &temporary, content, dress)
+    let written = write(disk, &temporary, content, attributes)
         .and_then(|()| context(approve(&temporary), "replace", path))
         .and_then(|()| context(disk.rename(&temporary, path), "replace", path));
     match written {
@@ -334,8 +339,13 @@ pub fn replace_if(
     }
 }
 
-fn write(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> Result<(), DiskError> {
-    let mut file = context(disk.create(path, dress.mode() & 0o700), "create", path)?;
+fn write(
+    disk: &dyn Disk,
+    path: &Path,
+    content: &mut dyn Read,
+    attributes: FileAttributes,
+) -> Result<(), DiskError> {
+    let mut file = context(disk.create(path, attributes.mode() & 0o700), "create", path)?;
     let mut chunk = vec![0; CHUNK];
     loop {
         let count = context(content.read(&mut chunk), "read the source of", path)?;
@@ -344,7 +354,7 @@ fn write(disk: &dyn Disk, path: &Path, content: &mut dyn Read, dress: Dress) -> 
         }
         context(file.write_all(&chunk[..count]), "write", path)?;
     }
-    context(file.dress(dress), "set the mode of", path)?;
+    context(file.set_attributes(attributes), "set the mode of", path)?;
     context(file.sync(), "sync", path)
 }
 

@@ -27,8 +27,8 @@ use crate::plugin_conf::plugin_conf;
 use crate::pod_netns::{Survey, SurveyError};
 use crate::settings::{DriftSettings, Settings};
 use candidate::Candidate;
-use ledger::{Ledger, Say};
-use look::{Look, Rules, look};
+use ledger::{Ledger, Report};
+use look::{Comparison, Rules, look};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -45,7 +45,7 @@ const INTERFERENCE: &str = "A container with NET_ADMIN, or a program on the node
 
 /// Why a round could not be made.
 #[derive(Debug, thiserror::Error)]
-enum Blind {
+enum RoundError {
     #[error(
         "the container lacks {}; add them to its capabilities, as deploy/istio-cni-node.yaml describes it",
         .0.join(" and ")
@@ -59,7 +59,7 @@ enum Blind {
     Entry(String),
 }
 
-impl Blind {
+impl RoundError {
     const fn word(&self) -> &'static str {
         match self {
             Self::Capability(_) => "no_capability",
@@ -136,10 +136,10 @@ impl Watch {
         }
     }
 
-    fn conclude(&mut self, done: &Result<(), Blind>) {
-        let result = done.as_ref().map_or_else(Blind::word, |()| "complete");
+    fn conclude(&mut self, done: &Result<(), RoundError>) {
+        let result = done.as_ref().map_or_else(RoundError::word, |()| "complete");
         self.metrics.drift_rounds.get_or_create(&ResultLabel { result }).inc();
-        let blind = done.as_ref().err().map(Blind::word);
+        let blind = done.as_ref().err().map(RoundError::word);
         match done {
             Err(blind) if self.blind != Some(blind.word()) => {
                 log::warn!(target: SCOPE, "the drift watch sees nothing: {blind}");
@@ -152,16 +152,16 @@ impl Watch {
         self.blind = blind;
     }
 
-    async fn round(&mut self, start: tokio::time::Instant) -> Result<(), Blind> {
+    async fn round(&mut self, start: tokio::time::Instant) -> Result<(), RoundError> {
         let missing =
             [NET_ADMIN, SYS_ADMIN].into_iter().filter(|wanted| capabilities::has(*wanted) == Some(false));
         let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
         if !missing.is_empty() {
-            return Err(Blind::Capability(missing));
+            return Err(RoundError::Capability(missing));
         }
         let connection = self.connection.clone();
         let cluster = &connection.get().map_err(|error| PodsError::Unreachable(error.to_string()))?;
-        let conf = Arc::new(plugin_conf(&self.installer).map_err(Blind::Entry)?);
+        let conf = Arc::new(plugin_conf(&self.installer).map_err(RoundError::Entry)?);
         let rules = Arc::new(Rules {
             programming: conf.programming,
             strict_capture: conf.strict_capture,
@@ -222,7 +222,7 @@ impl Watch {
         wanted: Arc<BTreeSet<IpAddr>>,
         conf: &Conf,
         rules: &Arc<Rules>,
-    ) -> Result<(), Blind> {
+    ) -> Result<(), RoundError> {
         if doubted.is_empty() {
             return Ok(());
         }
@@ -236,7 +236,7 @@ impl Watch {
             let now = Arc::new(now);
             let seen = looked(&now, &survey, rules).await;
             // Only if it was this pod, with these settings, all the time.
-            if seen != Look::AsPlanned && same(cluster, pod, conf).await?.as_ref() != Some(&*now) {
+            if seen != Comparison::AsPlanned && same(cluster, pod, conf).await?.as_ref() != Some(&*now) {
                 self.count("changed");
                 continue;
             }
@@ -246,32 +246,32 @@ impl Watch {
     }
 
     /// Counts what a look has shown, and says what is new.
-    async fn settle(&mut self, cluster: &Cluster, pod: &Candidate, seen: &Look) {
+    async fn settle(&mut self, cluster: &Cluster, pod: &Candidate, seen: &Comparison) {
         self.count(match seen {
-            Look::AsPlanned => "as_planned",
-            Look::Different(_) | Look::Interference(_) => "drifted",
-            Look::Trouble(trouble) => trouble.word(),
+            Comparison::AsPlanned => "as_planned",
+            Comparison::Different(_) | Comparison::Interference(_) => "drifted",
+            Comparison::Trouble(trouble) => trouble.word(),
         });
         let said = self.ledger.note(&pod.uid, &pod.name, seen, Instant::now());
         self.show();
         let name = pod.name.to_string();
         match said {
             None => {}
-            Some(Say::Recovered) => {
+            Some(Report::Recovered) => {
                 log::info!(target: SCOPE, pod = name; "the pod is redirected as planned again");
             }
-            Some(Say::Visible) => {
+            Some(Report::Visible) => {
                 log::info!(target: SCOPE, pod = name; "the pod can be compared again, and is redirected as planned");
             }
-            Some(Say::Trouble(trouble)) => {
+            Some(Report::Trouble(trouble)) => {
                 log::warn!(target: SCOPE, pod = name; "cannot tell whether the pod is redirected as planned: {trouble}");
             }
-            Some(Say::Drifted { difference, event }) => {
+            Some(Report::Drifted { difference, event }) => {
                 log::warn!(target: SCOPE, pod = name; "the pod is not redirected as planned: {difference}");
                 if event {
                     let origin = match seen {
-                        Look::Interference(_) => INTERFERENCE,
-                        Look::Different(_) | Look::AsPlanned | Look::Trouble(_) => CHANGED,
+                        Comparison::Interference(_) => INTERFERENCE,
+                        Comparison::Different(_) | Comparison::AsPlanned | Comparison::Trouble(_) => CHANGED,
                     };
                     self.send_event(cluster, pod, &format!("{difference}. {origin}")).await;
                 }
@@ -311,10 +311,12 @@ impl Watch {
     }
 }
 
-async fn looked(pod: &Arc<Candidate>, survey: &Arc<Survey>, rules: &Arc<Rules>) -> Look {
+async fn looked(pod: &Arc<Candidate>, survey: &Arc<Survey>, rules: &Arc<Rules>) -> Comparison {
     let (pod, survey, rules) = (pod.clone(), survey.clone(), rules.clone());
     let seen = tokio::task::spawn_blocking(move || look(&pod, &survey, &rules)).await;
-    seen.unwrap_or_else(|error| Look::Trouble(look::Trouble::Failed(format!("the look panicked: {error}"))))
+    seen.unwrap_or_else(|error| {
+        Comparison::Trouble(look::Trouble::Failed(format!("the look panicked: {error}")))
+    })
 }
 
 /// The pod as it is now, if it is still the same, where it was, and still to be looked at.
@@ -348,9 +350,9 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_said_with_the_remedy() {
-        let text = Blind::Capability(vec!["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]).to_string();
+        let text = RoundError::Capability(vec!["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]).to_string();
         assert!(text.contains("lacks CAP_NET_ADMIN and CAP_SYS_ADMIN"), "{text}");
-        let denied = Blind::from(PodsError::Denied { code: 403, message: "no".into() });
+        let denied = RoundError::from(PodsError::Denied { code: 403, message: "no".into() });
         assert!(denied.to_string().contains("list on pods") && denied.word() == "no_pods");
     }
 }

@@ -12,7 +12,7 @@ use cni_core::conf::{Conf, Envelope};
 use cni_core::wire::Command;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
-use crate::disk::{self, Disk, DiskError, Dress, Lock, Stat, context};
+use crate::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
 use crate::kubeconfig::{self, Credentials};
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
@@ -294,7 +294,7 @@ impl Installer {
                 PLUGIN_TYPE => self.plugin.ask(temporary, Question::Version).map_err(io::Error::other),
                 _ => Ok(()),
             };
-            disk::replace_if(self.disk(), &target, &mut *content, Dress::Mode(mode), &works)?;
+            disk::replace_if(self.disk(), &target, &mut *content, FileAttributes::Mode(mode), &works)?;
             replaced = true;
         }
     }
@@ -336,7 +336,7 @@ impl Installer {
         if has_mode && context(disk::has_content(self.disk(), path, &mut text.as_bytes()), "compare", path)? {
             return Ok(false);
         }
-        disk::replace(self.disk(), path, &mut text.as_bytes(), Dress::Mode(mode))?;
+        disk::replace(self.disk(), path, &mut text.as_bytes(), FileAttributes::Mode(mode))?;
         Ok(true)
     }
 
@@ -442,10 +442,12 @@ impl Installer {
                     let is_same = self.disk.stat(&path).ok() == stats.get(name).copied();
                     if is_same { Ok(()) } else { Err(disk::moved()) }
                 };
-                let own = Dress::Mode(if self.settings.conf_group_read { 0o640 } else { 0o600 });
-                let dress =
-                    stats.get(name).or_else(|| stats.get(like)).map_or(own, |stat| Dress::Like(*stat));
-                disk::replace_if(self.disk(), &path, &mut text.as_bytes(), dress, &still)?;
+                let own = FileAttributes::Mode(if self.settings.conf_group_read { 0o640 } else { 0o600 });
+                let attributes = stats
+                    .get(name)
+                    .or_else(|| stats.get(like))
+                    .map_or(own, |stat| FileAttributes::Like(*stat));
+                disk::replace_if(self.disk(), &path, &mut text.as_bytes(), attributes, &still)?;
                 Ok(true)
             }
             Edit::Delete { name } => {

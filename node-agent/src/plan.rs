@@ -5,7 +5,7 @@
 //! The runtime loads the first file, in byte order of the names, that it can load. Originals of files we edit are kept beside them under
 //! a name that no runtime loads.
 
-use crate::conflist::{self, Entry, Invalid, NetConf, Shape, Standing, Without};
+use crate::conflist::{self, Entry, EntryState, Invalid, NetConf, Shape, Without};
 use crate::settings::{Placement, STANDALONE_FILE};
 
 mod ownership;
@@ -276,10 +276,10 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
         Err(obstacle) => return Plan::wait(obstacle),
     };
     let target = list_name(name);
-    let standing = conf.standing(entry);
+    let standing = conf.entry_state(entry);
     // Before the entry goes into a file that once was a copy.
     let mut edits = ownership::stale_marks(directory, None);
-    if standing != Standing::Right {
+    if standing != EntryState::Right {
         edits.extend(keep_original(directory, name, &conf));
         edits.extend(keep_replaced(directory, name, &target));
         edits.push(Edit::Write { name: target.clone(), text: conf.with(entry), like: name.to_owned() });
@@ -339,9 +339,9 @@ fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
         return Plan::foreign(file, whose, "CNI_CONF_NAME");
     }
     let there = directory.text(file).and_then(|text| NetConf::parse(file, text).ok());
-    let standing = there.map_or(Standing::Absent, |conf| conf.standing(entry));
+    let standing = there.map_or(EntryState::Absent, |conf| conf.entry_state(entry));
     let mut edits = ownership::stale_marks(directory, None);
-    if standing != Standing::Right {
+    if standing != EntryState::Right {
         edits.push(Edit::Write { name: file.to_owned(), text: entry.standalone(), like: file.to_owned() });
     }
     edits.extend(strays(directory, file));
@@ -449,14 +449,14 @@ fn strays(directory: &Directory, but: &str) -> Vec<Edit> {
     others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, None)).collect()
 }
 
-fn obstacle(standing: Standing, file: &str) -> Option<Obstacle> {
+fn obstacle(standing: EntryState, file: &str) -> Option<Obstacle> {
     let file = file.to_owned();
     match standing {
-        Standing::Right => None,
-        Standing::Absent => Some(Obstacle::Missing(file)),
-        Standing::Edited(keys) => Some(Obstacle::Edited { file, keys }),
-        Standing::Followed(next) => Some(Obstacle::Followed { file, next }),
-        Standing::Repeated => Some(Obstacle::Repeated(file)),
+        EntryState::Right => None,
+        EntryState::Absent => Some(Obstacle::Missing(file)),
+        EntryState::Edited(keys) => Some(Obstacle::Edited { file, keys }),
+        EntryState::Followed(next) => Some(Obstacle::Followed { file, next }),
+        EntryState::Repeated => Some(Obstacle::Repeated(file)),
     }
 }
 

@@ -44,8 +44,8 @@ fn without(text: &str) -> Without {
     NetConf::parse("x.conflist", text).expect("valid").without()
 }
 
-fn standing(text: &str) -> Standing {
-    NetConf::parse("x.conflist", text).expect("valid").standing(&entry())
+fn entry_state(text: &str) -> EntryState {
+    NetConf::parse("x.conflist", text).expect("valid").entry_state(&entry())
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn real_lists_go_in_and_out_byte_for_byte() {
     let mut count = 0;
     for (file, text) in lists {
         let with = with(file, text);
-        assert_eq!(standing(&with), Standing::Right, "{file}");
+        assert_eq!(entry_state(&with), EntryState::Right, "{file}");
         assert_eq!(without(&with), Without::Rest((*text).to_owned()), "{file}");
         // Nothing but the entry was added.
         let (before, after): (serde_json::Value, serde_json::Value) =
@@ -135,17 +135,17 @@ fn a_single_plugin_without_name_or_version_gets_only_the_name() {
 #[test]
 fn the_standing_says_what_is_wrong() {
     let base = "{\"name\":\"a\",\"plugins\":[{\"type\":\"b\"}]}";
-    assert_eq!(standing(base), Standing::Absent);
+    assert_eq!(entry_state(base), EntryState::Absent);
     let right = with("x.conflist", base);
-    assert_eq!(standing(&right), Standing::Right);
+    assert_eq!(entry_state(&right), EntryState::Right);
     let edited = right.replace("\"plugin_log_level\":\"info\"", "\"plugin_log_level\":\"debug\",\"extra\":1");
-    assert_eq!(standing(&edited), Standing::Edited(vec!["plugin_log_level".into(), "extra".into()]));
+    assert_eq!(entry_state(&edited), EntryState::Edited(vec!["plugin_log_level".into(), "extra".into()]));
     let followed = right.replace("}]}", "},{\"type\":\"portmap\"}]}");
-    assert_eq!(standing(&followed), Standing::Followed("portmap".into()));
+    assert_eq!(entry_state(&followed), EntryState::Followed("portmap".into()));
     let repeated = right.replace("{\"type\":\"b\"}", "{\"type\":\"istio-cni\"},{\"type\":\"b\"}");
-    assert_eq!(standing(&repeated), Standing::Repeated);
+    assert_eq!(entry_state(&repeated), EntryState::Repeated);
     for wrong in [edited, followed.clone(), repeated] {
-        assert_eq!(standing(&with("x.conflist", &wrong)), Standing::Right, "{wrong}");
+        assert_eq!(entry_state(&with("x.conflist", &wrong)), EntryState::Right, "{wrong}");
     }
     let moved = with("x.conflist", &followed);
     assert_eq!(NetConf::parse("x.conflist", &moved).unwrap().types(), ["b", "portmap", "istio-cni"]);
@@ -157,7 +157,7 @@ fn key_order_and_form_of_our_entry_do_not_matter() {
     let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
     // A list's own name and version are put into its plugins by the runtime.
     value["plugins"][1]["cniVersion"] = "0.3.1".into();
-    assert_eq!(standing(&serde_json::to_string_pretty(&value).unwrap()), Standing::Right);
+    assert_eq!(entry_state(&serde_json::to_string_pretty(&value).unwrap()), EntryState::Right);
 }
 
 #[test]
@@ -281,7 +281,7 @@ proptest! {
         let list: Vec<String> = plugins.iter().map(|(text, before, after)| format!("{before}{text}{after}")).collect();
         let text = format!("{a}{{{b}\"name\":{c}\"n\",{a}\"plugins\"{b}:{c}[{}]{a}}}{b}", list.join(","));
         let with = with("x.conflist", &text);
-        prop_assert_eq!(standing(&with), Standing::Right);
+        prop_assert_eq!(entry_state(&with), EntryState::Right);
         prop_assert_eq!(without(&with), Without::Rest(text));
     }
 

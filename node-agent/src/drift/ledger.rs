@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cni_core::pod_source::PodName;
 
-use super::look::{Look, Trouble};
+use super::look::{Comparison, Trouble};
 
 /// For how long the same difference of the same pod is no event again.
 const EVENT_PAUSE: Duration = Duration::from_secs(6 * 3600);
@@ -33,7 +33,7 @@ struct Record {
 
 /// Something to be said about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Say {
+pub enum Report {
     /// It has drifted, or in another way than before.
     Drifted {
         /// The first difference.
@@ -52,27 +52,29 @@ pub enum Say {
 impl Ledger {
     /// Whether a look says something new and bad, which has to be looked at again before it is believed.
     #[must_use]
-    pub fn doubts(&self, uid: &str, look: &Look) -> bool {
+    pub fn doubts(&self, uid: &str, look: &Comparison) -> bool {
         let record = self.records.get(uid);
         match look {
-            Look::AsPlanned => false,
-            Look::Different(now) | Look::Interference(now) => {
+            Comparison::AsPlanned => false,
+            Comparison::Different(now) | Comparison::Interference(now) => {
                 record.and_then(|record| record.drift.as_ref()) != Some(now)
             }
-            Look::Trouble(now) => record.and_then(|record| record.trouble) != Some(now.word()),
+            Comparison::Trouble(now) => record.and_then(|record| record.trouble) != Some(now.word()),
         }
     }
 
     /// Takes note of what a look has shown, and returns what is worth saying.
-    pub fn note(&mut self, uid: &str, name: &PodName, look: &Look, now: Instant) -> Option<Say> {
-        if *look == Look::AsPlanned && !self.records.contains_key(uid) {
+    pub fn note(&mut self, uid: &str, name: &PodName, look: &Comparison, now: Instant) -> Option<Report> {
+        if *look == Comparison::AsPlanned && !self.records.contains_key(uid) {
             return None;
         }
         let record = self.records.entry(uid.to_owned()).or_insert_with(|| Record::new(name.clone()));
         let said = match look {
-            Look::AsPlanned => record.clear(),
-            Look::Different(difference) | Look::Interference(difference) => record.differs(difference, now),
-            Look::Trouble(trouble) => record.troubled(trouble),
+            Comparison::AsPlanned => record.clear(),
+            Comparison::Different(difference) | Comparison::Interference(difference) => {
+                record.differs(difference, now)
+            }
+            Comparison::Trouble(trouble) => record.troubled(trouble),
         };
         record.events.retain(|(_, at)| now.duration_since(*at) < EVENT_PAUSE);
         if record.drift.is_none() && record.trouble.is_none() && record.events.is_empty() {
@@ -106,16 +108,16 @@ impl Record {
         Self { name, drift: None, trouble: None, events: Vec::new() }
     }
 
-    fn clear(&mut self) -> Option<Say> {
+    fn clear(&mut self) -> Option<Report> {
         let (drift, trouble) = (self.drift.take(), self.trouble.take());
         match (drift, trouble) {
-            (Some(_), _) => Some(Say::Recovered),
-            (None, Some(_)) => Some(Say::Visible),
+            (Some(_), _) => Some(Report::Recovered),
+            (None, Some(_)) => Some(Report::Visible),
             (None, None) => None,
         }
     }
 
-    fn differs(&mut self, difference: &str, now: Instant) -> Option<Say> {
+    fn differs(&mut self, difference: &str, now: Instant) -> Option<Report> {
         self.trouble = None;
         if self.drift.as_deref() == Some(difference) {
             return None;
@@ -127,13 +129,13 @@ impl Record {
         if event {
             self.events.push((hash, now));
         }
-        Some(Say::Drifted { difference: difference.to_owned(), event })
+        Some(Report::Drifted { difference: difference.to_owned(), event })
     }
 
     /// What is not seen has not recovered.
-    fn troubled(&mut self, trouble: &Trouble) -> Option<Say> {
+    fn troubled(&mut self, trouble: &Trouble) -> Option<Report> {
         let is_new = self.trouble.replace(trouble.word()) != Some(trouble.word());
-        is_new.then(|| Say::Trouble(trouble.clone()))
+        is_new.then(|| Report::Trouble(trouble.clone()))
     }
 }
 
@@ -147,35 +149,35 @@ fn hash(text: &str) -> u64 {
 mod tests {
     use super::*;
 
-    fn note(ledger: &mut Ledger, look: &Look, now: Instant) -> Option<Say> {
+    fn note(ledger: &mut Ledger, look: &Comparison, now: Instant) -> Option<Report> {
         ledger.note("u", &PodName { namespace: "shop".into(), name: "web".into() }, look, now)
     }
 
-    fn different(text: &str) -> Look {
-        Look::Different(text.to_owned())
+    fn different(text: &str) -> Comparison {
+        Comparison::Different(text.to_owned())
     }
 
-    fn drifted(text: &str, event: bool) -> Option<Say> {
-        Some(Say::Drifted { difference: text.to_owned(), event })
+    fn drifted(text: &str, event: bool) -> Option<Report> {
+        Some(Report::Drifted { difference: text.to_owned(), event })
     }
 
     #[test]
     fn a_difference_is_said_once_and_its_end_too() {
         let (mut ledger, now) = (Ledger::default(), Instant::now());
-        assert_eq!(note(&mut ledger, &Look::AsPlanned, now), None);
+        assert_eq!(note(&mut ledger, &Comparison::AsPlanned, now), None);
         assert!(ledger.doubts("u", &different("a")));
         assert_eq!(note(&mut ledger, &different("a"), now), drifted("a", true));
         assert!(!ledger.doubts("u", &different("a")) && ledger.doubts("u", &different("b")));
         assert_eq!((note(&mut ledger, &different("a"), now), ledger.drifted()), (None, 1));
-        assert_eq!(note(&mut ledger, &Look::AsPlanned, now), Some(Say::Recovered));
-        assert_eq!((note(&mut ledger, &Look::AsPlanned, now), ledger.drifted()), (None, 0));
+        assert_eq!(note(&mut ledger, &Comparison::AsPlanned, now), Some(Report::Recovered));
+        assert_eq!((note(&mut ledger, &Comparison::AsPlanned, now), ledger.drifted()), (None, 0));
     }
 
     #[test]
     fn a_pod_that_comes_and_goes_is_no_stream_of_events() {
         let (mut ledger, now) = (Ledger::default(), Instant::now());
         assert_eq!(note(&mut ledger, &different("a"), now), drifted("a", true));
-        note(&mut ledger, &Look::AsPlanned, now);
+        note(&mut ledger, &Comparison::AsPlanned, now);
         assert_eq!(note(&mut ledger, &different("a"), now), drifted("a", false), "said, but no event");
         let events = (0..100).filter(|count| {
             note(&mut ledger, &different(&count.to_string()), now) == drifted(&count.to_string(), true)
@@ -195,15 +197,18 @@ mod tests {
         note(&mut ledger, &different("a"), now);
         let trouble = Trouble::NotFound("nowhere".into());
         assert_eq!(
-            note(&mut ledger, &Look::Trouble(trouble.clone()), now),
-            Some(Say::Trouble(trouble.clone()))
+            note(&mut ledger, &Comparison::Trouble(trouble.clone()), now),
+            Some(Report::Trouble(trouble.clone()))
         );
-        assert_eq!((note(&mut ledger, &Look::Trouble(trouble.clone()), now), ledger.drifted()), (None, 1));
-        assert!(!ledger.doubts("u", &Look::Trouble(trouble)));
-        assert!(ledger.doubts("u", &Look::Trouble(Trouble::Ambiguous("two".into()))));
-        assert_eq!(note(&mut ledger, &Look::AsPlanned, now), Some(Say::Recovered));
-        note(&mut ledger, &Look::Trouble(Trouble::Failed("no".into())), now);
-        assert_eq!(note(&mut ledger, &Look::AsPlanned, now), Some(Say::Visible));
+        assert_eq!(
+            (note(&mut ledger, &Comparison::Trouble(trouble.clone()), now), ledger.drifted()),
+            (None, 1)
+        );
+        assert!(!ledger.doubts("u", &Comparison::Trouble(trouble)));
+        assert!(ledger.doubts("u", &Comparison::Trouble(Trouble::Ambiguous("two".into()))));
+        assert_eq!(note(&mut ledger, &Comparison::AsPlanned, now), Some(Report::Recovered));
+        note(&mut ledger, &Comparison::Trouble(Trouble::Failed("no".into())), now);
+        assert_eq!(note(&mut ledger, &Comparison::AsPlanned, now), Some(Report::Visible));
     }
 
     #[test]
@@ -217,7 +222,7 @@ mod tests {
         assert_eq!(gone.iter().map(ToString::to_string).collect::<Vec<_>>(), ["shop/a"]);
         assert_eq!((ledger.drifted(), ledger.records.len()), (1, 1));
         note(&mut ledger, &different("a"), now);
-        note(&mut ledger, &Look::AsPlanned, now + EVENT_PAUSE);
+        note(&mut ledger, &Comparison::AsPlanned, now + EVENT_PAUSE);
         assert_eq!(ledger.records.len(), 1, "nothing is kept of a pod that is well and was so for long");
     }
 }

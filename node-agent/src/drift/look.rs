@@ -24,9 +24,9 @@ pub struct Rules {
     pub environment: Vec<(&'static str, String)>,
 }
 
-/// What a look has shown.
+/// How a pod's namespace compares with its plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Look {
+pub enum Comparison {
     /// All rules, routes and addresses are as planned.
     AsPlanned,
     /// This is the first thing that is not.
@@ -74,14 +74,14 @@ impl From<Unfound> for Trouble {
 
 /// Looks into a pod's network namespace. Takes a few milliseconds: not for an async thread.
 #[must_use]
-pub fn look(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Look {
+pub fn look(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Comparison {
     match compare(candidate, survey, rules) {
         Ok(look) => look,
-        Err(trouble) => Look::Trouble(trouble),
+        Err(trouble) => Comparison::Trouble(trouble),
     }
 }
 
-fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Look, Trouble> {
+fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Comparison, Trouble> {
     let sandbox = survey.find(&candidate.addresses)?;
     // It may have gone since the survey.
     let netns = sandbox.open().map_err(|error| Trouble::NotFound(error.to_string()))?;
@@ -100,7 +100,7 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Look
         let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
         let decided = candidate.facts.decide_with(base_settings(rules.strict_capture, env), &facts);
         match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
-            Decision::Skip(_) => Ok(Look::AsPlanned),
+            Decision::Skip(_) => Ok(Comparison::AsPlanned),
             Decision::Redirect(redirect) => {
                 let Programming { backend, native_form } = rules.programming;
                 let options = ApplyOptions {
@@ -111,14 +111,14 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Look
                 };
                 let mismatch = verify(&redirect.plan(), &options);
                 let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
-                    return Ok(Look::AsPlanned);
+                    return Ok(Comparison::AsPlanned);
                 };
                 if matches!(mismatch, Mismatch::Interference(_)) {
-                    return Ok(Look::Interference(mismatch.to_string()));
+                    return Ok(Comparison::Interference(mismatch.to_string()));
                 }
                 let hidden = unreadable_tables(&options.programs);
                 if hidden.is_empty() {
-                    return Ok(Look::Different(mismatch.to_string()));
+                    return Ok(Comparison::Different(mismatch.to_string()));
                 }
                 let hidden = hidden.join(", ");
                 Err(Trouble::Failed(format!(

@@ -59,7 +59,7 @@ pub struct Controller {
 
 /// Why pods are not seen at present.
 #[derive(Debug, thiserror::Error)]
-enum Blind {
+enum PodsUnavailable {
     #[error("the agent has no working API client: {0}")]
     NoClient(#[from] AccessError),
     #[error(transparent)]
@@ -122,7 +122,7 @@ impl Controller {
                 }
                 Err(blind) => {
                     self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "pods" }).inc();
-                    if matches!(blind, Blind::Watch(WatchEnd::Expired)) {
+                    if matches!(blind, PodsUnavailable::Watch(WatchEnd::Expired)) {
                         log::debug!(target: SCOPE, "listing pods anew: {blind}");
                     } else if outage.begins(Instant::now()) {
                         log::warn!(target: SCOPE, "cannot watch for broken pods: {blind}");
@@ -137,7 +137,11 @@ impl Controller {
     }
 
     /// Watches until the server ends it. What was listed is watched from there, as long as the server knows that version.
-    async fn watch_once(&self, version: &mut Option<String>, mut sees: impl FnMut()) -> Result<(), Blind> {
+    async fn watch_once(
+        &self,
+        version: &mut Option<String>,
+        mut sees: impl FnMut(),
+    ) -> Result<(), PodsUnavailable> {
         let cluster = self.connection.get()?;
         if self.queue().take_overflowed() {
             *version = None;
@@ -352,7 +356,7 @@ impl Controller {
     }
 }
 
-impl Blind {
+impl PodsUnavailable {
     const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Watch(WatchEnd::Broken { retry_after, .. }) => *retry_after,

@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use install_cni::disk::{Disk, Dress, Lock, Output, Stat};
+use install_cni::disk::{Disk, FileAttributes, Lock, Output, Stat};
 
 #[derive(Clone, Default)]
 struct Inode {
@@ -277,11 +277,11 @@ impl Write for Open<'_> {
 }
 
 impl Output for Open<'_> {
-    fn dress(&mut self, dress: Dress) -> io::Result<()> {
+    fn set_attributes(&mut self, attributes: FileAttributes) -> io::Result<()> {
         self.model.operate()?;
-        let mode = match dress {
-            Dress::Mode(mode) => mode,
-            Dress::Like(stat) => stat.mode,
+        let mode = match attributes {
+            FileAttributes::Mode(mode) => mode,
+            FileAttributes::Like(stat) => stat.mode,
         };
         self.model.files().inodes[self.id].seen.1 = mode;
         Ok(())
