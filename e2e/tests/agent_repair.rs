@@ -300,6 +300,11 @@ impl Cluster {
         until(name, LIMIT, &[agent], || Ok(self.metric(name)?.filter(|value| *value >= least).map(drop)))
     }
 
+    /// Waits for what is told of a pod; it is told after it is counted.
+    fn wait_event(&self, pod: &str, agent: &Background) -> Result<()> {
+        until("the event", LIMIT, &[agent], || Ok((!self.events(pod)?.is_empty()).then_some(())))
+    }
+
     /// Whether the agent's account may do something with pods.
     fn may(&self, verb: &str, what: &str) -> Result<bool> {
         let account = format!("system:serviceaccount:{SYSTEM}:istio-cni");
@@ -454,6 +459,7 @@ fn an_api_server_that_is_restarted_is_found_again_and_nothing_is_done_twice() ->
     let agent = cluster.agent(&[])?;
     let success = "istio_cni_repair_pods_repaired_total{type=\"label\",result=\"success\"}";
     cluster.wait_metric(success, 1.0, &agent)?;
+    cluster.wait_event("before", &agent)?;
     for (index, name) in ["one", "two"].into_iter().enumerate() {
         cluster.api.stop();
         cluster.api.start_again()?;
@@ -461,6 +467,7 @@ fn an_api_server_that_is_restarted_is_found_again_and_nothing_is_done_twice() ->
         cluster
             .wait_metric(success, f64::from(u32::try_from(index + 2)?), &agent)
             .with_context(|| agent.log())?;
+        cluster.wait_event(name, &agent)?;
     }
     for name in ["before", "one", "two"] {
         ensure!(is_dealt_with("repair-label", cluster.pod(name)?.as_ref()), "{name}");
