@@ -12,7 +12,7 @@ use nix::{
 use redirect_core::netlink::{Answer, Message, Messages};
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
 
@@ -94,6 +94,7 @@ impl NetlinkSocket {
     }
 
     /// The messages of a datagram that is there already.
+    #[cfg(feature = "write")]
     pub(crate) fn received(&mut self) -> Result<Option<Messages<'_>>, Errno> {
         match self.receive_at_once() {
             Ok(()) => Ok(Some(Messages::new(&self.buffer))),
@@ -142,7 +143,8 @@ impl NetlinkSocket {
     }
 
     /// A second descriptor of the same socket.
-    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+    #[cfg(feature = "write")]
+    pub(crate) fn duplicate(&self) -> io::Result<std::os::fd::OwnedFd> {
         self.fd().try_clone_to_owned()
     }
 
