@@ -3,7 +3,6 @@
 
 mod agent_support;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use agent_support::{
-    LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, agent_pod, apply_manifest, assert_redirected, entries,
-    import_image, is_ready, programs, run_dir, wait_loaded,
+    LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, agent_pod, apply_manifest, assert_redirected,
+    ensure_none_failed_or_bypassed, entries, import_image, is_ready, programs, run_dir, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
@@ -338,22 +337,7 @@ fn restarts_kills_and_upgrades_fail_no_pod_and_let_none_bypass() -> Result<()> {
         disturbed.map(|()| names)
     })?;
 
-    // Not one start failed, and every pod was redirected.
-    let events = api.list("events", "default")?;
-    let failures: Vec<&Value> =
-        events.iter().filter(|event| event["reason"] == "FailedCreatePodSandBox").collect();
-    ensure!(failures.is_empty(), "{failures:#?}");
-    let log = fs::read_to_string(run_dir(&node).join("istio-cni.log"))?;
-    let redirected: BTreeSet<&str> = names
-        .iter()
-        .map(String::as_str)
-        .filter(|name| {
-            log.lines()
-                .any(|line| line.contains(&format!("\"default/{name}\"")) && line.contains("\"redirect\""))
-        })
-        .collect();
-    assert_eq!(redirected.len(), names.len(), "{log}");
-    Ok(())
+    ensure_none_failed_or_bypassed(&api, &node, &names)
 }
 
 /// How often the agent is disturbed at least while pods start.

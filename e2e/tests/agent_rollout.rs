@@ -2,21 +2,20 @@
 
 mod agent_support;
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_support::{
     DAEMON_SET, GATEWAY, IMAGE, LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, apply_manifest,
-    assert_redirected, chart, current_agent, entries, import_image, import_image_as, run_dir, wait_loaded,
-    wait_rolled_out, with_server,
+    assert_redirected, chart, current_agent, ensure_none_failed_or_bypassed, entries, import_image,
+    import_image_as, run_dir, wait_loaded, wait_rolled_out, with_server,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{Node, plain_pod, sidecar_pod};
 use e2e::process::until;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Runs `change` and meanwhile looks all the time whether the plugin and its entry are there.
 fn while_plugin_stays<T>(node: &Node<'_>, change: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -227,20 +226,7 @@ fn a_daemon_set_that_rolls_under_load_fails_no_pod_and_lets_none_bypass() -> Res
         Ok((names, rolled?))
     })?;
 
-    let events = api.list("events", "default")?;
-    let failures: Vec<&Value> =
-        events.iter().filter(|event| event["reason"] == "FailedCreatePodSandBox").collect();
-    ensure!(failures.is_empty(), "{failures:#?}");
-    let log = fs::read_to_string(run_dir(&node).join("istio-cni.log"))?;
-    for name in &names {
-        let about = format!("\"default/{name}\"");
-        let decisions: Vec<&str> =
-            log.lines().filter(|line| line.contains(&about) && line.contains("\"decision\"")).collect();
-        ensure!(
-            !decisions.is_empty() && decisions.iter().all(|line| line.contains("\"redirect\"")),
-            "{name}: {decisions:#?}"
-        );
-    }
+    ensure_none_failed_or_bypassed(&api, &node, &names)?;
     println!(
         "{} rollouts, {} pods started, no ADD failed, none bypassed; from a rollout to the next ready agent {gaps:.1?}",
         gaps.len(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, sidecar_pod};
 use e2e::process::{self, until};
@@ -69,6 +69,25 @@ pub fn apply_manifest(api: &ApiServer, node: &Node<'_>, manifest: &str) -> Resul
 
 pub fn run_dir(node: &Node<'_>) -> PathBuf {
     node.state_dir().join("run")
+}
+
+/// Not one pod of namespace default failed to start, and the plugin decided to redirect each of these, whenever it was asked.
+pub fn ensure_none_failed_or_bypassed(api: &ApiServer, node: &Node<'_>, names: &[String]) -> Result<()> {
+    let events = api.list("events", "default")?;
+    let failures: Vec<&Value> =
+        events.iter().filter(|event| event["reason"] == "FailedCreatePodSandBox").collect();
+    ensure!(failures.is_empty(), "{failures:#?}");
+    let log = fs::read_to_string(run_dir(node).join("istio-cni.log"))?;
+    for name in names {
+        let about = format!("\"default/{name}\"");
+        let decisions: Vec<&str> =
+            log.lines().filter(|line| line.contains(&about) && line.contains("\"decision\"")).collect();
+        ensure!(
+            !decisions.is_empty() && decisions.iter().all(|line| line.contains("\"redirect\"")),
+            "{name}: {decisions:#?}"
+        );
+    }
+    Ok(())
 }
 
 /// What Istio's own chart starts.
