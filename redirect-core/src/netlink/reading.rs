@@ -376,3 +376,104 @@ impl<'a> Registers<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Family,
+        netlink::{
+            abi::{ct, meta},
+            decode, seen,
+            wire::Writer,
+        },
+    };
+    use alloc::string::ToString;
+
+    type Body = fn(&mut Writer);
+
+    fn list(expressions: &[(&str, Body)]) -> Writer {
+        let mut writer = Writer::default();
+        for (name, body) in expressions {
+            writer.nested(attribute::list::ELEMENT, |element| {
+                element.text(attribute::expression::NAME, name);
+                element.nested(attribute::expression::DATA, body);
+            });
+        }
+        writer
+    }
+
+    fn value_in_first(out: &mut Writer, value: &[u8]) {
+        out.u32(attribute::immediate::REGISTER, register::FIRST);
+        out.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
+    }
+
+    fn store_zone(out: &mut Writer) {
+        out.u32(attribute::ct::KEY, ct::ZONE);
+        out.u32(attribute::ct::SOURCE, register::FIRST);
+    }
+
+    fn same(one: (&str, Body), two: (&str, Body)) -> bool {
+        let (one, two) = (list(&[one]), list(&[two]));
+        let read = |(_, element)| Expression::read(element);
+        let (one, two) = (one.attributes().find_map(read), two.attributes().find_map(read));
+        assert!(one.is_some(), "it is an expression");
+        one == two
+    }
+
+    #[test]
+    fn the_zone_of_one_direction_is_not_that_of_both() {
+        let zone: Body = |out| value_in_first(out, &1_u16.to_ne_bytes());
+        let both = list(&[("immediate", zone), ("ct", store_zone)]);
+        assert!(decode::rule(both.attributes(), Family::V4).is_some());
+        let one_way: Body = |out| {
+            store_zone(out);
+            out.bytes(attribute::ct::DIRECTION, &[1]);
+        };
+        let one_way = list(&[("immediate", zone), ("ct", one_way)]);
+        assert_eq!(decode::rule(one_way.attributes(), Family::V4), None);
+    }
+
+    #[test]
+    fn changing_one_register_leaves_the_others() {
+        fn load(out: &mut Writer, key: u32, to: u32) {
+            out.u32(attribute::meta::KEY, key);
+            out.u32(attribute::meta::DESTINATION, to);
+        }
+        let rule = list(&[
+            ("meta", |out| load(out, meta::PROTOCOL, 1)),
+            ("meta", |out| load(out, meta::MARK, 2)),
+            ("bitwise", |out| {
+                out.u32(attribute::bitwise::SOURCE, 2);
+                out.u32(attribute::bitwise::DESTINATION, 2);
+                for kind in [attribute::bitwise::MASK, attribute::bitwise::XOR] {
+                    out.nested(kind, |data| data.bytes(attribute::data::VALUE, &[1; 4]));
+                }
+            }),
+            ("cmp", |out| {
+                out.u32(attribute::cmp::REGISTER, 1);
+                out.u32(attribute::cmp::OPERATOR, operator::EQUAL);
+                out.nested(attribute::cmp::DATA, |data| data.bytes(attribute::data::VALUE, &[6]));
+            }),
+        ]);
+        assert_eq!(seen::rule(rule.attributes()).to_string(), "-p tcp");
+    }
+
+    #[test]
+    fn expressions_are_equal_when_they_do_the_same() {
+        let zone = ("ct", store_zone as Body);
+        let turned: Body = |out| {
+            out.u32(attribute::ct::SOURCE, register::FIRST);
+            out.u32(attribute::ct::KEY, ct::ZONE);
+        };
+        let from_second: Body = |out| {
+            out.u32(attribute::ct::KEY, ct::ZONE);
+            out.u32(attribute::ct::SOURCE, 2);
+        };
+        assert!(same(zone, ("ct", turned)));
+        assert!(!same(zone, ("ct", from_second)));
+        assert!(!same(zone, ("meta", store_zone)));
+        assert!(same(("counter", |out| out.u64(1, 1)), ("counter", |out| out.u64(1, 2))));
+        assert!(!same(("strange", |out| out.u64(1, 1)), ("strange", |out| out.u64(1, 2))));
+    }
+}

@@ -126,16 +126,10 @@ impl<'a> Reader<'a> {
                 }
             }
             Expression::Compare { register, operator, value } => {
-                let loaded = self.registers.get(register);
-                let found = loaded.and_then(|loaded| compared(&loaded, operator, value));
-                self.conditions(found, || loaded.map_or_else(|| "cmp".to_owned(), |loaded| name_of(&loaded)));
+                self.asked("cmp", register, |loaded| compared(loaded, operator, value));
             }
             Expression::Range { register, operator, from, to } => {
-                let loaded = self.registers.get(register);
-                let found = loaded.and_then(|loaded| ranged(&loaded, operator, from, to));
-                self.conditions(found, || {
-                    loaded.map_or_else(|| "range".to_owned(), |loaded| name_of(&loaded))
-                });
+                self.asked("range", register, |loaded| ranged(loaded, operator, from, to));
             }
             Expression::Match(Xt { name, revision, info }) => {
                 self.conditions(extension_match(name, revision, info), || alloc::format!("-m {name}"));
@@ -162,6 +156,19 @@ impl<'a> Reader<'a> {
                 None => self.other(name, data),
             },
         }
+    }
+
+    /// What an expression asks of a register.
+    fn asked<C: IntoIterator<Item = Condition>>(
+        &mut self,
+        name: &str,
+        register: u32,
+        read: impl FnOnce(&Loaded<'_>) -> Option<C>,
+    ) {
+        let loaded = self.registers.get(register);
+        self.conditions(loaded.as_ref().and_then(read), || {
+            loaded.map_or_else(|| name.to_owned(), |loaded| name_of(&loaded))
+        });
     }
 
     /// What was found, or that something is asked that is not understood.
