@@ -121,45 +121,60 @@ pub(super) struct Xt<'a> {
 
 /// The name of an expression and its attributes.
 pub(super) fn name_and_data(element: Attribute<'_>) -> Option<(&str, Attributes<'_>)> {
-    let attributes = element.attributes();
-    let data = attributes.find(attribute::expression::DATA).unwrap_or(Attribute(&[]));
-    Some((attributes.find(attribute::expression::NAME)?.text()?, data.attributes()))
+    let (name, data) = parts(element);
+    Some((name?.text()?, data))
+}
+
+fn parts(element: Attribute<'_>) -> (Option<Attribute<'_>>, Attributes<'_>) {
+    let (mut name, mut data) = (None, None);
+    for (kind, value) in element.attributes() {
+        match kind {
+            attribute::expression::NAME => name = name.or(Some(value)),
+            attribute::expression::DATA => data = data.or(Some(value)),
+            _ => {}
+        }
+    }
+    (name, data.unwrap_or(Attribute(&[])).attributes())
 }
 
 impl<'a> Expression<'a> {
     /// Reads an element of a rule's list; none where it has no name.
     pub(super) fn read(element: Attribute<'a>) -> Option<Self> {
-        let (name, data) = name_and_data(element)?;
-        Some(Self::of(name, data).unwrap_or(Self::Other { name, data }))
+        let (name, data) = parts(element);
+        let name = name?;
+        match Self::of(name.text_bytes(), data) {
+            Some(read) => Some(read),
+            None => Some(Self::Other { name: name.text()?, data }),
+        }
     }
 
-    fn of(name: &str, data: Attributes<'a>) -> Option<Self> {
+    fn of(name: &[u8], data: Attributes<'a>) -> Option<Self> {
         match name {
-            "counter" => Some(Self::Counter),
-            "meta" => Self::meta(data),
-            "ct" => Self::ct(data),
-            "payload" => Self::payload(data),
-            "bitwise" => Self::bitwise(data),
-            "cmp" => Self::compare(data),
-            "range" => Self::range(data),
-            "immediate" => Self::immediate(data),
-            "redir" => Some(Self::Redirect {
+            b"counter" => Some(Self::Counter),
+            b"meta" => Self::meta(data),
+            b"ct" => Self::ct(data),
+            b"payload" => Self::payload(data),
+            b"bitwise" => Self::bitwise(data),
+            b"cmp" => Self::compare(data),
+            b"range" => Self::range(data),
+            b"immediate" => Self::immediate(data),
+            b"redir" => Some(Self::Redirect {
                 first: number(data, attribute::redir::FIRST_PORT),
                 last: number(data, attribute::redir::LAST_PORT),
                 flags: number(data, attribute::redir::FLAGS),
             }),
-            "tproxy" => Some(Self::Tproxy {
+            b"tproxy" => Some(Self::Tproxy {
                 family: number(data, attribute::tproxy::FAMILY),
                 port: number(data, attribute::tproxy::PORT),
             }),
-            "lookup" => Some(Self::Lookup(Lookup {
+            b"lookup" => Some(Self::Lookup(Lookup {
                 from: number(data, attribute::lookup::SOURCE),
                 to: number(data, attribute::lookup::DESTINATION),
                 flags: number(data, attribute::lookup::FLAGS).unwrap_or_default(),
                 data,
             })),
-            "match" => xt(data).map(Self::Match),
-            "target" => xt(data).map(Self::Target),
+            b"match" => xt(data).map(Self::Match),
+            b"target" => xt(data).map(Self::Target),
             _ => None,
         }
     }
