@@ -7,6 +7,7 @@ use crate::{
     values::Mark,
 };
 use alloc::{
+    boxed::Box,
     collections::{BTreeMap, BTreeSet},
     string::String,
     sync::Arc,
@@ -25,9 +26,9 @@ pub enum Entry {
 
 /// A rule of somebody else's, with everything that is needed to make it again. Printed, it is words for people.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ForeignRule(Form);
+pub struct ForeignRule(Box<Form>);
 
-/// What a foreign rule was read from.
+/// What a foreign rule was read from. Boxed, because most rules are not foreign, and a change moves them all.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Form {
     /// What iptables-save prints behind `-A CHAIN `.
@@ -40,13 +41,13 @@ impl ForeignRule {
     /// One that iptables-save prints like this behind `-A CHAIN `.
     #[must_use]
     pub fn saved(text: &str) -> Self {
-        Self(Form::Saved(text.into()))
+        Self(Form::Saved(text.into()).into())
     }
 
     /// The chain it jumps or goes to.
     #[must_use]
     pub fn jumps_to(&self) -> Option<Chain> {
-        match &self.0 {
+        match self.0.as_ref() {
             Form::Saved(text) => {
                 let mut words = text.split_ascii_whitespace().skip_while(|word| !["-j", "-g"].contains(word));
                 words.nth(1).map(Chain::named)
@@ -56,8 +57,8 @@ impl ForeignRule {
     }
 
     /// What the kernel sent, where it was read from that.
-    pub(crate) const fn raw(&self) -> Option<&RawRule> {
-        match &self.0 {
+    pub(crate) fn raw(&self) -> Option<&RawRule> {
+        match self.0.as_ref() {
             Form::Saved(_) => None,
             Form::Raw(raw) => Some(raw),
         }
@@ -66,13 +67,13 @@ impl ForeignRule {
 
 impl From<RawRule> for ForeignRule {
     fn from(raw: RawRule) -> Self {
-        Self(Form::Raw(raw))
+        Self(Form::Raw(raw).into())
     }
 }
 
 impl fmt::Display for ForeignRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
+        match self.0.as_ref() {
             Form::Saved(text) => f.write_str(text),
             Form::Raw(raw) => raw.fmt(f),
         }

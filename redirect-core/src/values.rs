@@ -627,6 +627,12 @@ impl Cidrs {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
+    /// How many ranges there are, of both families.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.v4.len().saturating_add(self.v6.len())
+    }
+
     /// The ranges of one family.
     #[must_use]
     pub fn of(&self, family: Family) -> Vec<IpNet> {

@@ -45,6 +45,7 @@ fn table(
     sets: &mut u32,
 ) -> TableState {
     let mut state = TableState::default();
+    let mut expressions = Writer::default();
     for (chain, planned) in chains {
         let lines = match form {
             NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
@@ -57,10 +58,9 @@ fn table(
                 state.sets.insert(SetKey::Number(*sets), sets::state(&ranges));
                 *sets
             });
-            let mut expressions = Writer::default();
             rule(&mut Expressions(&mut expressions), &line, set);
             // Names of interfaces and chains are short: no attribute is too long.
-            let expressions = expressions.finish().unwrap_or_default();
+            let expressions = expressions.take().unwrap_or_default();
             rules.push(NativeRule { handle: None, expressions, user_data: None });
         }
         let to = state.chain(&render::nft_chain_name(&chain));

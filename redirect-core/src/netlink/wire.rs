@@ -83,6 +83,14 @@ impl Writer {
         (!self.too_long).then_some(self.bytes)
     }
 
+    /// What was written, in its exact length, as [`finish`](Self::finish) says it; the room stays for what is written next.
+    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
+        let written = (!self.too_long).then(|| self.bytes.as_slice().into());
+        self.bytes.clear();
+        (self.last, self.too_long) = (0, false);
+        written
+    }
+
     /// What was written, read back.
     pub(super) fn attributes(&self) -> Attributes<'_> {
         Attributes { bytes: &self.bytes }
@@ -234,7 +242,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// The attributes of a message, or of an attribute.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Attributes<'a> {
     bytes: &'a [u8],
 }
@@ -275,8 +283,13 @@ impl<'a> Attribute<'a> {
 
     /// A text, up to its NUL if it has one.
     pub(super) fn text(self) -> Option<&'a str> {
-        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
-        core::str::from_utf8(self.0.get(..end)?).ok()
+        core::str::from_utf8(self.text_bytes()).ok()
+    }
+
+    /// The bytes of a text that is only compared with others: whether it is UTF-8 is not asked.
+    pub(super) fn text_bytes(self) -> &'a [u8] {
+        let end = self.0.iter().position(|byte| *byte == 0);
+        end.and_then(|end| self.0.get(..end)).unwrap_or(self.0)
     }
 
     pub(super) fn attributes(self) -> Attributes<'a> {
@@ -318,6 +331,19 @@ mod tests {
         let mut writer = Writer::default();
         writer.message(HEAD, |body| body.bytes(1, &[0; 70_000]));
         assert_eq!(writer.finish(), None);
+    }
+
+    #[test]
+    fn what_is_taken_is_gone_and_what_was_too_long_with_it() {
+        let mut writer = Writer::default();
+        writer.bytes(1, &[0; 70_000]);
+        assert_eq!(writer.take(), None);
+        for byte in [6, 7] {
+            writer.bytes(1, &[byte]);
+            let taken = writer.take().unwrap();
+            let (kind, value) = Attribute(&taken).attributes().next().unwrap();
+            assert_eq!((taken.len(), taken.capacity(), kind, value.0), (8, 8, 1, &[byte][..]));
+        }
     }
 
     #[test]

@@ -10,6 +10,9 @@ use crate::{
 use alloc::vec::Vec;
 use ipnet::IpNet;
 
+/// More rules than most plans have without the lists of what is left alone.
+const MANY: usize = 64;
+
 /// Collects rules in the order of emission.
 pub(super) struct Rules<'a> {
     redirect: &'a Redirect,
@@ -18,8 +21,11 @@ pub(super) struct Rules<'a> {
 
 impl<'a> Rules<'a> {
     /// None yet, of this redirection.
-    pub(super) const fn of(redirect: &'a Redirect) -> Self {
-        Self { redirect, rules: Vec::new() }
+    pub(super) fn of(redirect: &'a Redirect) -> Self {
+        // Long lists make long plans; a plan that grows is copied again and again.
+        let excluded_ports = redirect.outbound_ports_exclude().len().saturating_mul(2);
+        let expected = redirect.outbound_exclude().len().saturating_add(excluded_ports).saturating_add(MANY);
+        Self { redirect, rules: Vec::with_capacity(expected) }
     }
 
     /// Rules of one group: the setting that asked for them, and what for.

@@ -197,10 +197,8 @@ impl<'a, F: Fn(Key) -> Option<&'a str>> Check<'_, F> {
     /// proxy would call itself without end.
     fn listeners(&mut self) {
         let r = self.redirect;
-        let mut before: Vec<(Listener, Key, crate::values::Port)> = Vec::new();
-        if r.dns != DnsCapture::Off {
-            before.push((Listener::Dns, Key::RedirectDns, DNS_PORT));
-        }
+        let dns = (r.dns != DnsCapture::Off).then_some((Listener::Dns, Key::RedirectDns, DNS_PORT));
+        let mut before = [dns, None, None, None];
         for (listener, key, port) in [
             (Listener::Outbound, Key::ProxyPort, r.proxy_port),
             (Listener::Inbound, Key::InboundCapturePort, r.inbound_port),
@@ -209,13 +207,14 @@ impl<'a, F: Fn(Key) -> Option<&'a str>> Check<'_, F> {
             if self.errors.concern(key) {
                 continue;
             }
-            if let Some((other, other_key, _)) = before.iter().find(|(_, _, taken)| *taken == port) {
+            if let Some((other, other_key, _)) = before.iter().flatten().find(|(_, _, taken)| *taken == port)
+            {
                 let is_default = r.source(key) == Source::Default && *other != Listener::Dns;
                 // Whoever said something can mend it.
                 let (key, other) = if is_default { (*other_key, listener) } else { (key, *other) };
                 self.refuse(key, port, Problem::PortTaken(other));
-            } else {
-                before.push((listener, key, port));
+            } else if let Some(free) = before.iter_mut().find(|place| place.is_none()) {
+                *free = Some((listener, key, port));
             }
         }
     }

@@ -78,10 +78,11 @@ impl Reader<'_> {
         let mark = self.value::<Mark>(Key::TproxyMark);
         let table = self.value::<RouteTable>(Key::TproxyRouteTable);
         let words = [("REDIRECT", false), ("TPROXY", true), ("NONE", false)];
-        let (words, listed) = if self.is_annotation(Key::InterceptionMode) {
+        let (text, source) = self.raw.get(Key::InterceptionMode);
+        let (words, listed) = if is_annotation(source) {
             // A pod that says NONE is left alone before anything of this is read.
             (&words[..], "REDIRECT, TPROXY, NONE")
-        } else if self.raw.get(Key::InterceptionMode).0.is_empty() {
+        } else if text.is_empty() {
             return Some(InterceptionMode::Redirect);
         } else {
             (&words[..2], "REDIRECT, TPROXY")
@@ -197,7 +198,7 @@ impl Reader<'_> {
         look_up: fn(&dyn NameLookup, &str) -> Option<u32>,
     ) -> Option<Vec<u32>> {
         let names = self.facts.names;
-        self.list(key, |text| match text.trim() {
+        self.list(key, |text, _| match text.trim() {
             text if text.bytes().any(|b| !b.is_ascii_digit()) => {
                 look_up(names, text).ok_or(Problem::UnknownName(file))
             }
@@ -207,10 +208,10 @@ impl Reader<'_> {
     }
 
     /// A list separated by commas. An empty list is empty. Empty elements are skipped, as the reference does,
-    /// except in annotations, which it reads strictly.
-    fn list<T>(&mut self, key: Key, parse: impl Fn(&str) -> Result<T, Problem>) -> Option<Vec<T>> {
+    /// except in annotations, which it reads strictly; `parse` is told which it is.
+    fn list<T>(&mut self, key: Key, parse: impl Fn(&str, bool) -> Result<T, Problem>) -> Option<Vec<T>> {
         let (text, source) = self.raw.get(key);
-        let strict = self.is_annotation(key);
+        let strict = is_annotation(source);
         if text.is_empty() {
             return Some(Vec::new());
         }
@@ -218,17 +219,17 @@ impl Reader<'_> {
         let mut good = true;
         let values = elements
             .filter_map(|element| {
-                let value = self.errors.keep(key, source, element, parse(element));
+                let value = self.errors.keep(key, source, element, parse(element, strict));
                 good &= value.is_some();
                 value
             })
             .collect();
         good.then_some(values)
     }
+}
 
-    fn is_annotation(&self, key: Key) -> bool {
-        matches!(self.raw.get(key).1, Source::Annotation(_))
-    }
+const fn is_annotation(source: Source) -> bool {
+    matches!(source, Source::Annotation(_))
 }
 
 /// Replaces a value by what could be read.
@@ -259,22 +260,21 @@ impl Read for bool {
 /// Blanks around ports are dropped. `a:b` is a range; in an annotation also `a-b`.
 impl Read for Vec<PortRange> {
     fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
-        let syntax = if reader.is_annotation(key) { PortSyntax::Annotation } else { PortSyntax::Flag };
-        reader.list(key, |text| match text.trim() {
+        reader.list(key, |text, is_annotation| match text.trim() {
             "" => Err(Problem::EmptyElement),
             "*" if key.setting().star == Star::Nothing => Err(Problem::StarExcludes),
             "*" => Err(Problem::StarNotAllowed),
-            text => PortRange::parse(text, syntax),
+            text if is_annotation => PortRange::parse(text, PortSyntax::Annotation),
+            text => PortRange::parse(text, PortSyntax::Flag),
         })
     }
 }
 
 impl Read for Vec<InterfaceName> {
     fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
-        let strict = reader.is_annotation(key);
-        reader.list(key, |text| match text.trim() {
+        reader.list(key, |text, is_annotation| match text.trim() {
             "" => Err(Problem::EmptyElement),
-            text if strict => InterfaceName::parse_exact(text),
+            text if is_annotation => InterfaceName::parse_exact(text),
             text => text.parse(),
         })
     }
@@ -282,7 +282,7 @@ impl Read for Vec<InterfaceName> {
 
 impl Read for Cidrs {
     fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
-        let ranges = reader.list(key, |text| match text {
+        let ranges = reader.list(key, |text, _| match text {
             "*" if key.setting().star == Star::Nothing => Err(Problem::StarExcludes),
             _ => parse_cidr(text),
         })?;

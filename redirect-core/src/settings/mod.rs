@@ -115,7 +115,7 @@ impl RawSettings {
 
     /// Who said what holds for each setting.
     pub(crate) fn sources(&self) -> Sources {
-        self.values.iter().map(|(key, (_, source))| (*key, *source)).collect()
+        Sources::in_order(self.values.iter().map(|(key, (_, source))| (*key, *source)))
     }
 
     /// Whether the servers of `/etc/resolv.conf` matter to a plan: DNS capture is asked for and limited to them.

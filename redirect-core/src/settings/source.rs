@@ -1,7 +1,7 @@
 //! Where values came from.
 
 use super::Key;
-use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 use core::fmt;
 
 /// Where a value came from. Errors, warnings and explanations name it.
@@ -61,22 +61,36 @@ impl<T> PartialEq for Provenance<T> {
 
 impl<T> Eq for Provenance<T> {}
 
-/// Who asked for each setting that anybody said anything about.
+/// Who asked for each setting that anybody said anything about, in the order of the keys.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sources(BTreeMap<Key, Source>);
+pub(crate) struct Sources(Vec<(Key, Source)>);
 
 impl Sources {
     pub(crate) fn of(&self, key: Key) -> Source {
-        self.0.get(&key).copied().unwrap_or(Source::Default)
+        self.find(key).ok().and_then(|place| self.0.get(place)).map_or(Source::Default, |(_, source)| *source)
     }
 
     pub(crate) fn set(&mut self, key: Key, source: Source) {
-        self.0.insert(key, source);
+        match self.find(key) {
+            Ok(place) => {
+                if let Some(said) = self.0.get_mut(place) {
+                    said.1 = source;
+                }
+            }
+            Err(place) => self.0.insert(place, (key, source)),
+        }
     }
-}
 
-impl FromIterator<(Key, Source)> for Sources {
-    fn from_iter<I: IntoIterator<Item = (Key, Source)>>(sources: I) -> Self {
-        Self(sources.into_iter().collect())
+    /// Those that are said in the order of the keys.
+    pub(crate) fn in_order(said: impl ExactSizeIterator<Item = (Key, Source)>) -> Self {
+        // Who is the proxy's user may be said by other settings, and so may its group.
+        let mut sources = Vec::with_capacity(said.len().saturating_add(2));
+        sources.extend(said);
+        Self(sources)
+    }
+
+    /// The place of a key, or the one where it belongs.
+    fn find(&self, key: Key) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&key, |(key, _)| *key)
     }
 }
