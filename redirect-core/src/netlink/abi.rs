@@ -168,7 +168,6 @@ pub mod attribute {
         pub const BASE: u16 = 2;
         pub const OFFSET: u16 = 3;
         pub const LENGTH: u16 = 4;
-        pub const SOURCE: u16 = 5;
     }
     pub mod bitwise {
         pub const SOURCE: u16 = 1;

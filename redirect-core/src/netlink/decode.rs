@@ -2,30 +2,36 @@
 //! the same.
 
 use super::{
-    abi::{attribute, base, ct, direction, meta, operator, register, verdict},
+    abi::{PORTS_GIVEN, base, ct, direction, meta, verdict},
     expression::{AddressOffset, DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
-    wire::{Attribute, Attributes, read_array},
+    reading::{Bits, Expression, Field, Loaded, Origin, Registers, Xt, negated},
+    wire::{Attributes, read_array},
     xt,
 };
 use crate::{
     rule::{Chain, Direction, Is, Match, Protocol, Rule, Target, TcpFlags},
     values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange},
 };
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use alloc::{string::String, vec::Vec};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Reads the expressions of a rule; `None` for a rule that none of ours can be.
 pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> {
-    let mut reader =
-        Reader { family, direction: None, registers: BTreeMap::new(), matches: Vec::new(), target: None };
+    let mut reader = Reader {
+        family,
+        direction: None,
+        registers: Registers::default(),
+        matches: Vec::new(),
+        target: None,
+    };
     for (_, element) in expressions {
-        let (name, data) = expression(element)?;
+        let expression = Expression::read(element)?;
         // Behind the target nothing more can happen.
         if reader.target.is_some() {
             return None;
         }
-        reader.expression(name, data)?;
+        reader.expression(expression)?;
     }
     if reader.direction.is_some() {
         return None;
@@ -41,107 +47,59 @@ pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> 
     understood.then_some(rule)
 }
 
-/// The name of an expression and its attributes.
-pub(super) fn expression(element: Attribute<'_>) -> Option<(&str, Attributes<'_>)> {
-    let attributes = element.attributes();
-    let data = attributes.find(attribute::expression::DATA).unwrap_or(Attribute(&[]));
-    Some((attributes.find(attribute::expression::NAME)?.text()?, data.attributes()))
-}
-
-/// The chain a rule jumps or goes to.
-pub(super) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
-    expressions.filter_map(|(_, element)| expression(element)).find_map(|(name, data)| {
-        let verdict = (name == "immediate").then(|| data.find(attribute::immediate::DATA)).flatten()?;
-        let verdict = verdict.attributes().find(attribute::data::VERDICT)?;
-        verdict.attributes().find(attribute::verdict::CHAIN)?.text()
-    })
-}
-
-/// What can be loaded into a register.
-#[derive(Debug, Clone, Copy)]
-enum Field {
-    Meta(u32),
-    Ct(u32),
-    Payload { base: u32, offset: u32, length: u32 },
-}
-
-/// What a register holds.
-#[derive(Debug, Clone)]
-enum Loaded {
-    Field(Field),
-    /// Some of a field's bits.
-    Masked(Field, Vec<u8>),
-    /// The connection's mark with some bits set anew.
-    Remarked(MaskedMark),
-    Value(Vec<u8>),
-}
-
-struct Reader {
+struct Reader<'a> {
     family: Family,
     /// A direction that belongs to the state that follows.
     direction: Option<Direction>,
-    registers: BTreeMap<u32, Loaded>,
+    registers: Registers<'a>,
     matches: Vec<Match>,
     target: Option<Target>,
 }
 
-impl Reader {
-    fn expression(&mut self, name: &str, data: Attributes<'_>) -> Option<()> {
-        let u32_of = |kind| data.find(kind).and_then(Attribute::u32);
-        match name {
-            "counter" => {}
-            "meta" => self.meta(data)?,
-            "ct" => self.ct(data)?,
-            "payload" => {
-                let loaded = Field::Payload {
-                    base: u32_of(attribute::payload::BASE)?,
-                    offset: u32_of(attribute::payload::OFFSET)?,
-                    length: u32_of(attribute::payload::LENGTH)?,
-                };
-                self.registers.insert(u32_of(attribute::payload::DESTINATION)?, Loaded::Field(loaded));
+impl<'a> Reader<'a> {
+    fn expression(&mut self, expression: Expression<'a>) -> Option<()> {
+        match expression {
+            Expression::Counter => {}
+            Expression::Load { to, field } => self.registers.load(to, field),
+            Expression::Value { to, value } => self.registers.set(to, value),
+            Expression::Bitwise { from, to, mask, flip, .. } => {
+                let loaded = self.registers.change(from, to, mask, flip)?;
+                is_readable(&loaded).then_some(())?;
             }
-            "bitwise" => self.bitwise(data)?,
-            "cmp" => {
-                let not = negated(u32_of(attribute::cmp::OPERATOR)?)?;
-                let value = value_of(data, attribute::cmp::DATA)?;
-                let loaded = self.registers.get(&u32_of(attribute::cmp::REGISTER)?)?.clone();
-                self.compared(&loaded, not, value)?;
+            Expression::Compare { register, operator, value } => {
+                let loaded = self.registers.get(register)?;
+                self.compared(&loaded, negated(operator)?, value)?;
             }
-            "range" => {
-                let not = negated(u32_of(attribute::range::OPERATOR)?)?;
-                let (from, to) =
-                    (value_of(data, attribute::range::FROM)?, value_of(data, attribute::range::TO)?);
-                let loaded = self.registers.get(&u32_of(attribute::range::REGISTER)?)?;
-                let found = port_range(loaded, not, PortRange::new(port(from)?, port(to)?)?)?;
-                self.matches.push(found);
+            Expression::Range { register, operator, from, to } => {
+                let loaded = self.registers.get(register)?;
+                let is = Is { value: PortRange::new(port(from)?, port(to)?)?, not: negated(operator)? };
+                self.matches.push(ports(loaded.field()?, is)?);
             }
-            "immediate" => self.immediate(data)?,
-            "match" => {
-                let (name, revision, info) = extension(data)?;
+            Expression::Store { field, from } => {
+                self.target = Some(stored(field, &self.registers.get(from?)?)?);
+            }
+            Expression::Verdict { code, chain } => self.target = Some(decided(code, chain)?),
+            Expression::Match(Xt { name, revision, info }) => {
                 self.matches.extend(xt::decode_match(name, revision, info)?);
             }
-            "target" => {
-                let (name, revision, info) = extension(data)?;
+            Expression::Target(Xt { name, revision, info }) => {
                 self.target = Some(xt::decode_target(name, revision, info, self.family)?);
             }
-            "redir" => {
-                let first = u32_of(attribute::redir::FIRST_PORT)?;
-                let last = u32_of(attribute::redir::LAST_PORT).unwrap_or(first);
-                let plain =
-                    u32_of(attribute::redir::FLAGS).is_none_or(|flags| flags == super::abi::PORTS_GIVEN);
-                let Loaded::Value(value) = self.registers.get(&first)? else { return None };
-                self.target = (first == last && plain)
-                    .then(|| port(value).and_then(Port::new).map(Target::Redirect))
-                    .flatten();
-                self.target.as_ref()?;
+            Expression::Redirect { first, last, flags: None | Some(PORTS_GIVEN) } => {
+                let value = self.registers.port(first, last)?;
+                self.target = Some(Target::Redirect(port(value).and_then(Port::new)?));
             }
-            _ => return None,
+            Expression::Redirect { .. }
+            | Expression::Tproxy { .. }
+            | Expression::Write { .. }
+            | Expression::Lookup(_)
+            | Expression::Other { .. } => return None,
         }
         Some(())
     }
 
-    fn compared(&mut self, loaded: &Loaded, not: bool, value: &[u8]) -> Option<()> {
-        if let Loaded::Field(Field::Ct(ct::DIRECTION)) = loaded {
+    fn compared(&mut self, loaded: &Loaded<'_>, not: bool, value: &[u8]) -> Option<()> {
+        if loaded.field() == Some(Field::Ct(ct::DIRECTION)) {
             let found = match (value, not) {
                 ([direction::ORIGINAL], false) => Direction::Original,
                 ([direction::REPLY], false) => Direction::Reply,
@@ -156,104 +114,59 @@ impl Reader {
         self.matches.extend(found);
         Some(())
     }
+}
 
-    fn meta(&mut self, data: Attributes<'_>) -> Option<()> {
-        let key = data.find(attribute::meta::KEY)?.u32()?;
-        if let Some(to) = data.find(attribute::meta::DESTINATION) {
-            self.registers.insert(to.u32()?, Loaded::Field(Field::Meta(key)));
-            return Some(());
-        }
-        let source = data.find(attribute::meta::SOURCE)?.u32()?;
-        self.target = match (key, self.registers.get(&source)?) {
-            (meta::MARK, Loaded::Value(value)) => Some(Target::SetMark(mark(value)?)),
-            (meta::MARK, Loaded::Field(Field::Ct(ct::MARK))) => Some(Target::RestoreMark),
-            _ => return None,
-        };
-        Some(())
-    }
-
-    fn ct(&mut self, data: Attributes<'_>) -> Option<()> {
-        let key = data.find(attribute::ct::KEY)?.u32()?;
-        if let Some(to) = data.find(attribute::ct::DESTINATION) {
-            self.registers.insert(to.u32()?, Loaded::Field(Field::Ct(key)));
-            return Some(());
-        }
-        let source = data.find(attribute::ct::SOURCE)?.u32()?;
-        self.target = match (key, self.registers.get(&source)?) {
-            (ct::MARK, Loaded::Field(Field::Meta(meta::MARK))) => Some(Target::SaveMark),
-            (ct::MARK, Loaded::Value(value)) => Some(Target::SetConnMark(mark(value)?.into())),
-            (ct::MARK, Loaded::Remarked(mark)) => Some(Target::SetConnMark(*mark)),
-            (ct::ZONE, Loaded::Value(value)) => {
-                Some(Target::ConntrackZone(u16::from_ne_bytes(value.first_chunk().copied()?)))
-            }
-            _ => return None,
-        };
-        Some(())
-    }
-
-    fn bitwise(&mut self, data: Attributes<'_>) -> Option<()> {
-        let register = |kind| data.find(kind).and_then(Attribute::u32);
-        let mask = value_of(data, attribute::bitwise::MASK)?;
-        let flip = value_of(data, attribute::bitwise::XOR)?;
-        let Loaded::Field(field) = *self.registers.get(&register(attribute::bitwise::SOURCE)?)? else {
-            return None;
-        };
-        let loaded = match field {
-            _ if flip.iter().all(|byte| *byte == 0) => Loaded::Masked(field, mask.to_vec()),
-            Field::Ct(ct::MARK) => Loaded::Remarked(MaskedMark::new(number(flip)?, !number(mask)?)?),
-            Field::Ct(_) | Field::Meta(_) | Field::Payload { .. } => return None,
-        };
-        self.registers.insert(register(attribute::bitwise::DESTINATION)?, loaded);
-        Some(())
-    }
-
-    fn immediate(&mut self, data: Attributes<'_>) -> Option<()> {
-        let to = data.find(attribute::immediate::REGISTER)?.u32()?;
-        let content = data.find(attribute::immediate::DATA)?.attributes();
-        if to != register::VERDICT {
-            let value = content.find(attribute::data::VALUE)?.0.to_vec();
-            self.registers.insert(to, Loaded::Value(value));
-            return Some(());
-        }
-        let decision = content.find(attribute::data::VERDICT)?.attributes();
-        self.target = Some(match decision.find(attribute::verdict::CODE)?.u32()? {
-            verdict::ACCEPT => Target::Accept,
-            verdict::DROP => Target::Drop,
-            verdict::RETURN => Target::Return,
-            verdict::JUMP => {
-                let chain = Chain::named(decision.find(attribute::verdict::CHAIN)?.text()?);
-                // Jumps of others are not understood, as in the text of iptables-save.
-                chain.belongs_to_mesh().then_some(Target::Jump(chain))?
-            }
-            _ => return None,
-        });
-        Some(())
+/// Whether a rule of ours changes bits so: it masks a field, or sets some bits of the connection's mark.
+fn is_readable(loaded: &Loaded<'_>) -> bool {
+    match (loaded.origin, loaded.bits) {
+        (Origin::Field(_), Bits::Masked(_)) => true,
+        (Origin::Field(Field::Ct(ct::MARK)), Bits::Flipped { mask, flip }) => set_bits(mask, flip).is_some(),
+        (_, _) => false,
     }
 }
 
-/// The name, revision and structure of an xt match or target.
-pub(super) fn extension(data: Attributes<'_>) -> Option<(&str, u32, &[u8])> {
-    let name = data.find(attribute::xt::NAME)?.text()?;
-    Some((name, data.find(attribute::xt::REVISION)?.u32()?, data.find(attribute::xt::INFO)?.0))
+/// What storing something in a field does.
+fn stored(field: Field, from: &Loaded<'_>) -> Option<Target> {
+    let whole = (field, from.field(), from.value());
+    Some(match (whole, from.origin, from.bits) {
+        ((Field::Meta(meta::MARK), _, Some(value)), ..) => Target::SetMark(mark(value)?),
+        ((Field::Meta(meta::MARK), Some(Field::Ct(ct::MARK)), _), ..) => Target::RestoreMark,
+        ((Field::Ct(ct::MARK), Some(Field::Meta(meta::MARK)), _), ..) => Target::SaveMark,
+        ((Field::Ct(ct::MARK), _, Some(value)), ..) => Target::SetConnMark(mark(value)?.into()),
+        ((Field::Ct(ct::ZONE), _, Some(value)), ..) => {
+            Target::ConntrackZone(u16::from_ne_bytes(value.first_chunk().copied()?))
+        }
+        ((Field::Ct(ct::MARK), ..), Origin::Field(Field::Ct(ct::MARK)), Bits::Flipped { mask, flip }) => {
+            Target::SetConnMark(set_bits(mask, flip)?)
+        }
+        _ => return None,
+    })
 }
 
-pub(super) const fn negated(operator: u32) -> Option<bool> {
-    match operator {
-        operator::EQUAL => Some(false),
-        operator::NOT_EQUAL => Some(true),
+/// The bits that keeping those of the mask and flipping others sets.
+fn set_bits(mask: &[u8], flip: &[u8]) -> Option<MaskedMark> {
+    MaskedMark::new(number(flip)?, !number(mask)?)
+}
+
+fn decided(code: u32, chain: Option<&str>) -> Option<Target> {
+    match code {
+        verdict::ACCEPT => Some(Target::Accept),
+        verdict::DROP => Some(Target::Drop),
+        verdict::RETURN => Some(Target::Return),
+        verdict::JUMP => {
+            let chain = Chain::named(chain?);
+            // Jumps of others are not understood, as in the text of iptables-save.
+            chain.belongs_to_mesh().then_some(Target::Jump(chain))
+        }
         _ => None,
     }
-}
-
-pub(super) fn value_of(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
-    Some(data.find(kind)?.attributes().find(attribute::data::VALUE)?.0)
 }
 
 pub(super) fn port(value: &[u8]) -> Option<u16> {
     <[u8; 2]>::try_from(value).ok().map(u16::from_be_bytes)
 }
 
-fn number(value: &[u8]) -> Option<u32> {
+pub(super) fn number(value: &[u8]) -> Option<u32> {
     <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes)
 }
 
@@ -262,44 +175,60 @@ fn mark(value: &[u8]) -> Option<Mark> {
 }
 
 /// What a comparison of a register with a value says.
-fn compared(loaded: &Loaded, not: bool, value: &[u8], family: Family) -> Option<Vec<Match>> {
+fn compared(loaded: &Loaded<'_>, not: bool, value: &[u8], family: Family) -> Option<Vec<Match>> {
+    let Origin::Field(field) = loaded.origin else { return None };
+    match loaded.bits {
+        Bits::All => field_is(field, not, value, family),
+        Bits::Masked(mask) => Some([masked_is(field, mask, not, value, family)?].into()),
+        Bits::Flipped { .. } | Bits::Unknown => None,
+    }
+}
+
+fn field_is(field: Field, not: bool, value: &[u8], family: Family) -> Option<Vec<Match>> {
     let one = |condition| Some([condition].into());
-    match loaded {
-        Loaded::Field(Field::Meta(key)) => meta_is(*key, not, value).and_then(one),
-        Loaded::Field(Field::Ct(ct::MARK)) => one(Match::ConnMark(Is { value: mark(value)?.into(), not })),
-        Loaded::Field(Field::Ct(_)) | Loaded::Value(_) | Loaded::Remarked(_) => None,
-        Loaded::Field(Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 }) if !not => {
-            let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
-            let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
-            Some([Match::SourcePort(is([a, b])), Match::DestinationPort(is([c, d]))].into())
+    match field {
+        Field::Meta(key) => meta_is(key, not, value).and_then(one),
+        Field::Ct(ct::MARK) => one(Match::ConnMark(Is { value: mark(value)?.into(), not })),
+        Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 } if !not => {
+            Some(both_ports(value)?.into())
         }
-        Loaded::Field(Field::Payload { base: base::TRANSPORT, .. }) => {
-            one(port_range(loaded, not, PortRange::single(port(value)?))?)
+        Field::Payload { base: base::TRANSPORT, .. } => {
+            ports(field, Is { value: PortRange::single(port(value)?), not }).and_then(one)
         }
-        Loaded::Field(Field::Payload { base: base::NETWORK, offset, length }) => {
+        Field::Payload { base: base::NETWORK, offset, length } => {
             let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
-            (usize::try_from(*length).ok()? == value.len()).then_some(())?;
-            address(*offset, not, value, prefix, family).and_then(one)
+            (usize::try_from(length).ok()? == value.len()).then_some(())?;
+            address(offset, not, value, prefix, family).and_then(one)
         }
-        Loaded::Field(Field::Payload { .. }) => None,
-        Loaded::Masked(Field::Payload { base: base::NETWORK, offset, .. }, mask) => {
+        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+    }
+}
+
+/// Both ports, compared at once.
+pub(super) fn both_ports(value: &[u8]) -> Option<[Match; 2]> {
+    let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
+    let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
+    Some([Match::SourcePort(is([a, b])), Match::DestinationPort(is([c, d]))])
+}
+
+fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8], family: Family) -> Option<Match> {
+    match field {
+        Field::Payload { base: base::NETWORK, offset, .. } => {
             (mask.len() == value.len()).then_some(())?;
-            address(*offset, not, value, prefix_of(mask)?, family).and_then(one)
+            address(offset, not, value, prefix_of(mask)?, family)
         }
-        Loaded::Masked(Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 }, mask) => {
-            let ([mask], [set]) = (mask.as_slice(), value) else { return None };
-            one(Match::TcpFlags(Is { value: TcpFlags::new(*mask, *set)?, not }))
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
+            let ([mask], [set]) = (mask, value) else { return None };
+            Some(Match::TcpFlags(Is { value: TcpFlags::new(*mask, *set)?, not }))
         }
-        Loaded::Masked(Field::Meta(meta::MARK), mask) if *mask == [0xff; 4] => {
-            one(Match::Mark(Is { value: mark(value)?, not }))
+        Field::Meta(meta::MARK) if *mask == [0xff; 4] => Some(Match::Mark(Is { value: mark(value)?, not })),
+        Field::Ct(ct::MARK) => {
+            Some(Match::ConnMark(Is { value: MaskedMark::new(number(value)?, number(mask)?)?, not }))
         }
-        Loaded::Masked(Field::Ct(ct::MARK), mask) => {
-            one(Match::ConnMark(Is { value: MaskedMark::new(number(value)?, number(mask)?)?, not }))
+        Field::Ct(ct::STATE) if not && value.iter().all(|byte| *byte == 0) => {
+            Some(Match::Tracked(xt::conn_state(number(mask)?)?.into()))
         }
-        Loaded::Masked(Field::Ct(ct::STATE), mask) if not && value.iter().all(|byte| *byte == 0) => {
-            one(Match::Tracked(xt::conn_state(number(mask)?)?.into()))
-        }
-        Loaded::Masked(..) => None,
+        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
     }
 }
 
@@ -337,14 +266,16 @@ pub(super) fn interface(value: &[u8]) -> Option<InterfaceName> {
     }
 }
 
-fn port_range(loaded: &Loaded, not: bool, value: PortRange) -> Option<Match> {
-    let Loaded::Field(Field::Payload { base: base::TRANSPORT, offset, length: 2 }) = loaded else {
-        return None;
-    };
-    match *offset {
-        SOURCE_PORT => Some(Match::SourcePort(Is { value, not })),
-        DESTINATION_PORT => Some(Match::DestinationPort(Is { value, not })),
-        _ => None,
+/// A comparison of a field that holds a port.
+pub(super) const fn ports(field: Field, is: Is<PortRange>) -> Option<Match> {
+    match field {
+        Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 2 } => {
+            Some(Match::SourcePort(is))
+        }
+        Field::Payload { base: base::TRANSPORT, offset: DESTINATION_PORT, length: 2 } => {
+            Some(Match::DestinationPort(is))
+        }
+        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::{
     abi::{attribute, meta},
-    decode, seen,
+    reading::{self, Expression, Field},
+    seen,
     wire::{Attribute, Attributes, Writer},
 };
 use crate::rule::Chain;
@@ -33,7 +34,7 @@ impl RawRule {
 
     /// The chain it jumps or goes to.
     pub(crate) fn jumps_to(&self) -> Option<Chain> {
-        decode::jump_of(self.list()).map(Chain::named)
+        reading::jump_of(self.list()).map(Chain::named)
     }
 
     /// The protocol it compares with; xt matches and targets ask for it.
@@ -69,7 +70,7 @@ impl fmt::Display for RawRule {
 fn without_counts(expressions: Attributes<'_>) -> Vec<u8> {
     let mut writer = Writer::default();
     for (_, element) in expressions {
-        match decode::expression(element) {
+        match reading::name_and_data(element) {
             Some(("counter", _)) => super::expression::Expressions(&mut writer).counter(),
             _ => writer.nested(attribute::list::ELEMENT, |out| out.raw(element.0)),
         }
@@ -79,16 +80,13 @@ fn without_counts(expressions: Attributes<'_>) -> Vec<u8> {
 
 fn protocol(expressions: Attributes<'_>) -> Option<u32> {
     let mut loaded = false;
-    for (name, data) in expressions.filter_map(|(_, element)| decode::expression(element)) {
-        match name {
-            "meta" => {
-                loaded = data.find(attribute::meta::KEY).and_then(Attribute::u32) == Some(meta::PROTOCOL);
-            }
-            "cmp" if loaded => {
-                let value = data.find(attribute::cmp::DATA)?.attributes().find(attribute::data::VALUE)?;
-                return value.0.first().copied().map(u32::from);
-            }
-            _ => {}
+    for expression in expressions.filter_map(|(_, element)| Expression::read(element)) {
+        if let Expression::Load { field, .. } = expression {
+            loaded = field == Field::Meta(meta::PROTOCOL);
+        } else if let Expression::Compare { value, .. } = expression
+            && loaded
+        {
+            return value.first().copied().map(u32::from);
         }
     }
     None

@@ -25,6 +25,7 @@ mod native_difference;
 mod native_state;
 mod observed;
 mod part;
+mod reading;
 pub mod request;
 mod ruleset;
 mod seen;

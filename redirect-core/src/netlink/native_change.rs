@@ -10,11 +10,11 @@ use super::{
         attribute::{self, expression},
         family, flags, kind,
     },
-    decode,
     native_state::{
         ChainState, NativeHook, NativeRule, NativeState, RawAttributes, SetKey, SetState, TableState, set_key,
     },
     part::Part,
+    reading,
     sets::ANONYMOUS_NAME,
     wire::{Attribute, Writer},
 };
@@ -341,7 +341,7 @@ fn set_attributes(name: &str) -> Option<(u16, u16)> {
 
 /// The set that an expression uses.
 fn set_of(element: Attribute<'_>) -> Option<SetKey> {
-    let (name, data) = decode::expression(element)?;
+    let (name, data) = reading::name_and_data(element)?;
     let (by_name, by_number) = set_attributes(name)?;
     set_key(data, by_name, by_number)
 }
@@ -349,7 +349,7 @@ fn set_of(element: Attribute<'_>) -> Option<SetKey> {
 /// An expression as it was, but for the number of a set that this transaction makes.
 fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, numbers: &BTreeMap<SetKey, u32>) {
     let number = set_of(element).and_then(|key| numbers.get(&key));
-    let (Some(number), Some((name, data))) = (number, decode::expression(element)) else {
+    let (Some(number), Some((name, data))) = (number, reading::name_and_data(element)) else {
         list.nested(kind, |out| out.raw(element.0));
         return;
     };

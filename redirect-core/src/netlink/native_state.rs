@@ -4,6 +4,7 @@ use super::{
     NativeForm,
     abi::{self, attribute, family, kind},
     decode, native,
+    reading::{self, Expression, Field, Lookup},
     wire::{Attribute, Attributes, Message},
 };
 use crate::{
@@ -93,6 +94,10 @@ impl NativeRule {
     fn elements(&self) -> impl Iterator<Item = Attribute<'_>> + Clone {
         Attribute(&self.expressions).attributes().map(|(_, element)| element)
     }
+
+    fn read(&self) -> impl Iterator<Item = Expression<'_>> + Clone {
+        self.elements().filter_map(Expression::read)
+    }
 }
 
 impl NativeState {
@@ -136,7 +141,7 @@ impl NativeState {
         let inbound = crate::render::nft_chain_name(&OurChain::Inbound.into());
         prerouting.is_some_and(|chain| {
             let jumps = |rule: &NativeRule| {
-                decode::jump_of(Attribute(&rule.expressions).attributes()) == Some(&inbound)
+                reading::jump_of(Attribute(&rule.expressions).attributes()) == Some(&inbound)
             };
             chain.rules.iter().any(jumps)
         })
@@ -145,9 +150,8 @@ impl NativeState {
     /// Whether rules of a table look something up in a set.
     #[must_use]
     pub fn looks_up(&self, table: Table) -> bool {
-        let looks_up = |rule: &NativeRule| {
-            rule.elements().filter_map(decode::expression).any(|(name, _)| name == "lookup")
-        };
+        let looks_up =
+            |rule: &NativeRule| rule.read().any(|expression| matches!(expression, Expression::Lookup(_)));
         self.tables
             .get(nft_table(table))
             .is_some_and(|state| state.chains.values().flat_map(|chain| &chain.rules).any(looks_up))
@@ -333,24 +337,21 @@ impl TableState {
 
     /// Whether an expression says the same as one of another table. One that no plan has says what its bytes are.
     fn same_expression(&self, one: Attribute<'_>, other: &Self, two: Attribute<'_>) -> bool {
-        let (Some((name, data)), Some((other_name, other_data))) =
-            (decode::expression(one), decode::expression(two))
-        else {
-            return one == two;
-        };
-        if name != other_name {
-            return false;
+        match (Expression::read(one), Expression::read(two)) {
+            (Some(Expression::Lookup(found)), Some(Expression::Lookup(wanted))) => {
+                found == wanted
+                    && self
+                        .set_of(found)
+                        .zip(other.set_of(wanted))
+                        .is_some_and(|(found, wanted)| found.meaning == wanted.meaning)
+            }
+            (Some(one), Some(two)) => one == two,
+            (_, _) => one == two,
         }
-        let (Some(fields), Some(_)) = (Fields::of(name, data), Fields::of(other_name, other_data)) else {
-            return one == two;
-        };
-        let same_set = || {
-            let key = |data| set_key(data, attribute::lookup::SET, attribute::lookup::SET_ID);
-            let found = key(data).and_then(|key| self.sets.get(&key));
-            let wanted = key(other_data).and_then(|key| other.sets.get(&key));
-            found.zip(wanted).is_some_and(|(found, wanted)| found.meaning == wanted.meaning)
-        };
-        fields.same(data, other_data) && (name != "lookup" || same_set())
+    }
+
+    fn set_of(&self, lookup: Lookup<'_>) -> Option<&SetState> {
+        self.sets.get(&set_key(lookup.data, attribute::lookup::SET, attribute::lookup::SET_ID)?)
     }
 }
 
@@ -394,18 +395,11 @@ impl Eq for NativeState {}
 
 /// The marks that a rule gives: a value, stored as the packet's mark.
 fn marks_given(rule: &NativeRule) -> impl Iterator<Item = Mark> + '_ {
-    let expressions = rule.elements().filter_map(decode::expression);
-    let behind = expressions.clone().skip(1);
-    expressions.zip(behind).filter_map(|((first, loaded), (second, stored))| {
-        use attribute::{immediate, meta};
-        let stores_mark = second == "meta"
-            && stored.find(meta::KEY).and_then(Attribute::u32) == Some(abi::meta::MARK)
-            && stored.find(meta::DESTINATION).is_none()
-            && stored.find(meta::SOURCE).is_some();
-        let (bytes, _) = (first == "immediate" && stores_mark)
-            .then(|| loaded.find(immediate::DATA).and_then(value))
-            .flatten()?;
-        Mark::new(u32::from_ne_bytes(bytes.try_into().ok()?))
+    let behind = rule.read().skip(1);
+    rule.read().zip(behind).filter_map(|(first, second)| {
+        let Expression::Store { field: Field::Meta(abi::meta::MARK), .. } = second else { return None };
+        let Expression::Value { value, .. } = first else { return None };
+        Mark::new(decode::number(value)?)
     })
 }
 
@@ -431,56 +425,6 @@ fn value(data: Attribute<'_>) -> Option<(&[u8], &[u8])> {
     let verdict = data.find(attribute::data::VERDICT)?.attributes();
     let chain = verdict.find(attribute::verdict::CHAIN).map(|chain| chain.0).unwrap_or_default();
     Some((verdict.find(attribute::verdict::CODE)?.0, chain))
-}
-
-/// The attributes in which an expression that plans have says what it does.
-struct Fields {
-    /// Compared as they are.
-    plain: &'static [u16],
-    /// Values, which may be verdicts.
-    values: &'static [u16],
-    /// Numbers that are 0 where they are missing.
-    numbers: &'static [u16],
-}
-
-impl Fields {
-    fn of(name: &str, data: Attributes<'_>) -> Option<Self> {
-        use attribute::{bitwise, cmp, ct, immediate, lookup, meta, payload, range, redir, tproxy};
-        let (plain, values, numbers): (&[u16], &[u16], &[u16]) = match name {
-            "counter" => (&[], &[], &[]),
-            "meta" => (&[meta::KEY, meta::DESTINATION, meta::SOURCE], &[], &[]),
-            "ct" => (&[ct::KEY, ct::DESTINATION, ct::SOURCE, ct::DIRECTION], &[], &[]),
-            // One that writes to the packet is none of ours.
-            "payload" if data.find(payload::SOURCE).is_none() => {
-                (&[payload::DESTINATION, payload::BASE, payload::OFFSET, payload::LENGTH], &[], &[])
-            }
-            "bitwise" => (
-                &[bitwise::SOURCE, bitwise::DESTINATION, bitwise::LENGTH],
-                &[bitwise::MASK, bitwise::XOR],
-                &[],
-            ),
-            "cmp" => (&[cmp::REGISTER, cmp::OPERATOR], &[cmp::DATA], &[]),
-            "range" => (&[range::REGISTER, range::OPERATOR], &[range::FROM, range::TO], &[]),
-            "immediate" => (&[immediate::REGISTER], &[immediate::DATA], &[]),
-            "redir" => (&[redir::FIRST_PORT, redir::LAST_PORT, redir::FLAGS], &[], &[]),
-            "tproxy" => (&[tproxy::FAMILY, tproxy::PORT], &[], &[]),
-            "lookup" => (&[lookup::SOURCE, lookup::DESTINATION], &[], &[lookup::FLAGS]),
-            _ => return None,
-        };
-        Some(Self { plain, values, numbers })
-    }
-
-    /// Whether two expressions of this kind say the same in these attributes.
-    fn same(&self, one: Attributes<'_>, two: Attributes<'_>) -> bool {
-        let number =
-            |data: Attributes<'_>, kind| data.find(kind).and_then(Attribute::u32).unwrap_or_default();
-        self.plain.iter().all(|kind| one.find(*kind) == two.find(*kind))
-            && self
-                .values
-                .iter()
-                .all(|kind| one.find(*kind).and_then(value) == two.find(*kind).and_then(value))
-            && self.numbers.iter().all(|kind| number(one, *kind) == number(two, *kind))
-    }
 }
 
 #[cfg(test)]

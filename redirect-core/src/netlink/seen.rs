@@ -1,20 +1,27 @@
 //! A rule of anybody read expression by expression, so that one that is not understood does not hide the rest.
 
 use super::{
-    abi::{self, attribute, base, ct, meta, register, verdict},
-    decode::{self, expression, extension, prefix_of, value_of},
+    abi::{self, attribute, base, ct, meta, verdict},
+    decode::{self, both_ports, number, ports, prefix_of},
+    expression::TCP_FLAGS,
+    reading::{Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt, negated},
     wire::{Attribute, Attributes, read_array},
     xt,
 };
 use crate::{
     interference::{
+        marked,
         ruleset::{Condition, SeenRule, Statement, state},
         target_named,
     },
     rule::{Is, Match, Protocol},
-    values::PortRange,
+    values::{Family, PortRange},
 };
-use alloc::{borrow::ToOwned, boxed::Box, collections::BTreeMap, string::String, vec::Vec};
+use alloc::{
+    borrow::{Cow, ToOwned},
+    string::String,
+    vec::Vec,
+};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -29,60 +36,47 @@ const TRANSLATE_DESTINATION: u32 = 1;
 const GOTO: u32 = 0xffff_fffc;
 const QUEUE: u32 = 3;
 const VERDICT_MASK: u32 = 0xff;
-/// Where TCP's flags stand.
-const TCP_FLAGS: u32 = 13;
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
 /// `XT_CONNTRACK_DIRECTION`.
 const XT_DIRECTION: u16 = 1 << 12;
 /// Modes of CONNMARK.
+const SET_MARK: u8 = 0;
+const SAVE_MARK: u8 = 1;
 const RESTORE_MARK: u8 = 2;
 
 /// Reads the expressions of a rule.
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
-    let mut reader = Reader { registers: BTreeMap::new(), rule: SeenRule::default() };
+    let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default() };
     for (_, element) in expressions {
-        let Some((name, data)) = expression(element) else { continue };
-        if reader.expression(name, data).is_none() {
-            reader.unknown(name, data);
+        if let Some(expression) = Expression::read(element) {
+            reader.expression(expression);
         }
     }
     reader.rule
 }
 
-/// What a register holds.
-#[derive(Debug, Clone)]
-enum Loaded {
-    Meta(u32),
-    Ct(u32),
-    Payload {
-        base: u32,
-        offset: u32,
-        length: u32,
-    },
-    Masked(Box<Loaded>, Vec<u8>),
-    Value(Vec<u8>),
-    /// Something else, by its name.
-    Other(String),
+/// What a field is called in nft.
+fn field_name(field: Field) -> Cow<'static, str> {
+    match field {
+        Field::Meta(key) => {
+            meta_name(key).map_or_else(|| Cow::Owned(alloc::format!("meta {key}")), Cow::Borrowed)
+        }
+        Field::Ct(ct::STATE) => "ct state".into(),
+        Field::Ct(ct::MARK) => "ct mark".into(),
+        Field::Ct(key) | Field::CtOneWay(key, _) => alloc::format!("ct {key}").into(),
+        Field::Payload { base, offset, length } => {
+            payload_name(base, offset, length).unwrap_or("payload").into()
+        }
+    }
 }
 
-impl Loaded {
-    /// What it is called in nft.
-    fn name(&self) -> String {
-        match self {
-            Self::Meta(key) => {
-                meta_name(*key).map_or_else(|| alloc::format!("meta {key}"), ToOwned::to_owned)
-            }
-            Self::Ct(ct::STATE) => "ct state".to_owned(),
-            Self::Ct(ct::MARK) => "ct mark".to_owned(),
-            Self::Ct(key) => alloc::format!("ct {key}"),
-            Self::Payload { base, offset, length } => {
-                payload_name(*base, *offset, *length).map_or_else(|| "payload".to_owned(), ToOwned::to_owned)
-            }
-            Self::Masked(of, _) => of.name(),
-            Self::Value(_) => "value".to_owned(),
-            Self::Other(name) => name.clone(),
-        }
+/// What a register holds, as nft calls it.
+fn name_of(loaded: &Loaded<'_>) -> String {
+    match loaded.origin {
+        Origin::Field(field) => field_name(field).into_owned(),
+        Origin::Value(_) => "value".to_owned(),
+        Origin::Other(name) => name.to_owned(),
     }
 }
 
@@ -114,270 +108,292 @@ const fn payload_name(from: u32, offset: u32, length: u32) -> Option<&'static st
     })
 }
 
-struct Reader {
-    registers: BTreeMap<u32, Loaded>,
+struct Reader<'a> {
+    registers: Registers<'a>,
     rule: SeenRule,
 }
 
-impl Reader {
-    fn condition(&mut self, condition: Condition) {
-        self.rule.conditions.push(condition);
-    }
-
-    fn plain(&mut self, condition: Match) {
-        self.condition(Condition::Plain(condition));
-    }
-
+impl<'a> Reader<'a> {
     fn statement(&mut self, statement: Statement) {
         self.rule.statements.push(statement);
     }
 
-    /// `None` for an expression that is not understood.
-    fn expression(&mut self, name: &str, data: Attributes<'_>) -> Option<()> {
-        let u32_of = |kind| data.find(kind).and_then(Attribute::u32);
-        match name {
-            "counter" | "last" => {}
-            "log" | "objref" | "dynset" | "dup" | "connlimit_reset" => {
-                self.statement(Statement::Harmless(name.to_owned()));
+    fn expression(&mut self, expression: Expression<'a>) {
+        match expression {
+            Expression::Counter => {}
+            Expression::Load { to, field } => self.registers.load(to, field),
+            Expression::Value { to, value } => self.registers.set(to, value),
+            Expression::Bitwise { from, to, mask, flip, .. } => {
+                if self.registers.change(from, to, mask, flip).is_none() {
+                    self.registers.forget(Origin::Other("bitwise"));
+                }
             }
-            "meta" => self.meta(data)?,
-            "ct" => self.ct(data)?,
-            "payload" => self.payload(data)?,
-            "bitwise" => self.bitwise(data)?,
-            "cmp" => {
-                let operator = u32_of(attribute::cmp::OPERATOR)?;
-                let value = value_of(data, attribute::cmp::DATA)?;
-                let loaded = self.registers.get(&u32_of(attribute::cmp::REGISTER)?)?.clone();
-                let condition = compared(&loaded, operator, value)?;
-                self.rule.conditions.extend(condition);
+            Expression::Compare { register, operator, value } => {
+                self.asked("cmp", register, |loaded| compared(loaded, operator, value));
             }
-            "range" => {
-                let not = decode::negated(u32_of(attribute::range::OPERATOR)?)?;
-                let from = decode::port(value_of(data, attribute::range::FROM)?)?;
-                let to = decode::port(value_of(data, attribute::range::TO)?)?;
-                let loaded = self.registers.get(&u32_of(attribute::range::REGISTER)?)?;
-                let condition = ports(loaded, Is { value: PortRange::new(from, to)?, not })?;
-                self.plain(condition);
+            Expression::Range { register, operator, from, to } => {
+                self.asked("range", register, |loaded| ranged(loaded, operator, from, to));
             }
-            "immediate" => self.immediate(data)?,
-            "match" => {
-                let (name, revision, info) = extension(data)?;
-                let conditions = extension_match(name, revision, info)?;
-                self.rule.conditions.extend(conditions);
+            Expression::Match(Xt { name, revision, info }) => {
+                self.conditions(extension_match(name, revision, info), || alloc::format!("-m {name}"));
             }
-            "target" => {
-                let (name, revision, info) = extension(data)?;
-                let statement = extension_target(name, revision, info)
-                    .unwrap_or_else(|| Statement::Unknown(alloc::format!("-j {name}")));
+            Expression::Target(Xt { name, revision, info }) => {
+                let statement = extension_target(name, revision, info);
+                let unknown = || Statement::Unknown(alloc::format!("-j {name}"));
+                self.statement(statement.unwrap_or_else(unknown));
+            }
+            Expression::Store { field, from } => {
+                let from = from.and_then(|from| self.registers.get(from));
+                self.statement(stored(field, from));
+            }
+            Expression::Write { field, .. } => self.statement(written(field)),
+            Expression::Verdict { code, chain } => match decided(code, chain) {
+                Some(statement) => self.statement(statement),
+                None => self.unknown("immediate"),
+            },
+            Expression::Lookup(lookup) => self.lookup(lookup),
+            Expression::Redirect { first, last, .. } => {
+                let statement = self.redirected(first, last);
                 self.statement(statement);
             }
-            "nat" => {
-                let of_destination = u32_of(1)? == TRANSLATE_DESTINATION;
-                self.statement(if of_destination {
-                    Statement::Translate("DNAT".to_owned())
-                } else {
-                    Statement::TranslateSource("SNAT".to_owned())
-                });
+            Expression::Tproxy { port, .. } => {
+                let port = port.and_then(|port| self.port_in(port));
+                self.statement(Statement::Tproxy { port, mark: None, ends: false });
             }
-            "redir" => self.statement(Statement::Translate("REDIRECT".to_owned())),
-            "masq" => self.statement(Statement::TranslateSource("MASQUERADE".to_owned())),
-            "tproxy" => self.statement(Statement::Tproxy),
-            "notrack" => self.statement(Statement::Untrack),
-            "queue" => self.statement(Statement::Queue),
-            "reject" => self.statement(Statement::Reject),
-            "synproxy" | "fwd" | "flow_offload" => self.statement(Statement::Rewrite(name.to_owned())),
-            _ => return None,
+            Expression::Other { name, data } => match statement_named(name, data) {
+                Some(statement) => self.rule.statements.extend(statement),
+                None => self.other(name, data),
+            },
         }
-        Some(())
     }
 
-    /// Something that is not understood: a condition, unless it leaves a verdict.
-    fn unknown(&mut self, name: &str, data: Attributes<'_>) {
-        let u32_of = |kind| data.find(kind).and_then(Attribute::u32);
-        let words = match name {
-            "lookup" => {
-                let what =
-                    u32_of(attribute::lookup::SOURCE).and_then(|register| self.registers.get(&register));
-                let what = what.map_or_else(|| "something".to_owned(), Loaded::name);
-                if u32_of(attribute::lookup::DESTINATION) == Some(register::VERDICT) {
-                    return self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map")));
-                }
-                alloc::format!("{what} in a set")
+    /// What an expression asks of a register.
+    fn asked<C: IntoIterator<Item = Condition>>(
+        &mut self,
+        name: &str,
+        register: u32,
+        read: impl FnOnce(&Loaded<'_>) -> Option<C>,
+    ) {
+        let loaded = self.registers.get(register);
+        self.conditions(loaded.as_ref().and_then(read), || {
+            loaded.map_or_else(|| name.to_owned(), |loaded| name_of(&loaded))
+        });
+    }
+
+    /// What was found, or that something is asked that is not understood.
+    fn conditions<C: IntoIterator<Item = Condition>>(
+        &mut self,
+        found: Option<C>,
+        words: impl FnOnce() -> String,
+    ) {
+        match found {
+            Some(found) => self.rule.conditions.extend(found),
+            None => self.unknown(words()),
+        }
+    }
+
+    fn unknown(&mut self, words: impl Into<String>) {
+        self.rule.conditions.push(Condition::Unknown(words.into()));
+    }
+
+    /// The port that a register holds.
+    fn port_in(&self, register: u32) -> Option<u16> {
+        self.registers.get(register)?.value().and_then(decode::port)
+    }
+
+    fn redirected(&self, first: Option<u32>, last: Option<u32>) -> Statement {
+        let [first, last] = [first, last.or(first)].map(|port| port.and_then(|port| self.port_in(port)));
+        match first {
+            Some(port) if first == last => Statement::Redirect(port),
+            Some(_) | None => Statement::Translate("REDIRECT".to_owned()),
+        }
+    }
+
+    fn lookup(&mut self, lookup: Lookup<'a>) {
+        let loaded = self.registers.looked_up(lookup);
+        let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(&loaded));
+        if lookup.is_verdict_map() {
+            self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map")));
+        } else {
+            self.unknown(alloc::format!("{what} in a set"));
+        }
+    }
+
+    /// One that is not understood: a condition, unless it loads or changes a register and compares nothing.
+    fn other(&mut self, name: &'a str, data: Attributes<'a>) {
+        // These begin with the register they look at.
+        let looked_at =
+            || data.find(1).and_then(Attribute::u32).and_then(|register| self.registers.get(register));
+        match name {
+            "fib" | "socket" | "rt" | "osf" | "numgen" | "hash" | "exthdr" | "tunnel" | "xfrm"
+            | "byteorder" | "meta" | "ct" | "payload" | "inner" => {
+                self.registers.forget(Origin::Other(name));
             }
-            "cmp" | "range" | "bitwise" => {
-                // All three begin with the register they look at.
-                let what = u32_of(1).and_then(|register| self.registers.get(&register));
-                what.map_or_else(|| name.to_owned(), Loaded::name)
+            "bitwise" => {
+                let origin = looked_at().map_or(Origin::Other(name), |loaded| loaded.origin);
+                self.registers.forget(origin);
+            }
+            "cmp" | "range" => {
+                let words = looked_at().map_or_else(|| name.to_owned(), |loaded| name_of(&loaded));
+                self.unknown(words);
             }
             "match" => {
                 let name = data.find(attribute::xt::NAME).and_then(Attribute::text).unwrap_or("?");
-                alloc::format!("-m {name}")
+                self.unknown(alloc::format!("-m {name}"));
             }
-            name => name.to_owned(),
-        };
-        match name {
-            // They load or change a register, and compare nothing.
-            "fib" | "socket" | "rt" | "osf" | "numgen" | "hash" | "exthdr" | "tunnel" | "xfrm"
-            | "byteorder" | "bitwise" | "meta" | "ct" | "payload" | "inner" => {
-                self.registers.insert(register::FIRST, Loaded::Other(words.clone()));
-                for held in self.registers.values_mut() {
-                    *held = Loaded::Other(words.clone());
-                }
-            }
-            _ => self.condition(Condition::Unknown(words)),
+            name => self.unknown(name),
         }
-    }
-
-    fn meta(&mut self, data: Attributes<'_>) -> Option<()> {
-        let key = data.find(attribute::meta::KEY)?.u32()?;
-        if let Some(to) = data.find(attribute::meta::DESTINATION) {
-            self.registers.insert(to.u32()?, Loaded::Meta(key));
-            return Some(());
-        }
-        let source = data.find(attribute::meta::SOURCE)?.u32()?;
-        self.statement(match (key, self.registers.get(&source)) {
-            (meta::MARK, Some(Loaded::Value(value))) => Statement::SetMark(number(value)),
-            // The connection is new: nothing has marked it.
-            (meta::MARK, Some(Loaded::Ct(ct::MARK))) => Statement::SetMark(Some(0)),
-            (meta::MARK, _) => Statement::SetMark(None),
-            (_, _) => Statement::Harmless(alloc::format!("{} set", Loaded::Meta(key).name())),
-        });
-        Some(())
-    }
-
-    fn ct(&mut self, data: Attributes<'_>) -> Option<()> {
-        let key = data.find(attribute::ct::KEY)?.u32()?;
-        if let Some(to) = data.find(attribute::ct::DESTINATION) {
-            self.registers.insert(to.u32()?, Loaded::Ct(key));
-        } else {
-            self.statement(Statement::Harmless(alloc::format!("{} set", Loaded::Ct(key).name())));
-        }
-        Some(())
-    }
-
-    fn payload(&mut self, data: Attributes<'_>) -> Option<()> {
-        let u32_of = |kind| data.find(kind).and_then(Attribute::u32);
-        let (from, offset, length) = (
-            u32_of(attribute::payload::BASE)?,
-            u32_of(attribute::payload::OFFSET)?,
-            u32_of(attribute::payload::LENGTH)?,
-        );
-        let field = Loaded::Payload { base: from, offset, length };
-        match u32_of(attribute::payload::DESTINATION) {
-            Some(to) => {
-                self.registers.insert(to, field);
-            }
-            None if payload_name(from, offset, length).is_some() => {
-                self.statement(Statement::Rewrite(alloc::format!("{} set", field.name())));
-            }
-            None => self.statement(Statement::Harmless("payload set".to_owned())),
-        }
-        Some(())
-    }
-
-    fn bitwise(&mut self, data: Attributes<'_>) -> Option<()> {
-        let register = |kind| data.find(kind).and_then(Attribute::u32);
-        let mask = value_of(data, attribute::bitwise::MASK)?;
-        if value_of(data, attribute::bitwise::XOR)?.iter().any(|byte| *byte != 0) {
-            return None;
-        }
-        let of = self.registers.get(&register(attribute::bitwise::SOURCE)?)?.clone();
-        let masked = Loaded::Masked(Box::new(of), mask.to_vec());
-        self.registers.insert(register(attribute::bitwise::DESTINATION)?, masked);
-        Some(())
-    }
-
-    fn immediate(&mut self, data: Attributes<'_>) -> Option<()> {
-        let to = data.find(attribute::immediate::REGISTER)?.u32()?;
-        let content = data.find(attribute::immediate::DATA)?.attributes();
-        if to != register::VERDICT {
-            let value = content.find(attribute::data::VALUE)?.0.to_vec();
-            self.registers.insert(to, Loaded::Value(value));
-            return Some(());
-        }
-        let decision = content.find(attribute::data::VERDICT)?.attributes();
-        let chain = || Some(decision.find(attribute::verdict::CHAIN)?.text()?.to_owned());
-        self.statement(match decision.find(attribute::verdict::CODE)?.u32()? {
-            verdict::ACCEPT => Statement::Accept,
-            verdict::DROP => Statement::Drop,
-            verdict::RETURN => Statement::Return,
-            verdict::JUMP => Statement::Jump(chain()?),
-            GOTO => Statement::Goto(chain()?),
-            code if code & VERDICT_MASK == QUEUE => Statement::Queue,
-            _ => Statement::Unknown("verdict".to_owned()),
-        });
-        Some(())
     }
 }
 
-fn number(value: &[u8]) -> Option<u32> {
-    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes)
+/// What an expression does that is known by its name alone, if it does anything; `None` for another.
+fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>> {
+    Some(Some(match name {
+        "last" => return Some(None),
+        "log" | "objref" | "dynset" | "dup" | "connlimit_reset" => Statement::Harmless(name.to_owned()),
+        "nat" if data.find(1)?.u32()? == TRANSLATE_DESTINATION => Statement::Translate("DNAT".to_owned()),
+        "nat" => Statement::TranslateSource("SNAT".to_owned()),
+        "masq" => Statement::TranslateSource("MASQUERADE".to_owned()),
+        "notrack" => Statement::Untrack,
+        "queue" => Statement::Queue,
+        "reject" => Statement::Reject,
+        "synproxy" | "fwd" | "flow_offload" => Statement::Rewrite(name.to_owned()),
+        _ => return None,
+    }))
 }
 
-/// What a comparison of a register with a value says; nothing where it always holds.
-fn compared(loaded: &Loaded, operator: u32, value: &[u8]) -> Option<Vec<Condition>> {
-    let one = |condition| Some([condition].into());
-    if let LESS | AT_MOST | MORE | AT_LEAST = operator {
-        let number = decode::port(value)?;
-        let range = match operator {
-            LESS => PortRange::new(0, number.checked_sub(1)?)?,
-            AT_MOST => PortRange::new(0, number)?,
-            MORE => PortRange::new(number.checked_add(1)?, u16::MAX)?,
-            _ => PortRange::new(number, u16::MAX)?,
-        };
-        return one(Condition::Plain(ports(loaded, Is::equals(range))?));
+/// What storing something in a field does.
+fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
+    let loaded = from.and_then(|from| from.field());
+    let value = from.and_then(|from| from.value().and_then(number));
+    match (field, loaded, value) {
+        (Field::Meta(meta::MARK), Some(Field::Ct(ct::MARK)), _) => Statement::RestoreMark,
+        (Field::Meta(meta::MARK), _, Some(value)) => Statement::SetMark(Some(value)),
+        (Field::Meta(meta::MARK), _, None) => changed(field, from)
+            .map_or(Statement::SetMark(None), |(mask, value)| Statement::SetMarkBits { mask, value }),
+        (Field::Ct(ct::MARK), Some(Field::Meta(meta::MARK)), _) => Statement::SaveMark,
+        (Field::Ct(ct::MARK), _, Some(value)) => Statement::SetConnMark { mask: u32::MAX, value },
+        (Field::Ct(ct::MARK), _, None) => match changed(field, from) {
+            Some((mask, value)) => Statement::SetConnMark { mask, value },
+            None => Statement::Unknown(alloc::format!("{} set", field_name(field))),
+        },
+        (Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. }, _, _) => {
+            Statement::Harmless(alloc::format!("{} set", field_name(field)))
+        }
     }
-    let not = decode::negated(operator)?;
-    match loaded {
-        Loaded::Meta(key) => one(meta_is(*key, not, value)?),
-        Loaded::Ct(ct::MARK) => {
-            one(Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } })
+}
+
+/// The bits of a field that are cleared, and those that are then flipped, where it is stored again like this.
+fn changed(field: Field, from: Option<Loaded<'_>>) -> Option<(u32, u32)> {
+    let loaded = from.filter(|from| matches!(from.origin, Origin::Field(origin) if origin == field))?;
+    match loaded.bits {
+        Bits::All => Some((0, 0)),
+        Bits::Masked(mask) => Some((!number(mask)?, 0)),
+        Bits::Flipped { mask, flip } => Some((!number(mask)?, number(flip)?)),
+        Bits::Unknown => None,
+    }
+}
+
+/// What writing to the packet does.
+fn written(field: Field) -> Statement {
+    match field {
+        Field::Payload { base, offset, length } if payload_name(base, offset, length).is_some() => {
+            Statement::Rewrite(alloc::format!("{} set", field_name(field)))
         }
-        Loaded::Ct(ct::DIRECTION) => {
-            one(Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not }))
+        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => {
+            Statement::Harmless("payload set".to_owned())
         }
-        Loaded::Payload { base: base::TRANSPORT, offset: 0, length: 4 } if !not => {
-            let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
-            let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
-            let source = Condition::Plain(Match::SourcePort(is([a, b])));
-            Some([source, Condition::Plain(Match::DestinationPort(is([c, d])))].into())
+    }
+}
+
+/// `None` for a jump to nowhere.
+fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
+    Some(match code {
+        verdict::ACCEPT => Statement::Accept,
+        verdict::DROP => Statement::Drop,
+        verdict::RETURN => Statement::Return,
+        verdict::JUMP => Statement::Jump(chain?.to_owned()),
+        GOTO => Statement::Goto(chain?.to_owned()),
+        code if code & VERDICT_MASK == QUEUE => Statement::Queue,
+        _ => Statement::Unknown("verdict".to_owned()),
+    })
+}
+
+fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
+    let value = PortRange::new(decode::port(from)?, decode::port(to)?)?;
+    Some([Condition::Plain(ports(loaded.field()?, Is { value, not: negated(operator)? })?)])
+}
+
+/// What a comparison of order with a port says.
+fn ordered(field: Field, operator: u32, value: &[u8]) -> Option<Condition> {
+    let number = decode::port(value)?;
+    let range = match operator {
+        LESS => PortRange::new(0, number.checked_sub(1)?)?,
+        AT_MOST => PortRange::new(0, number)?,
+        MORE => PortRange::new(number.checked_add(1)?, u16::MAX)?,
+        _ => PortRange::new(number, u16::MAX)?,
+    };
+    ports(field, Is::equals(range)).map(Condition::Plain)
+}
+
+/// What a comparison of a register with a value says.
+fn compared(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Vec<Condition>> {
+    let Origin::Field(field) = loaded.origin else { return None };
+    match loaded.bits {
+        Bits::All if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
+            Some([ordered(field, operator, value)?].into())
         }
-        Loaded::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            one(Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } })
+        Bits::All => field_is(field, negated(operator)?, value),
+        Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value)?].into()),
+        Bits::Flipped { .. } | Bits::Unknown => None,
+    }
+}
+
+fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
+    if let Field::Payload { base: base::TRANSPORT, offset: 0, length: 4 } = field
+        && !not
+    {
+        return Some(both_ports(value)?.map(Condition::Plain).into());
+    }
+    let condition = match field {
+        Field::Meta(key) => meta_is(key, not, value)?,
+        Field::Ct(ct::MARK) => {
+            Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } }
         }
-        Loaded::Payload { base: base::TRANSPORT, .. } => {
-            one(Condition::Plain(ports(loaded, Is { value: PortRange::single(decode::port(value)?), not })?))
+        Field::Ct(ct::DIRECTION) => {
+            Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not })
         }
-        Loaded::Payload { base: base::NETWORK, offset, .. } => {
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
+            Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } }
+        }
+        Field::Payload { base: base::TRANSPORT, .. } => {
+            Condition::Plain(ports(field, Is { value: PortRange::single(decode::port(value)?), not })?)
+        }
+        Field::Payload { base: base::NETWORK, offset, .. } => {
             let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
-            one(address(*offset, not, value, prefix)?)
+            address(offset, not, value, prefix)?
         }
-        Loaded::Masked(of, mask) => one(masked(of, mask, not, value)?),
-        Loaded::Ct(_) | Loaded::Payload { .. } | Loaded::Value(_) | Loaded::Other(_) => None,
-    }
+        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => return None,
+    };
+    Some([condition].into())
 }
 
-fn masked(of: &Loaded, mask: &[u8], not: bool, value: &[u8]) -> Option<Condition> {
+fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8]) -> Option<Condition> {
     let bits = || Some((number(mask)?, Is { value: number(value)?, not }));
-    match of {
-        Loaded::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
-            address(*offset, not, value, prefix_of(mask)?)
+    match field {
+        Field::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
+            address(offset, not, value, prefix_of(mask)?)
         }
-        Loaded::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
             Some(Condition::TcpFlags { mask: *mask.first()?, is: Is { value: *value.first()?, not } })
         }
-        Loaded::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
-        Loaded::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
+        Field::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
+        Field::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
         // Compared with 0: none of these states, or with `!=` one of them.
-        Loaded::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
+        Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
             Some(Condition::State(Is { value: number(mask)?, not: !not }))
         }
-        Loaded::Meta(_)
-        | Loaded::Ct(_)
-        | Loaded::Payload { .. }
-        | Loaded::Masked(..)
-        | Loaded::Value(_)
-        | Loaded::Other(_) => None,
+        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
     }
 }
 
@@ -407,19 +423,6 @@ fn protocol(number: u8, not: bool) -> Condition {
     match known {
         Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
         Some(_) | None => Condition::Protocol(Is { value: number, not }),
-    }
-}
-
-fn ports(loaded: &Loaded, is: Is<PortRange>) -> Option<Match> {
-    match loaded {
-        Loaded::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => Some(Match::SourcePort(is)),
-        Loaded::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => Some(Match::DestinationPort(is)),
-        Loaded::Meta(_)
-        | Loaded::Ct(_)
-        | Loaded::Payload { .. }
-        | Loaded::Masked(..)
-        | Loaded::Value(_)
-        | Loaded::Other(_) => None,
     }
 }
 
@@ -481,22 +484,31 @@ fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Conditi
     }
 }
 
+/// What CONNMARK does, without shifts and with masks only where it sets a mark.
+fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
+    let [value, mask, from] = [xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, xt::read_u32(info, 8)?];
+    let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
+    let is_shifted = revision != 1 && info.get(12..14)? != [0, 0];
+    Some(match mode {
+        SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
+        RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
+        RESTORE_MARK => Statement::SetMark(None),
+        SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
+        _ => Statement::Unknown("-j CONNMARK".to_owned()),
+    })
+}
+
 /// What an xt target does.
 fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
     match (name, revision) {
         ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
-        ("MARK", 2) => {
-            let whole = xt::read_u32(info, 4)? == u32::MAX;
-            Some(Statement::SetMark(xt::read_u32(info, 0).filter(|_| whole)))
-        }
-        ("CONNMARK", 1 | 2) => {
-            let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
-            // The connection is new: nothing has marked it.
-            Some(if mode == RESTORE_MARK {
-                Statement::SetMark(Some(0))
-            } else {
-                Statement::Harmless("-j CONNMARK".to_owned())
-            })
+        // The mask comes behind the value.
+        ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
+        ("CONNMARK", 1 | 2) => connection_marked(revision, info),
+        ("REDIRECT" | "TPROXY" | "CT", _) => {
+            let families = [Family::V4, Family::V6].into_iter();
+            let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
+            plain.as_ref().map(Statement::from).or_else(|| target_named(name))
         }
         _ => target_named(name),
     }

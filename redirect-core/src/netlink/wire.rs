@@ -234,7 +234,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// The attributes of a message, or of an attribute.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Attributes<'a> {
     bytes: &'a [u8],
 }

@@ -1,0 +1,479 @@
+//! A rule's expressions, read in one place: each by itself ([`Expression`]), and what they leave in the registers
+//! ([`Registers`]). What they mean is for those who look: `decode` refuses what no plan has, `seen` keeps it as unknown,
+//! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
+
+use super::{
+    abi::{attribute, operator, register},
+    wire::{Attribute, Attributes},
+};
+use alloc::collections::BTreeMap;
+
+/// Something about a packet or its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Field {
+    Meta(u32),
+    Ct(u32),
+    /// Of one direction of the connection.
+    CtOneWay(u32, u8),
+    Payload {
+        base: u32,
+        offset: u32,
+        length: u32,
+    },
+}
+
+/// An expression. Two are equal when they do the same; what they use of sets is not compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expression<'a> {
+    Counter,
+    Load {
+        to: u32,
+        field: Field,
+    },
+    Value {
+        to: u32,
+        value: &'a [u8],
+    },
+    /// Keeps the bits of the mask, then flips those of the other value.
+    Bitwise {
+        from: u32,
+        to: u32,
+        length: Option<u32>,
+        mask: &'a [u8],
+        flip: &'a [u8],
+    },
+    /// Sets a field of the packet's or connection's metadata.
+    Store {
+        field: Field,
+        from: Option<u32>,
+    },
+    /// Writes to the packet.
+    Write {
+        field: Field,
+        data: Attributes<'a>,
+    },
+    Compare {
+        register: u32,
+        operator: u32,
+        value: &'a [u8],
+    },
+    Range {
+        register: u32,
+        operator: u32,
+        from: &'a [u8],
+        to: &'a [u8],
+    },
+    Verdict {
+        code: u32,
+        chain: Option<&'a str>,
+    },
+    Redirect {
+        first: Option<u32>,
+        last: Option<u32>,
+        flags: Option<u32>,
+    },
+    Tproxy {
+        family: Option<u32>,
+        port: Option<u32>,
+    },
+    Lookup(Lookup<'a>),
+    Match(Xt<'a>),
+    Target(Xt<'a>),
+    /// One that is not read, or lacks what its kind needs.
+    Other {
+        name: &'a str,
+        data: Attributes<'a>,
+    },
+}
+
+/// A look into a set or map.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lookup<'a> {
+    from: Option<u32>,
+    to: Option<u32>,
+    flags: u32,
+    /// All of it: sets have names or numbers.
+    pub(super) data: Attributes<'a>,
+}
+
+/// Sets are compared by what is in them.
+impl PartialEq for Lookup<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.from, self.to, self.flags) == (other.from, other.to, other.flags)
+    }
+}
+
+impl Eq for Lookup<'_> {}
+
+impl Lookup<'_> {
+    pub(super) fn is_verdict_map(&self) -> bool {
+        self.to == Some(register::VERDICT)
+    }
+}
+
+/// An xt match or target: name, revision and structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Xt<'a> {
+    pub(super) name: &'a str,
+    pub(super) revision: u32,
+    pub(super) info: &'a [u8],
+}
+
+/// The name of an expression and its attributes.
+pub(super) fn name_and_data(element: Attribute<'_>) -> Option<(&str, Attributes<'_>)> {
+    let attributes = element.attributes();
+    let data = attributes.find(attribute::expression::DATA).unwrap_or(Attribute(&[]));
+    Some((attributes.find(attribute::expression::NAME)?.text()?, data.attributes()))
+}
+
+impl<'a> Expression<'a> {
+    /// Reads an element of a rule's list; none where it has no name.
+    pub(super) fn read(element: Attribute<'a>) -> Option<Self> {
+        let (name, data) = name_and_data(element)?;
+        Some(Self::of(name, data).unwrap_or(Self::Other { name, data }))
+    }
+
+    fn of(name: &str, data: Attributes<'a>) -> Option<Self> {
+        match name {
+            "counter" => Some(Self::Counter),
+            "meta" => Self::meta(data),
+            "ct" => Self::ct(data),
+            "payload" => Self::payload(data),
+            "bitwise" => Self::bitwise(data),
+            "cmp" => Self::compare(data),
+            "range" => Self::range(data),
+            "immediate" => Self::immediate(data),
+            "redir" => Some(Self::Redirect {
+                first: number(data, attribute::redir::FIRST_PORT),
+                last: number(data, attribute::redir::LAST_PORT),
+                flags: number(data, attribute::redir::FLAGS),
+            }),
+            "tproxy" => Some(Self::Tproxy {
+                family: number(data, attribute::tproxy::FAMILY),
+                port: number(data, attribute::tproxy::PORT),
+            }),
+            "lookup" => Some(Self::Lookup(Lookup {
+                from: number(data, attribute::lookup::SOURCE),
+                to: number(data, attribute::lookup::DESTINATION),
+                flags: number(data, attribute::lookup::FLAGS).unwrap_or_default(),
+                data,
+            })),
+            "match" => xt(data).map(Self::Match),
+            "target" => xt(data).map(Self::Target),
+            _ => None,
+        }
+    }
+
+    fn meta(data: Attributes<'a>) -> Option<Self> {
+        let field = Field::Meta(number(data, attribute::meta::KEY)?);
+        match data.find(attribute::meta::DESTINATION) {
+            Some(to) => Some(Self::Load { to: to.u32()?, field }),
+            None => Some(Self::Store { field, from: Some(number(data, attribute::meta::SOURCE)?) }),
+        }
+    }
+
+    fn ct(data: Attributes<'a>) -> Option<Self> {
+        let key = number(data, attribute::ct::KEY)?;
+        let field = match data.find(attribute::ct::DIRECTION) {
+            Some(direction) => Field::CtOneWay(key, *direction.0.first()?),
+            None => Field::Ct(key),
+        };
+        match data.find(attribute::ct::DESTINATION) {
+            Some(to) => Some(Self::Load { to: to.u32()?, field }),
+            None => Some(Self::Store { field, from: number(data, attribute::ct::SOURCE) }),
+        }
+    }
+
+    fn payload(data: Attributes<'a>) -> Option<Self> {
+        let field = Field::Payload {
+            base: number(data, attribute::payload::BASE)?,
+            offset: number(data, attribute::payload::OFFSET)?,
+            length: number(data, attribute::payload::LENGTH)?,
+        };
+        Some(match number(data, attribute::payload::DESTINATION) {
+            Some(to) => Self::Load { to, field },
+            None => Self::Write { field, data },
+        })
+    }
+
+    fn bitwise(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Bitwise {
+            from: number(data, attribute::bitwise::SOURCE)?,
+            to: number(data, attribute::bitwise::DESTINATION)?,
+            length: number(data, attribute::bitwise::LENGTH),
+            mask: value(data, attribute::bitwise::MASK)?,
+            flip: value(data, attribute::bitwise::XOR)?,
+        })
+    }
+
+    fn compare(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Compare {
+            register: number(data, attribute::cmp::REGISTER)?,
+            operator: number(data, attribute::cmp::OPERATOR)?,
+            value: value(data, attribute::cmp::DATA)?,
+        })
+    }
+
+    fn range(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Range {
+            register: number(data, attribute::range::REGISTER)?,
+            operator: number(data, attribute::range::OPERATOR)?,
+            from: value(data, attribute::range::FROM)?,
+            to: value(data, attribute::range::TO)?,
+        })
+    }
+
+    fn immediate(data: Attributes<'a>) -> Option<Self> {
+        let to = number(data, attribute::immediate::REGISTER)?;
+        let content = data.find(attribute::immediate::DATA)?.attributes();
+        if to != register::VERDICT {
+            return Some(Self::Value { to, value: content.find(attribute::data::VALUE)?.0 });
+        }
+        let verdict = content.find(attribute::data::VERDICT)?.attributes();
+        Some(Self::Verdict {
+            code: number(verdict, attribute::verdict::CODE)?,
+            chain: verdict.find(attribute::verdict::CHAIN).and_then(Attribute::text),
+        })
+    }
+}
+
+fn number(data: Attributes<'_>, kind: u16) -> Option<u32> {
+    data.find(kind).and_then(Attribute::u32)
+}
+
+fn value(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
+    Some(data.find(kind)?.attributes().find(attribute::data::VALUE)?.0)
+}
+
+fn xt(data: Attributes<'_>) -> Option<Xt<'_>> {
+    Some(Xt {
+        name: data.find(attribute::xt::NAME)?.text()?,
+        revision: number(data, attribute::xt::REVISION)?,
+        info: data.find(attribute::xt::INFO)?.0,
+    })
+}
+
+/// Whether an operator is `!=`; none for one of order.
+pub(super) const fn negated(operator: u32) -> Option<bool> {
+    match operator {
+        operator::EQUAL => Some(false),
+        operator::NOT_EQUAL => Some(true),
+        _ => None,
+    }
+}
+
+/// The chain a rule jumps or goes to.
+pub(super) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
+    let mut expressions = expressions.filter_map(|(_, element)| Expression::read(element));
+    expressions.find_map(|read| if let Expression::Verdict { chain, .. } = read { chain } else { None })
+}
+
+/// What a register holds: something, of which bits were kept or flipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Loaded<'a> {
+    pub(super) origin: Origin<'a>,
+    pub(super) bits: Bits<'a>,
+}
+
+/// Where it comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin<'a> {
+    Field(Field),
+    Value(&'a [u8]),
+    /// From an expression of this name.
+    Other(&'a str),
+}
+
+/// What has become of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bits<'a> {
+    All,
+    Masked(&'a [u8]),
+    Flipped {
+        mask: &'a [u8],
+        flip: &'a [u8],
+    },
+    /// More than that.
+    Unknown,
+}
+
+impl<'a> Loaded<'a> {
+    const fn whole(origin: Origin<'a>) -> Self {
+        Self { origin, bits: Bits::All }
+    }
+
+    /// The field it is, if it is as it was loaded.
+    pub(super) fn field(&self) -> Option<Field> {
+        match (self.origin, self.bits) {
+            (Origin::Field(field), Bits::All) => Some(field),
+            (_, _) => None,
+        }
+    }
+
+    /// The value it is, if it is as it was loaded.
+    pub(super) fn value(&self) -> Option<&'a [u8]> {
+        match (self.origin, self.bits) {
+            (Origin::Value(value), Bits::All) => Some(value),
+            (_, _) => None,
+        }
+    }
+
+    fn changed(self, mask: &'a [u8], flip: &'a [u8]) -> Self {
+        let bits = match self.bits {
+            Bits::All if flip.iter().all(|byte| *byte == 0) => Bits::Masked(mask),
+            Bits::All => Bits::Flipped { mask, flip },
+            Bits::Masked(_) | Bits::Flipped { .. } | Bits::Unknown => Bits::Unknown,
+        };
+        Self { bits, ..self }
+    }
+}
+
+/// What the registers hold while a rule is walked through.
+#[derive(Debug, Default)]
+pub(super) struct Registers<'a>(BTreeMap<u32, Loaded<'a>>);
+
+impl<'a> Registers<'a> {
+    pub(super) fn get(&self, register: u32) -> Option<Loaded<'a>> {
+        self.0.get(&register).copied()
+    }
+
+    /// What a lookup looks for.
+    pub(super) fn looked_up(&self, lookup: Lookup<'a>) -> Option<Loaded<'a>> {
+        self.get(lookup.from?)
+    }
+
+    /// The value that a redirection takes its only port from.
+    pub(super) fn port(&self, first: Option<u32>, last: Option<u32>) -> Option<&'a [u8]> {
+        (last.is_none() || first == last).then(|| self.get(first?)?.value()).flatten()
+    }
+
+    pub(super) fn load(&mut self, to: u32, field: Field) {
+        self.0.insert(to, Loaded::whole(Origin::Field(field)));
+    }
+
+    pub(super) fn set(&mut self, to: u32, value: &'a [u8]) {
+        self.0.insert(to, Loaded::whole(Origin::Value(value)));
+    }
+
+    /// Changes bits of what is loaded, and says what that makes of it; none where nothing is loaded.
+    pub(super) fn change(
+        &mut self,
+        from: u32,
+        to: u32,
+        mask: &'a [u8],
+        flip: &'a [u8],
+    ) -> Option<Loaded<'a>> {
+        let loaded = self.get(from)?.changed(mask, flip);
+        self.0.insert(to, loaded);
+        Some(loaded)
+    }
+
+    /// Nobody knows which register was loaded: all may hold this.
+    pub(super) fn forget(&mut self, origin: Origin<'a>) {
+        self.0.insert(register::FIRST, Loaded::whole(origin));
+        for held in self.0.values_mut() {
+            *held = Loaded::whole(origin);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Family,
+        netlink::{
+            abi::{ct, meta},
+            decode, seen,
+            wire::Writer,
+        },
+    };
+    use alloc::string::ToString;
+
+    type Body = fn(&mut Writer);
+
+    fn list(expressions: &[(&str, Body)]) -> Writer {
+        let mut writer = Writer::default();
+        for (name, body) in expressions {
+            writer.nested(attribute::list::ELEMENT, |element| {
+                element.text(attribute::expression::NAME, name);
+                element.nested(attribute::expression::DATA, body);
+            });
+        }
+        writer
+    }
+
+    fn value_in_first(out: &mut Writer, value: &[u8]) {
+        out.u32(attribute::immediate::REGISTER, register::FIRST);
+        out.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
+    }
+
+    fn store_zone(out: &mut Writer) {
+        out.u32(attribute::ct::KEY, ct::ZONE);
+        out.u32(attribute::ct::SOURCE, register::FIRST);
+    }
+
+    fn same(one: (&str, Body), two: (&str, Body)) -> bool {
+        let (one, two) = (list(&[one]), list(&[two]));
+        let read = |(_, element)| Expression::read(element);
+        let (one, two) = (one.attributes().find_map(read), two.attributes().find_map(read));
+        assert!(one.is_some(), "it is an expression");
+        one == two
+    }
+
+    #[test]
+    fn the_zone_of_one_direction_is_not_that_of_both() {
+        let zone: Body = |out| value_in_first(out, &1_u16.to_ne_bytes());
+        let both = list(&[("immediate", zone), ("ct", store_zone)]);
+        assert!(decode::rule(both.attributes(), Family::V4).is_some());
+        let one_way: Body = |out| {
+            store_zone(out);
+            out.bytes(attribute::ct::DIRECTION, &[1]);
+        };
+        let one_way = list(&[("immediate", zone), ("ct", one_way)]);
+        assert_eq!(decode::rule(one_way.attributes(), Family::V4), None);
+    }
+
+    #[test]
+    fn changing_one_register_leaves_the_others() {
+        fn load(out: &mut Writer, key: u32, to: u32) {
+            out.u32(attribute::meta::KEY, key);
+            out.u32(attribute::meta::DESTINATION, to);
+        }
+        let rule = list(&[
+            ("meta", |out| load(out, meta::PROTOCOL, 1)),
+            ("meta", |out| load(out, meta::MARK, 2)),
+            ("bitwise", |out| {
+                out.u32(attribute::bitwise::SOURCE, 2);
+                out.u32(attribute::bitwise::DESTINATION, 2);
+                for kind in [attribute::bitwise::MASK, attribute::bitwise::XOR] {
+                    out.nested(kind, |data| data.bytes(attribute::data::VALUE, &[1; 4]));
+                }
+            }),
+            ("cmp", |out| {
+                out.u32(attribute::cmp::REGISTER, 1);
+                out.u32(attribute::cmp::OPERATOR, operator::EQUAL);
+                out.nested(attribute::cmp::DATA, |data| data.bytes(attribute::data::VALUE, &[6]));
+            }),
+        ]);
+        assert_eq!(seen::rule(rule.attributes()).to_string(), "-p tcp");
+    }
+
+    #[test]
+    fn expressions_are_equal_when_they_do_the_same() {
+        let zone = ("ct", store_zone as Body);
+        let turned: Body = |out| {
+            out.u32(attribute::ct::SOURCE, register::FIRST);
+            out.u32(attribute::ct::KEY, ct::ZONE);
+        };
+        let from_second: Body = |out| {
+            out.u32(attribute::ct::KEY, ct::ZONE);
+            out.u32(attribute::ct::SOURCE, 2);
+        };
+        assert!(same(zone, ("ct", turned)));
+        assert!(!same(zone, ("ct", from_second)));
+        assert!(!same(zone, ("meta", store_zone)));
+        assert!(same(("counter", |out| out.u64(1, 1)), ("counter", |out| out.u64(1, 2))));
+        assert!(!same(("strange", |out| out.u64(1, 1)), ("strange", |out| out.u64(1, 2))));
+    }
+}
