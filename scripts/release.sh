@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 host=$(rustc -vV | sed -n 's/^host: //p')
 triple=${TARGET:-${host%%-*}-unknown-linux-musl}
-[ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni
+[ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni redirectctl
 
 die() {
     printf 'release.sh: %s\n' "$@" >&2

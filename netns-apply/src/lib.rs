@@ -50,6 +50,8 @@ pub use foreign::interference;
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
+pub use observe::observe;
+#[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
 pub use verify::{Mismatch, unreadable_tables, verify};

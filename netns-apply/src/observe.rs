@@ -1,7 +1,7 @@
 //! One look at everything the mesh has, or may have left, in a network namespace.
 
 use crate::{
-    ApplyError,
+    ApplyError, ApplyOptions,
     backend::{Handles, restore},
     exec::{ExecError, Programs},
     netlink::NetlinkError,
@@ -92,6 +92,19 @@ impl Seen {
             .filter(|obstacle| matches!(obstacle, netlink::Obstacle::Dormant { table } if is_used(table)));
         asleep.next().map(|obstacle| NetlinkError::Obstacle(obstacle.clone()))
     }
+}
+
+/// What the calling thread's network namespace holds, as far as it concerns the mesh, whoever made it. Nothing is changed. Legacy
+/// tables that nothing installed here can list are passed over; see [`unreadable_tables`](crate::unreadable_tables).
+///
+/// # Errors
+/// The namespace cannot be looked at.
+pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
+    let mut handles = Handles::open(&options.programs, options.backend)?;
+    if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
+        connection.limit(most);
+    }
+    Ok(Seen::now(&mut handles, Instant::now() + options.patience)?.state)
 }
 
 /// What iptables-nft's program lists; `None` where there is none.

@@ -24,11 +24,11 @@ use crate::cluster::{Cluster, Connection, PodsError};
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
-use crate::pod_netns::{Survey, SurveyError};
 use crate::settings::{DriftSettings, Settings};
 use candidate::Candidate;
 use ledger::{Ledger, Report};
 use look::{Comparison, Rules, look};
+use pod_netns::{Survey, SurveyError};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";

@@ -8,7 +8,7 @@
 //!
 //! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
 //! the loop; [`once`] does the same a single time. [`repair`] deals with pods that started before the plugin was there;
-//! [`drift`] compares the node's pods with what the plugin made of them; [`pod_netns`] finds their namespaces.
+//! [`drift`] compares the node's pods with what the plugin made of them; `pod-netns` finds their namespaces.
 
 pub mod agent;
 pub mod cluster;
@@ -26,7 +26,6 @@ pub mod plan;
 pub mod plugin;
 mod plugin_conf;
 pub mod plugin_token;
-pub mod pod_netns;
 pub mod ready;
 pub mod reload;
 pub mod repair;

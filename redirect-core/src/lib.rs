@@ -55,6 +55,7 @@ pub mod rule;
 pub mod settings;
 pub mod state;
 pub mod steps;
+pub mod trace;
 pub mod values;
 
 pub use ipnet;

@@ -26,6 +26,8 @@ pub struct CommandLine {
     pub pages: Pages,
     /// Its settings, without those of logging, which every program has.
     pub rows: Vec<Row>,
+    /// The words that are no flags: what it works on, each with its name and what it is. Whether one has to be given is for the program to say.
+    pub operands: &'static [(&'static str, &'static str)],
     /// Subcommands of its own. They take the flags as well.
     pub commands: Vec<Command>,
 }
@@ -44,6 +46,8 @@ pub enum Line {
 pub struct Words {
     /// The subcommand of the program's own, if one is given.
     pub command: Option<(String, ArgMatches)>,
+    /// What it works on, in the order of the command line's operands.
+    pub operands: Vec<String>,
     /// The flags that are given, without dashes, with their values.
     pub flags: BTreeMap<String, String>,
     /// What nobody understands, with what to write instead.
@@ -72,13 +76,15 @@ impl CommandLine {
             Some((row.flag?.to_owned(), text))
         });
         let flags = flags.collect();
+        let operands = self.operands.iter().filter_map(|(name, _)| matches.get_one::<String>(name).cloned());
+        let operands = operands.collect();
         match matches.subcommand() {
             Some((command, given)) if self.is_own(command) => {
                 let command = Some((command.to_owned(), given.clone()));
-                Ok(Line::Work(Words { command, flags, refused: sorted.refused }))
+                Ok(Line::Work(Words { command, operands, flags, refused: sorted.refused }))
             }
             Some((command, given)) => Ok(Line::Print(self.generate(command, given))),
-            None => Ok(Line::Work(Words { command: None, flags, refused: sorted.refused })),
+            None => Ok(Line::Work(Words { command: None, operands, flags, refused: sorted.refused })),
         }
     }
 
@@ -119,6 +125,7 @@ impl CommandLine {
             .filter_map(|row| arg(row, is_explained))
             .chain(logging)
             .map(|arg| arg.global(works));
+        let operands = self.operands.iter().map(|(name, help)| Arg::new(*name).value_name(*name).help(*help));
         Command::new(self.name)
             .about(self.about)
             .version(self.version)
@@ -126,6 +133,7 @@ impl CommandLine {
             .args_conflicts_with_subcommands(!works)
             .disable_help_subcommand(true)
             .args(args)
+            .args(operands)
             .subcommands(&self.commands)
             .subcommand(Command::new("help").about("Print this"))
             .subcommand(Command::new("version").about("Print the version"))
@@ -152,7 +160,8 @@ impl CommandLine {
 
     /// The command line as shells complete it: with the words that a flag takes. The parser does without, because what is
     /// wrong is told with everything else that is.
-    fn completed(&self) -> Command {
+    #[must_use]
+    pub fn completed(&self) -> Command {
         self.all_rows().fold(self.parser(), |command, row| match (row.flag, row.takes.words()) {
             (Some(flag), Some(words)) => {
                 command.mut_arg(flag, |arg| arg.value_parser(PossibleValuesParser::new(words)))

@@ -15,7 +15,7 @@ pub use command::{CommandLine, Line, Words, log_rows};
 pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
 pub use reference::reference;
-pub use rows::{IPTABLES, VALIDATION};
+pub use rows::{IPTABLES, VALIDATION, row as setting_row};
 
 use logging::LevelError;
 use redirect_core::{
@@ -123,6 +123,12 @@ impl Program {
             Line::Print(text) => return Ok(Asked::Print(text)),
             Line::Work(line) => line,
         };
+        Ok(Asked::Run(Box::new(self.input(line, env))))
+    }
+
+    /// The settings of a command line that is read already, and of an environment: for programs whose command line has more
+    /// than the settings.
+    pub fn input(&self, line: Words, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
         let flag = |name: &str| line.flags.get(name).cloned();
         let env: Vec<(OsString, OsString)> = env.into_iter().collect();
         let variable = |wanted: &str| {
@@ -146,7 +152,7 @@ impl Program {
         });
         let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
         let not_in_force = self.judge(&mut settings, &line.flags);
-        Ok(Asked::Run(Box::new(Input { settings, log, misspelt, not_in_force })))
+        Input { settings, log, misspelt, not_in_force }
     }
 
     /// Refuses what this program never does, and notes what it does not do.
@@ -178,7 +184,7 @@ impl Program {
     pub fn command_line(&self) -> CommandLine {
         let Self { name, about, version, pages, statuses } = *self;
         let rows = SETTINGS.iter().map(|setting| rows::row(setting, statuses)).collect();
-        CommandLine { name, about, version, pages, rows, commands: Vec::new() }
+        CommandLine { name, about, version, pages, rows, operands: &[], commands: Vec::new() }
     }
 }
 

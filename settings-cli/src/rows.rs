@@ -29,7 +29,8 @@ pub const VALIDATION: &[(Key, Status)] = &[
 ];
 
 /// A setting as a row of a program.
-pub(crate) fn row(setting: &Setting, statuses: &[(Key, Status)]) -> Row {
+#[must_use]
+pub fn row(setting: &Setting, statuses: &[(Key, Status)]) -> Row {
     let status = statuses.iter().find(|(key, _)| *key == setting.key).map(|(_, status)| *status);
     Row {
         flag: setting.flag,

@@ -44,8 +44,9 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
     let words: Vec<OsString> = words.into_iter().map(lossy).collect();
     let raw = RawArgs::new(&words);
     let mut cursor = raw.cursor();
+    let operands = command.get_positionals().count();
     let mut sorter =
-        Sorter { command, sorted: Sorted::default(), before: Before::Nothing, strays: Vec::new() };
+        Sorter { command, sorted: Sorted::default(), before: Before::Nothing, strays: Vec::new(), operands };
     while let Some(word) = raw.next(&mut cursor) {
         let wants_value = if word.is_escape() {
             sorter.refuse("--", "separates nothing here; leave it out");
@@ -91,6 +92,8 @@ struct Sorter<'a> {
     before: Before<'a>,
     /// Stray words in a row.
     strays: Vec<String>,
+    /// How many more words are what the program works on.
+    operands: usize,
 }
 
 /// A flag that waits for its value, and how it is written.
@@ -142,6 +145,13 @@ impl<'a> Sorter<'a> {
 
     /// A word that is neither flag nor value.
     fn word(&mut self, text: &str) {
+        if self.operands > 0 && self.may_be_an_operand(text) {
+            self.operands -= 1;
+            self.end_strays();
+            self.sorted.understood.push(text.into());
+            self.before = Before::Nothing;
+            return;
+        }
         let write = match self.before {
             // It may be the value of the flag nobody knows, which is told already.
             Before::Unknown => {
@@ -169,6 +179,15 @@ impl<'a> Sorter<'a> {
         self.strays.push(text.to_owned());
         self.sorted.refused.push((String::new(), Problem::Usage(why)));
         self.before = Before::Stray;
+    }
+
+    /// The word behind an unknown flag may be its value, and that behind a switch is one where it says yes or no.
+    fn may_be_an_operand(&self, text: &str) -> bool {
+        match self.before {
+            Before::Nothing | Before::Value(_) | Before::Stray => true,
+            Before::Switch(flag) => after_switch(flag, text).is_none(),
+            Before::Unknown => false,
+        }
     }
 
     fn understand(&mut self, flag: &'a Arg, with_value: bool, written: OsString) {

@@ -23,6 +23,14 @@ const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 
 /// Reads a pod, trying until the deadline. It has to have the UID, where that is not empty.
 pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
+    PodFacts::from_json(&object(kubeconfig, pod, uid, deadline)?).map_err(|errors| PodError::Unreadable {
+        pod: pod.clone(),
+        problems: errors.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// The same, as the API server has it.
+pub fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, PodError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         PodError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
     })?;
@@ -30,10 +38,7 @@ pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> R
     let read = runtime.block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)));
     // A look-up of the server's name may still be under way on a thread; it is not waited for.
     runtime.shutdown_background();
-    PodFacts::from_json(&read?).map_err(|errors| PodError::Unreadable {
-        pod: pod.clone(),
-        problems: errors.iter().map(ToString::to_string).collect(),
-    })
+    read
 }
 
 /// The last error when the deadline passes before a try succeeds, or sooner where trying is of no use.

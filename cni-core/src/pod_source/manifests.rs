@@ -64,7 +64,15 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, PodError> {
 /// The documents of a YAML or JSON file.
 fn documents(path: &Path) -> Result<Vec<Value>, String> {
     let text = files::read_text(path, MOST_BYTES).map_err(|error| error.to_string())?;
-    serde_saphyr::from_multiple(&text).map_err(|error| {
+    parse(&text)
+}
+
+/// The documents of YAML or JSON.
+///
+/// # Errors
+/// It is neither, in words.
+pub fn parse(text: &str) -> Result<Vec<Value>, String> {
+    serde_saphyr::from_multiple(text).map_err(|error| {
         let text = error.without_snippet().to_string();
         format!("is no YAML: {}", text.lines().next().unwrap_or_default())
     })

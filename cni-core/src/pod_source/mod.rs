@@ -8,10 +8,12 @@ use crate::{
     wire::{CniError, Code},
 };
 use cluster_client::kubeconfig::{self, KubeconfigError};
+pub use manifests::parse as parse_manifests;
 use redirect_core::pod::PodFacts;
+use serde_json::Value;
 use std::{
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -39,6 +41,14 @@ pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<
         Some(folder) => manifests::read(folder, pod, conf.node_name.as_deref()),
         None => api::read(&conf.kubeconfig, pod, uid, deadline),
     }
+}
+
+/// Reads a pod from the API server, as that has it, trying until the deadline.
+///
+/// # Errors
+/// Why it cannot be read, at the latest when the deadline passes.
+pub fn object(kubeconfig: &Path, pod: &PodName, deadline: Instant) -> Result<Value, PodError> {
+    api::object(kubeconfig, pod, "", deadline)
 }
 
 /// Whether pods could be read at present, as far as this machine can tell.

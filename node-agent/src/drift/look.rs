@@ -8,7 +8,7 @@ use redirect_core::pod::Decision;
 use redirect_core::settings::NamespaceFacts;
 
 use super::candidate::Candidate;
-use crate::pod_netns::{Survey, Unfound};
+use pod_netns::{Survey, Unfound};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_RULES: usize = 1 << 20;

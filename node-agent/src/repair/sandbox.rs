@@ -14,7 +14,7 @@ use netns_apply::pod::hosts;
 
 use super::action::Trouble;
 use super::processes::{Census, namespace_of};
-use crate::pod_netns::{Survey, Unfound};
+use pod_netns::{Survey, Unfound};
 
 /// A pod, as it is looked for.
 #[derive(Debug, Clone, Copy)]

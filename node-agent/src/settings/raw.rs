@@ -101,6 +101,7 @@ pub fn command_line() -> CommandLine {
         version: env!("CARGO_PKG_VERSION"),
         pages: PAGES,
         rows: SETTINGS.to_vec(),
+        operands: &[],
         commands: vec![install, uninstall],
     }
 }

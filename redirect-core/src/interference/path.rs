@@ -421,14 +421,21 @@ impl<'a> Station<'a> {
             }
             Statement::Drop
             | Statement::Reject
+            | Statement::Redirect(_)
             | Statement::Translate(_)
-            | Statement::Tproxy
+            | Statement::Tproxy { .. }
             | Statement::Untrack
             | Statement::SetMark(_)
+            | Statement::SetMarkBits { .. }
+            | Statement::RestoreMark
             | Statement::Queue
             | Statement::Rewrite(_)
             | Statement::Unknown(_) => true,
-            Statement::Jump(_) | Statement::Harmless(_) => false,
+            Statement::Jump(_)
+            | Statement::SaveMark
+            | Statement::SetConnMark { .. }
+            | Statement::Zone(_)
+            | Statement::Harmless(_) => false,
         }
     }
 }

@@ -122,6 +122,8 @@ pub struct Base {
     pub is_nat: bool,
     /// Whether its policy is to drop.
     pub drops: bool,
+    /// Whether a packet of a local process is routed again behind it, where it has another mark or address by then.
+    pub reroutes: bool,
 }
 
 /// A rule, as far as it is understood.
@@ -190,16 +192,46 @@ pub enum Statement {
     Jump(String),
     /// To another chain, and back to where this one was called from.
     Goto(String),
-    /// The destination is translated; the name says how (DNAT, REDIRECT).
+    /// The destination is translated to this port of the pod.
+    Redirect(u16),
+    /// The destination is translated; the name says how (DNAT, REDIRECT with several ports).
     Translate(String),
     /// The source is translated, which ends the chain.
     TranslateSource(String),
     /// The packet is handed to a transparent listener.
-    Tproxy,
+    Tproxy {
+        /// The listener's port; none where it is the packet's own, or not known.
+        port: Option<u16>,
+        /// The mark the packet gets: its bits of the mask, and their value.
+        mark: Option<(u32, u32)>,
+        /// Whether the base chain is left, and a packet without a listener dropped (x_tables). What nf_tables cannot hand
+        /// over goes on to the next rule.
+        ends: bool,
+    },
     /// Connection tracking passes the packet over, and address translation with it.
     Untrack,
     /// The packet's mark is set; none where the value is not known.
     SetMark(Option<u32>),
+    /// These bits of the packet's mark are cleared, and then those of the value flipped.
+    SetMarkBits {
+        /// What is cleared.
+        mask: u32,
+        /// What is flipped.
+        value: u32,
+    },
+    /// The packet gets the connection's mark.
+    RestoreMark,
+    /// The connection gets the packet's mark.
+    SaveMark,
+    /// These bits of the connection's mark are cleared, and then those of the value flipped.
+    SetConnMark {
+        /// What is cleared.
+        mask: u32,
+        /// What is flipped.
+        value: u32,
+    },
+    /// The packet belongs to this zone of connection tracking.
+    Zone(u16),
     /// A process decides.
     Queue,
     /// Another part of the packet is rewritten, or it is sent elsewhere; the name says how.
@@ -208,6 +240,35 @@ pub enum Statement {
     Harmless(String),
     /// One that is not understood, by its name.
     Unknown(String),
+}
+
+/// What a rule of a plan does.
+impl From<&Target> for Statement {
+    fn from(target: &Target) -> Self {
+        match target {
+            Target::Accept => Self::Accept,
+            Target::Drop => Self::Drop,
+            Target::Return => Self::Return,
+            Target::Jump(chain) => Self::Jump(chain.name().into()),
+            Target::Redirect(port) => Self::Redirect(port.number()),
+            Target::Tproxy { port, mark } => {
+                Self::Tproxy { port: Some(port.number()), mark: Some((u32::MAX, mark.value())), ends: true }
+            }
+            Target::SetMark(mark) => Self::SetMark(Some(mark.value())),
+            Target::SaveMark => Self::SaveMark,
+            Target::RestoreMark => Self::RestoreMark,
+            Target::SetConnMark(mark) => Self::SetConnMark { mask: mark.mask(), value: mark.value() },
+            Target::ConntrackZone(zone) => Self::Zone(*zone),
+        }
+    }
+}
+
+/// A rule of a plan, as it is found where it is in force.
+impl From<&Rule> for SeenRule {
+    fn from(rule: &Rule) -> Self {
+        let conditions = rule.effective_matches().cloned().map(Condition::Plain).collect();
+        Self { conditions, statements: [Statement::from(&rule.target)].into() }
+    }
 }
 
 /// In the words of iptables where it has any.
@@ -311,11 +372,21 @@ impl fmt::Display for Statement {
             Self::Return => f.write_str("-j RETURN"),
             Self::Jump(chain) => write!(f, "-j {}", Plain(chain)),
             Self::Goto(chain) => write!(f, "-g {}", Plain(chain)),
+            Self::Redirect(port) => write!(f, "-j REDIRECT --to-ports {port}"),
             Self::Translate(name) | Self::TranslateSource(name) => write!(f, "-j {}", Plain(name)),
-            Self::Tproxy => f.write_str("-j TPROXY"),
+            Self::Tproxy { port, mark, ends: _ } => {
+                f.write_str("-j TPROXY")?;
+                port.map_or(Ok(()), |port| write!(f, " --on-port {port}"))?;
+                mark.map_or(Ok(()), |(mask, value)| write!(f, " --tproxy-mark {value:#x}/{mask:#x}"))
+            }
             Self::Untrack => f.write_str("-j NOTRACK"),
             Self::SetMark(Some(mark)) => write!(f, "-j MARK --set-mark {mark:#x}"),
             Self::SetMark(None) => f.write_str("-j MARK"),
+            Self::SetMarkBits { mask, value } => write!(f, "-j MARK --set-xmark {value:#x}/{mask:#x}"),
+            Self::RestoreMark => f.write_str("-j CONNMARK --restore-mark"),
+            Self::SaveMark => f.write_str("-j CONNMARK --save-mark"),
+            Self::SetConnMark { mask, value } => write!(f, "-j CONNMARK --set-xmark {value:#x}/{mask:#x}"),
+            Self::Zone(zone) => write!(f, "-j CT --zone {zone}"),
             Self::Queue => f.write_str("-j NFQUEUE"),
             Self::Rewrite(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),

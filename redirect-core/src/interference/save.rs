@@ -51,7 +51,8 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
     let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name);
     let base = hook.and_then(|hook| {
         let priority = priority(&table.name, hook)?;
-        Some(Base { hook, priority, is_nat: table.name == "nat", drops })
+        let reroutes = table.name == "mangle" && hook == Hook::Output;
+        Some(Base { hook, priority, is_nat: table.name == "nat", drops, reroutes })
     });
     ruleset.table(table).chains.entry(name.to_owned()).or_default().base = base;
     Some(())
@@ -218,15 +219,45 @@ fn statement(word: &str, target: &str, options: &[String]) -> Statement {
         return Statement::Goto(target.to_owned());
     }
     let has = |option: &str| options.iter().any(|word| word == option);
+    let option = |name: &str| options.iter().skip_while(|word| *word != name).nth(1).map(String::as_str);
     match target {
         "CT" if has("--notrack") => Statement::Untrack,
-        "MARK" => {
-            let value = options.iter().skip_while(|word| *word != "--set-xmark").nth(1);
-            let value = value.and_then(|value| bits(value)).filter(|(_, mask)| *mask == u32::MAX);
-            Statement::SetMark(value.map(|(value, _)| value))
-        }
-        "CONNMARK" if has("--restore-mark") => Statement::SetMark(Some(0)),
+        "CT" if has("--zone") => option("--zone")
+            .and_then(|zone| zone.parse().ok())
+            .map_or_else(|| Statement::Harmless("-j CT".into()), Statement::Zone),
+        "MARK" => marked(option("--set-xmark").and_then(bits)),
+        "CONNMARK" => connection_marked(&has, option("--set-xmark").and_then(bits)),
+        "REDIRECT" => match option("--to-ports").and_then(|port| port.parse().ok()) {
+            Some(port) if options.len() == 2 => Statement::Redirect(port),
+            _ => Statement::Translate(target.to_owned()),
+        },
+        "TPROXY" => Statement::Tproxy {
+            port: option("--on-port").and_then(|port| port.parse().ok()).filter(|port| *port != 0),
+            mark: option("--tproxy-mark").and_then(bits).map(|(value, mask)| (mask, value)),
+            ends: true,
+        },
         name => target_named(name).unwrap_or_else(|| Statement::Jump(name.to_owned())),
+    }
+}
+
+/// `-j MARK` with this value and mask; what it does is not known without.
+pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
+    match bits {
+        Some((value, u32::MAX)) => Statement::SetMark(Some(value)),
+        Some((value, mask)) => Statement::SetMarkBits { mask, value },
+        None => Statement::SetMark(None),
+    }
+}
+
+/// `-j CONNMARK` without masks, but for the one it sets a mark with.
+fn connection_marked(has: &dyn Fn(&str) -> bool, set: Option<(u32, u32)>) -> Statement {
+    let masked = ["--nfmask", "--ctmask", "--mask"].into_iter().any(has);
+    match set {
+        Some((value, mask)) => Statement::SetConnMark { mask, value },
+        None if has("--restore-mark") && masked => Statement::SetMark(None),
+        None if has("--restore-mark") => Statement::RestoreMark,
+        None if has("--save-mark") && !masked => Statement::SaveMark,
+        None => Statement::Unknown("-j CONNMARK".into()),
     }
 }
 
@@ -239,7 +270,7 @@ pub(crate) fn target_named(name: &str) -> Option<Statement> {
         "RETURN" => Statement::Return,
         "DNAT" | "REDIRECT" | "NETMAP" => Statement::Translate(name.to_owned()),
         "SNAT" | "MASQUERADE" => Statement::TranslateSource(name.to_owned()),
-        "TPROXY" => Statement::Tproxy,
+        "TPROXY" => Statement::Tproxy { port: None, mark: None, ends: true },
         "NOTRACK" => Statement::Untrack,
         "MARK" => Statement::SetMark(None),
         "QUEUE" | "NFQUEUE" => Statement::Queue,

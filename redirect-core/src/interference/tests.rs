@@ -38,7 +38,8 @@ fn in_force(plan: &RulePlan, others: &str) -> Ruleset {
         *table = state;
         for hook in [Hook::Prerouting, Hook::Output, Hook::Input, Hook::Postrouting] {
             let chain = table.chains.entry(hook.name().into()).or_default();
-            chain.base = Some(Base { hook, priority, is_nat: name.name == "nat", drops: false });
+            chain.base =
+                Some(Base { hook, priority, is_nat: name.name == "nat", drops: false, reroutes: false });
         }
     }
     let mut name = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
@@ -74,6 +75,7 @@ fn declare(table: &mut TableState, name: &str, words: &[std::string::String]) {
         hook: Hook::ALL.iter().copied().find(|known| known.name().eq_ignore_ascii_case(hook)).unwrap(),
         priority: priority.parse().unwrap(),
         is_nat: kind == "nat",
+        reroutes: kind == "route",
         drops: policy == ["drop"],
     });
 }

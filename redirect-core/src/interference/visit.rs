@@ -122,18 +122,35 @@ impl<'a> Visit<'_, 'a, '_> {
                     }
                     End::Returned
                 }
-                Statement::Translate(_) if self.is_translated_here() => {
+                Statement::Redirect(_) | Statement::Translate(_) if self.is_translated_here() => {
                     self.note(place, rule, Effect::Translates);
                     // Which of two chains of the same priority is asked first is not known.
                     if self.station.position == Position::Unsure { End::Left } else { End::Gone }
                 }
-                Statement::Translate(_) => End::Left,
+                Statement::Redirect(_) | Statement::Translate(_) => End::Left,
                 Statement::Drop | Statement::Reject => {
                     self.note(place, rule, Effect::Drops);
                     End::Gone
                 }
-                Statement::Tproxy | Statement::Untrack | Statement::SetMark(_) => {
-                    self.alter(statement, place, rule);
+                Statement::Tproxy { .. } => {
+                    self.tproxy(place, rule);
+                    End::Next
+                }
+                Statement::Untrack => {
+                    self.untrack(place, rule);
+                    End::Next
+                }
+                Statement::SetMark(mark) => {
+                    self.mark(*mark, place, rule);
+                    End::Next
+                }
+                Statement::SetMarkBits { .. } => {
+                    self.mark(None, place, rule);
+                    End::Next
+                }
+                Statement::RestoreMark => {
+                    // The connection is new: nothing has marked it.
+                    self.mark(Some(0), place, rule);
                     End::Next
                 }
                 Statement::Queue => {
@@ -148,7 +165,10 @@ impl<'a> Visit<'_, 'a, '_> {
                     self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
                     End::Next
                 }
-                Statement::Harmless(_) => End::Next,
+                Statement::SaveMark
+                | Statement::SetConnMark { .. }
+                | Statement::Zone(_)
+                | Statement::Harmless(_) => End::Next,
             };
             if end != End::Next {
                 return end;
@@ -185,36 +205,40 @@ impl<'a> Visit<'_, 'a, '_> {
         self.station.hooked.base.is_nat && matches!(self.station.hook(), Hook::Prerouting | Hook::Output)
     }
 
-    /// What changes how a packet is treated further on.
-    fn alter(&mut self, statement: &Statement, place: Place, rule: &SeenRule) {
-        let on_arrival = self.station.hook() == Hook::Prerouting && self.search.flow.hook == Hook::Prerouting;
-        let before = self.station.stage == Stage::Original;
-        match (statement, self.capture) {
-            (Statement::Tproxy, _) if on_arrival => self.note(place, rule, Effect::Tproxies),
-            (Statement::Untrack, Capture::Redirect(_))
-                if before && self.station.hooked.base.priority < TRACKING =>
-            {
-                self.note(place, rule, Effect::Untracks);
-            }
-            (Statement::SetMark(mark), capture) => {
-                if let (Capture::Tproxy(wanted), true) = (capture, on_arrival) {
-                    // The mesh's rules leave alone what has the mark already. Behind them another mark leads elsewhere what
-                    // is not for an address of the pod.
-                    match (before, *mark) {
-                        (_, None) => {
-                            self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks);
-                        }
-                        (true, Some(mark)) if mark == wanted => self.note(place, rule, Effect::Remarks),
-                        (false, Some(mark)) if mark != wanted => {
-                            self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks);
-                        }
-                        (_, Some(_)) => {}
-                    }
-                }
-                self.packet.mark = mark.filter(|_| self.is_certain());
-            }
-            (_, Capture::Redirect(_) | Capture::Tproxy(_)) => {}
+    /// The packet is handed to another transparent proxy.
+    fn tproxy(&mut self, place: Place, rule: &SeenRule) {
+        if self.is_on_arrival() {
+            self.note(place, rule, Effect::Tproxies);
         }
+    }
+
+    fn untrack(&mut self, place: Place, rule: &SeenRule) {
+        let before = self.station.stage == Stage::Original && self.station.hooked.base.priority < TRACKING;
+        if before && matches!(self.capture, Capture::Redirect(_)) {
+            self.note(place, rule, Effect::Untracks);
+        }
+    }
+
+    /// The packet gets a mark; none where nobody knows which.
+    fn mark(&mut self, mark: Option<u32>, place: Place, rule: &SeenRule) {
+        let before = self.station.stage == Stage::Original;
+        if let (Capture::Tproxy(wanted), true) = (self.capture, self.is_on_arrival()) {
+            // The mesh's rules leave alone what has the mark already. Behind them another mark leads elsewhere what
+            // is not for an address of the pod.
+            match (before, mark) {
+                (_, None) => self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks),
+                (true, Some(mark)) if mark == wanted => self.note(place, rule, Effect::Remarks),
+                (false, Some(mark)) if mark != wanted => {
+                    self.search.note(Severity::May, place, rule.to_string(), Effect::Remarks);
+                }
+                (_, Some(_)) => {}
+            }
+        }
+        self.packet.mark = mark.filter(|_| self.is_certain());
+    }
+
+    fn is_on_arrival(&self) -> bool {
+        self.station.hook() == Hook::Prerouting && self.search.flow.hook == Hook::Prerouting
     }
 
     fn note(&mut self, place: Place, rule: &SeenRule, effect: Effect) {

@@ -52,11 +52,13 @@ impl Ruleset {
             let hook = hook.attributes();
             let number = hook.find(attribute::hook::NUMBER)?.u32()?;
             let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
+            let kind = attributes.find(attribute::chain::TYPE)?.text()?;
             Some(Base {
                 hook: Hook::ALL.iter().copied().find(|hook| abi::hook_number(*hook) == number)?,
                 priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
-                is_nat: attributes.find(attribute::chain::TYPE)?.text()? == "nat",
+                is_nat: kind == "nat",
                 drops: policy == Some(POLICY_DROP),
+                reroutes: kind == "route",
             })
         });
         let table = self.table_of(message, attribute::chain::TABLE)?;

@@ -10,11 +10,12 @@ use super::{
 };
 use crate::{
     interference::{
+        marked,
         ruleset::{Condition, SeenRule, Statement, state},
         target_named,
     },
     rule::{Is, Match, Protocol},
-    values::PortRange,
+    values::{Family, PortRange},
 };
 use alloc::{
     borrow::{Cow, ToOwned},
@@ -40,6 +41,8 @@ const XT_NOTRACK: u8 = 1;
 /// `XT_CONNTRACK_DIRECTION`.
 const XT_DIRECTION: u16 = 1 << 12;
 /// Modes of CONNMARK.
+const SET_MARK: u8 = 0;
+const SAVE_MARK: u8 = 1;
 const RESTORE_MARK: u8 = 2;
 
 /// Reads the expressions of a rule.
@@ -149,8 +152,14 @@ impl<'a> Reader<'a> {
                 None => self.unknown("immediate"),
             },
             Expression::Lookup(lookup) => self.lookup(lookup),
-            Expression::Redirect { .. } => self.statement(Statement::Translate("REDIRECT".to_owned())),
-            Expression::Tproxy { .. } => self.statement(Statement::Tproxy),
+            Expression::Redirect { first, last, .. } => {
+                let statement = self.redirected(first, last);
+                self.statement(statement);
+            }
+            Expression::Tproxy { port, .. } => {
+                let port = port.and_then(|port| self.port_in(port));
+                self.statement(Statement::Tproxy { port, mark: None, ends: false });
+            }
             Expression::Other { name, data } => match statement_named(name, data) {
                 Some(statement) => self.rule.statements.extend(statement),
                 None => self.other(name, data),
@@ -185,6 +194,19 @@ impl<'a> Reader<'a> {
 
     fn unknown(&mut self, words: impl Into<String>) {
         self.rule.conditions.push(Condition::Unknown(words.into()));
+    }
+
+    /// The port that a register holds.
+    fn port_in(&self, register: u32) -> Option<u16> {
+        self.registers.get(register)?.value().and_then(decode::port)
+    }
+
+    fn redirected(&self, first: Option<u32>, last: Option<u32>) -> Statement {
+        let [first, last] = [first, last.or(first)].map(|port| port.and_then(|port| self.port_in(port)));
+        match first {
+            Some(port) if first == last => Statement::Redirect(port),
+            Some(_) | None => Statement::Translate("REDIRECT".to_owned()),
+        }
     }
 
     fn lookup(&mut self, lookup: Lookup<'a>) {
@@ -242,14 +264,34 @@ fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>
 
 /// What storing something in a field does.
 fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
-    if field != Field::Meta(meta::MARK) {
-        return Statement::Harmless(alloc::format!("{} set", field_name(field)));
+    let loaded = from.and_then(|from| from.field());
+    let value = from.and_then(|from| from.value().and_then(number));
+    match (field, loaded, value) {
+        (Field::Meta(meta::MARK), Some(Field::Ct(ct::MARK)), _) => Statement::RestoreMark,
+        (Field::Meta(meta::MARK), _, Some(value)) => Statement::SetMark(Some(value)),
+        (Field::Meta(meta::MARK), _, None) => changed(field, from)
+            .map_or(Statement::SetMark(None), |(mask, value)| Statement::SetMarkBits { mask, value }),
+        (Field::Ct(ct::MARK), Some(Field::Meta(meta::MARK)), _) => Statement::SaveMark,
+        (Field::Ct(ct::MARK), _, Some(value)) => Statement::SetConnMark { mask: u32::MAX, value },
+        (Field::Ct(ct::MARK), _, None) => match changed(field, from) {
+            Some((mask, value)) => Statement::SetConnMark { mask, value },
+            None => Statement::Unknown(alloc::format!("{} set", field_name(field))),
+        },
+        (Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. }, _, _) => {
+            Statement::Harmless(alloc::format!("{} set", field_name(field)))
+        }
     }
-    Statement::SetMark(from.and_then(|from| match from.field() {
-        // The connection is new: nothing has marked it.
-        Some(Field::Ct(ct::MARK)) => Some(0),
-        Some(_) | None => from.value().and_then(number),
-    }))
+}
+
+/// The bits of a field that are cleared, and those that are then flipped, where it is stored again like this.
+fn changed(field: Field, from: Option<Loaded<'_>>) -> Option<(u32, u32)> {
+    let loaded = from.filter(|from| matches!(from.origin, Origin::Field(origin) if origin == field))?;
+    match loaded.bits {
+        Bits::All => Some((0, 0)),
+        Bits::Masked(mask) => Some((!number(mask)?, 0)),
+        Bits::Flipped { mask, flip } => Some((!number(mask)?, number(flip)?)),
+        Bits::Unknown => None,
+    }
 }
 
 /// What writing to the packet does.
@@ -442,22 +484,31 @@ fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Conditi
     }
 }
 
+/// What CONNMARK does, without shifts and with masks only where it sets a mark.
+fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
+    let [value, mask, from] = [xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, xt::read_u32(info, 8)?];
+    let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
+    let is_shifted = revision != 1 && info.get(12..14)? != [0, 0];
+    Some(match mode {
+        SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
+        RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
+        RESTORE_MARK => Statement::SetMark(None),
+        SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
+        _ => Statement::Unknown("-j CONNMARK".to_owned()),
+    })
+}
+
 /// What an xt target does.
 fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
     match (name, revision) {
         ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
-        ("MARK", 2) => {
-            let whole = xt::read_u32(info, 4)? == u32::MAX;
-            Some(Statement::SetMark(xt::read_u32(info, 0).filter(|_| whole)))
-        }
-        ("CONNMARK", 1 | 2) => {
-            let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
-            // The connection is new: nothing has marked it.
-            Some(if mode == RESTORE_MARK {
-                Statement::SetMark(Some(0))
-            } else {
-                Statement::Harmless("-j CONNMARK".to_owned())
-            })
+        // The mask comes behind the value.
+        ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
+        ("CONNMARK", 1 | 2) => connection_marked(revision, info),
+        ("REDIRECT" | "TPROXY" | "CT", _) => {
+            let families = [Family::V4, Family::V6].into_iter();
+            let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
+            plain.as_ref().map(Statement::from).or_else(|| target_named(name))
         }
         _ => target_named(name),
     }

@@ -154,6 +154,12 @@ impl Survey {
         }
     }
 
+    /// All of them, in the order of their paths.
+    #[must_use]
+    pub fn sandboxes(&self) -> &[Sandbox] {
+        &self.found
+    }
+
     /// How many namespaces there are, and how many files that are none.
     #[must_use]
     pub const fn counts(&self) -> (usize, usize) {
@@ -191,6 +197,12 @@ impl Sandbox {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Those of its addresses that were wanted.
+    #[must_use]
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
     }
 
     fn has(&self, addresses: &[IpAddr]) -> bool {

@@ -1,0 +1,349 @@
+//! Which traffic two plans treat differently: all of it, computed by walking all packets at once.
+
+use super::{
+    Fate, Packet, Sender,
+    packets::{Field, Packets, interface, interface_name, state},
+    rules::Rules,
+    set::Set,
+    walk::{self, Given},
+};
+use crate::{plan::RulePlan, rule::Protocol, values::Family};
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+/// Packets that two plans treat differently.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The packets.
+    pub region: Region,
+    /// What becomes of them by the one plan.
+    pub before: Fate,
+    /// What becomes of them by the other.
+    pub after: Fate,
+}
+
+/// A set of packets: those that have in every field one of these values. A field that says nothing may have any.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Region {
+    is_local: bool,
+    packets: Packets,
+}
+
+impl Region {
+    /// Their family.
+    #[must_use]
+    pub const fn family(&self) -> Family {
+        self.packets.family
+    }
+
+    /// Whether processes of the pod send them; somebody outside otherwise.
+    #[must_use]
+    pub const fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// Their protocols.
+    #[must_use]
+    pub fn protocols(&self) -> Vec<Protocol> {
+        let all = [Protocol::Tcp, Protocol::Udp].into_iter();
+        all.filter(|one| self.packets.get(Field::Protocol).contains(one.number().into())).collect()
+    }
+
+    /// The first and last addresses of the ranges they come from; `None` for anywhere.
+    #[must_use]
+    pub fn sources(&self) -> Option<Vec<(IpAddr, IpAddr)>> {
+        self.addresses(Field::Source)
+    }
+
+    /// Likewise, where they go.
+    #[must_use]
+    pub fn destinations(&self) -> Option<Vec<(IpAddr, IpAddr)>> {
+        self.addresses(Field::Destination)
+    }
+
+    /// The first and last of the ranges of ports they come from; `None` for any.
+    #[must_use]
+    pub fn source_ports(&self) -> Option<Vec<(u16, u16)>> {
+        self.numbers(Field::SourcePort)
+    }
+
+    /// Likewise, of the ports they go to.
+    #[must_use]
+    pub fn ports(&self) -> Option<Vec<(u16, u16)>> {
+        self.numbers(Field::Port)
+    }
+
+    /// The first and last of the ranges of users who send them; `None` for any.
+    #[must_use]
+    pub fn users(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::User)
+    }
+
+    /// Likewise, of groups.
+    #[must_use]
+    pub fn groups(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::Group)
+    }
+
+    /// Likewise, of marks that they have at first.
+    #[must_use]
+    pub fn marks(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::Mark)
+    }
+
+    /// Likewise, of marks of their connection.
+    #[must_use]
+    pub fn connection_marks(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::ConnMark)
+    }
+
+    /// By which interfaces they come in or go out, in words: `lo`, `not lo`, `eth0`, `veth+`.
+    #[must_use]
+    pub fn interfaces(&self) -> String {
+        interfaces(self.packets.get(Field::Interface))
+    }
+
+    /// Whether a packet is one of them.
+    #[must_use]
+    pub fn contains(&self, packet: &Packet) -> bool {
+        let one = packet.packets();
+        let is_local = matches!(packet.sender, Sender::Local { .. });
+        self.is_local == is_local
+            && self.packets.family == one.family
+            && Field::ALL.into_iter().all(|field| {
+                let owned = matches!(field, Field::User | Field::Group);
+                owned && !is_local || one.get(field).without(self.packets.get(field)).is_empty()
+            })
+    }
+
+    fn addresses(&self, field: Field) -> Option<Vec<(IpAddr, IpAddr)>> {
+        let family = self.packets.family;
+        let ranges = self.limited(field)?.ranges().iter();
+        Some(ranges.map(|(first, last)| (address(*first, family), address(*last, family))).collect())
+    }
+
+    fn numbers<T: TryFrom<u128>>(&self, field: Field) -> Option<Vec<(T, T)>> {
+        let ranges = self.limited(field)?.ranges().iter();
+        ranges.map(|(first, last)| Some((T::try_from(*first).ok()?, T::try_from(*last).ok()?))).collect()
+    }
+
+    /// The values of a field, where it has not all.
+    fn limited(&self, field: Field) -> Option<&Set> {
+        let (set, most) = (self.packets.get(field), field.most(self.packets.family));
+        (*set != Set::range(0, most)).then_some(set)
+    }
+
+    /// In words, where not every value of the field is meant.
+    fn words(&self, field: Field, name: &str, one: impl Fn(u128) -> String) -> Option<String> {
+        let set = self.limited(field)?;
+        let most = field.most(self.packets.family);
+        let rest = set.complement(most);
+        // The shorter way to say it.
+        let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
+        let ranges = set.ranges().iter().map(|(first, last)| {
+            if first == last { one(*first) } else { alloc::format!("{}-{}", one(*first), one(*last)) }
+        });
+        Some(alloc::format!("{name} {not}{}", ranges.collect::<Vec<_>>().join(", ")))
+    }
+}
+
+fn address(number: u128, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Ipv4Addr::BROADCAST, Ipv4Addr::from)),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
+    }
+}
+
+fn interfaces(set: &Set) -> String {
+    let name = |(first, last): &(u128, u128)| {
+        let name = interface_name(*first);
+        if first == last { name } else { alloc::format!("{name}+") }
+    };
+    let all = Set::range(0, u128::MAX);
+    let rest = all.without(set);
+    if rest.is_empty() {
+        return String::from("any");
+    }
+    // Ranges between names that rules have are what they are not.
+    let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
+    let names: Vec<String> = set.ranges().iter().map(name).collect();
+    alloc::format!("{not}{}", names.join(", "))
+}
+
+/// `TCP, outbound by not lo, to 10.0.0.0-10.255.255.255, port 3306, user not 1337`.
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = self.packets.family;
+        let protocols: Vec<String> =
+            self.protocols().iter().map(|one| one.name().to_ascii_uppercase()).collect();
+        let by = self.interfaces();
+        let way = match (self.is_local, by.as_str()) {
+            (false, _) => "inbound",
+            (true, "lo") => "within the pod",
+            (true, _) => "outbound",
+        };
+        write!(f, "{family} {} {way}", protocols.join(" and "))?;
+        if !matches!(by.as_str(), "lo" | "not lo" | "any") {
+            write!(f, " by {by}")?;
+        }
+        let decimal = |number: u128| number.to_string();
+        let hexadecimal = |number: u128| alloc::format!("{number:#x}");
+        let words = [
+            self.words(Field::Source, "from", |number| address(number, family).to_string()),
+            self.words(Field::SourcePort, "source port", decimal),
+            self.words(Field::Destination, "to", |number| address(number, family).to_string()),
+            self.words(Field::Port, "port", decimal),
+            self.words(Field::User, "user", decimal).filter(|_| self.is_local),
+            self.words(Field::Group, "group", decimal).filter(|_| self.is_local),
+            self.words(Field::State, "", state_name).map(|words| words.trim_start().into()),
+            self.words(Field::Flags, "flags", hexadecimal),
+            self.words(Field::Mark, "mark", hexadecimal),
+            self.words(Field::ConnMark, "connection mark", hexadecimal),
+        ];
+        for words in words.into_iter().flatten() {
+            write!(f, ", {words}")?;
+        }
+        Ok(())
+    }
+}
+
+fn state_name(number: u128) -> String {
+    let name = match number {
+        state::NEW => "first packets",
+        state::RELATED => "related ones",
+        state::ESTABLISHED => "later packets",
+        state::REPLY => "answers",
+        state::INVALID => "invalid ones",
+        _ => "untracked ones",
+    };
+    name.into()
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} → {}", self.region, self.before, self.after)
+    }
+}
+
+/// All traffic that two plans treat differently, as few sets of packets that do not overlap. None when they mean the same.
+///
+/// Walked are packets of TCP and UDP in all states of connection tracking, from outside without a mark and from processes of the
+/// pod with any. Nothing comes in over `lo` from outside, or with a loopback address; nothing goes to a loopback
+/// address by another interface.
+///
+/// ```
+/// use redirect_core::{Families, Redirect, trace, values::PortRange};
+///
+/// let before = Redirect::sidecar(Families::V4).build()?.plan();
+/// let after = Redirect::sidecar(Families::V4).outbound_ports_exclude([PortRange::single(3306)]).build()?.plan();
+/// assert_eq!(trace::difference(&before, &before), []);
+/// let differences = trace::difference(&before, &after);
+/// assert!(differences.iter().all(|one| one.region.ports() == Some(vec![(3306, 3306)])));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    for family in Family::BOTH {
+        let [from, to] = [before, after].map(|plan| Rules::of_plan(plan, family));
+        let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
+        for (is_local, packets) in starts(family) {
+            let given = Given { is_local, ..Given::default() };
+            for way in walk::all(&from, &packets, &given, usize::MAX, false).0 {
+                for other in walk::all(&to, &way.packets, &given, usize::MAX, false).0 {
+                    if way.fate != other.fate {
+                        found
+                            .entry((is_local, way.fate, other.fate))
+                            .or_default()
+                            .push(without_impossible(other.packets));
+                    }
+                }
+            }
+        }
+        for ((is_local, before, after), packets) in found {
+            let regions = merged(packets).into_iter().map(|packets| Region { is_local, packets });
+            differences.extend(regions.map(|region| Difference { region, before, after }));
+        }
+    }
+    differences
+}
+
+/// All packets that there are, and whether the pod sends them.
+fn starts(family: Family) -> Vec<(bool, Packets)> {
+    let lo = Set::one(interface("lo"));
+    let loopback = match family {
+        Family::V4 => Set::range(0x7f00_0000, 0x7fff_ffff),
+        Family::V6 => Set::one(1),
+    };
+    let all = Packets::all(family);
+    let any = |field: Field| all.get(field);
+    let elsewhere = any(Field::Interface).without(&lo);
+    let far = any(Field::Destination).without(&loopback);
+    let outside = all
+        .with(Field::Interface, elsewhere.clone())
+        .with(Field::Source, far.clone())
+        .with(Field::Destination, far.clone())
+        .with(Field::Mark, Set::one(0));
+    let out = all.with(Field::Interface, elsewhere).with(Field::Destination, far);
+    let within = all.with(Field::Interface, lo);
+    let mut starts = Vec::new();
+    for (is_local, packets) in [(false, outside), (true, out), (true, within)] {
+        // A connection has no mark before its first packet.
+        let first = Set::of([state::NEW, state::RELATED, state::INVALID].map(|one| (one, one)).into());
+        let known = Set::range(state::ESTABLISHED, state::REPLY);
+        starts.push((is_local, packets.with(Field::State, first).with(Field::ConnMark, Set::one(0))));
+        starts.push((is_local, packets.with(Field::State, known)));
+    }
+    starts
+}
+
+/// Said without what goes without saying: that first packets belong to no connection with a mark.
+fn without_impossible(mut packets: Packets) -> Packets {
+    let known = Set::range(state::ESTABLISHED, state::REPLY);
+    if packets.get(Field::State).and(&known).is_empty() {
+        packets.set(Field::ConnMark, Set::range(0, u32::MAX.into()));
+    }
+    packets
+}
+
+/// Fewer sets for the same packets: two that differ in one field become one.
+fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
+    /// What people ask for last is put together first.
+    const ORDER: [Field; 12] = [
+        Field::Flags,
+        Field::ConnMark,
+        Field::State,
+        Field::Mark,
+        Field::SourcePort,
+        Field::Group,
+        Field::User,
+        Field::Protocol,
+        Field::Interface,
+        Field::Source,
+        Field::Destination,
+        Field::Port,
+    ];
+    loop {
+        let before = all.len();
+        for field in ORDER {
+            let mut alike: BTreeMap<Packets, Set> = BTreeMap::new();
+            for packets in all {
+                let set = packets.get(field).clone();
+                let key = packets.with(field, Set::empty());
+                let joined = alike.get(&key).map_or_else(|| set.clone(), |known| known.or(&set));
+                alike.insert(key, joined);
+            }
+            all = alike.into_iter().map(|(packets, set)| packets.with(field, set)).collect();
+        }
+        if all.len() == before {
+            return all;
+        }
+    }
+}

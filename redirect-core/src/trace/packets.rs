@@ -1,0 +1,239 @@
+//! Packets, one or many: a set of values for each field.
+
+use super::set::{Lies, Set, masked};
+use crate::{
+    rule::Protocol,
+    values::{Family, InterfaceName},
+};
+use alloc::string::String;
+use core::net::IpAddr;
+use ipnet::IpNet;
+
+/// What packets differ in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Field {
+    Protocol,
+    Source,
+    Destination,
+    SourcePort,
+    Port,
+    User,
+    Group,
+    /// By which it comes in, or goes out at first.
+    Interface,
+    State,
+    Flags,
+    Mark,
+    ConnMark,
+}
+
+impl Field {
+    pub(super) const ALL: [Self; 12] = [
+        Self::Protocol,
+        Self::Source,
+        Self::Destination,
+        Self::SourcePort,
+        Self::Port,
+        Self::User,
+        Self::Group,
+        Self::Interface,
+        Self::State,
+        Self::Flags,
+        Self::Mark,
+        Self::ConnMark,
+    ];
+
+    /// The largest number it has.
+    pub(super) const fn most(self, family: Family) -> u128 {
+        match self {
+            Self::Protocol | Self::Flags => u8::MAX as u128,
+            Self::Source | Self::Destination => match family {
+                Family::V4 => u32::MAX as u128,
+                Family::V6 => u128::MAX,
+            },
+            Self::SourcePort | Self::Port => u16::MAX as u128,
+            // The largest is nobody's.
+            Self::User | Self::Group | Self::Mark | Self::ConnMark => u32::MAX as u128,
+            Self::Interface => u128::MAX,
+            Self::State => state::MOST,
+        }
+    }
+}
+
+/// States of connection tracking, as numbers of a field.
+pub(super) mod state {
+    pub(in super::super) const NEW: u128 = 0;
+    pub(in super::super) const RELATED: u128 = 1;
+    pub(in super::super) const ESTABLISHED: u128 = 2;
+    pub(in super::super) const REPLY: u128 = 3;
+    pub(in super::super) const INVALID: u128 = 4;
+    pub(in super::super) const UNTRACKED: u128 = 5;
+    pub(super) const MOST: u128 = UNTRACKED;
+}
+
+/// Packets of one family: those that have in each field one of these values.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Packets {
+    pub(crate) family: Family,
+    sets: [Set; 12],
+}
+
+impl Packets {
+    /// All of a family.
+    pub(super) fn all(family: Family) -> Self {
+        let sets = Field::ALL.map(|field| Set::range(0, field.most(family)));
+        let mut all = Self { family, sets };
+        all.set(
+            Field::Protocol,
+            Set::of(
+                [Protocol::Tcp, Protocol::Udp].map(|one| (one.number().into(), one.number().into())).into(),
+            ),
+        );
+        all
+    }
+
+    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    pub(crate) const fn get(&self, field: Field) -> &Set {
+        &self.sets[field as usize]
+    }
+
+    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    pub(super) fn set(&mut self, field: Field, set: Set) {
+        self.sets[field as usize] = set;
+    }
+
+    pub(super) fn set_one(&mut self, field: Field, value: impl Into<u128>) {
+        self.set(field, Set::one(value.into()));
+    }
+
+    /// The same with another set for a field.
+    pub(super) fn with(&self, field: Field, set: Set) -> Self {
+        let mut packets = self.clone();
+        packets.set(field, set);
+        packets
+    }
+}
+
+/// Whether packets have one of these values in a field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Holds {
+    Yes,
+    No,
+    /// Those that have such a value in this field do.
+    For(Field, Set),
+    /// Nobody knows.
+    Unknown,
+}
+
+impl Holds {
+    pub(super) fn not(self, family: Family) -> Self {
+        match self {
+            Self::Yes => Self::No,
+            Self::No => Self::Yes,
+            Self::For(field, set) => Self::For(field, set.complement(field.most(family))),
+            Self::Unknown => Self::Unknown,
+        }
+    }
+
+    pub(super) fn when(holds: bool) -> Self {
+        if holds { Self::Yes } else { Self::No }
+    }
+
+    pub(super) fn of(packets: &Packets, field: Field, set: &Set) -> Self {
+        match packets.get(field).lies_to(set) {
+            Lies::Inside => Self::Yes,
+            Lies::Outside => Self::No,
+            Lies::Across => Self::For(field, set.clone()),
+        }
+    }
+}
+
+/// A mark on its way: what it was at first, some bits cleared, and then some flipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MarkNow {
+    of: Field,
+    cleared: u32,
+    flipped: u32,
+    /// Whether somebody has set it to nobody knows what.
+    unknown: bool,
+}
+
+impl MarkNow {
+    pub(super) const fn of(field: Field) -> Self {
+        Self { of: field, cleared: 0, flipped: 0, unknown: false }
+    }
+
+    pub(super) const fn is(value: u32) -> Self {
+        Self { of: Field::Mark, cleared: u32::MAX, flipped: value, unknown: false }
+    }
+
+    pub(super) const fn unknown() -> Self {
+        Self { of: Field::Mark, cleared: u32::MAX, flipped: 0, unknown: true }
+    }
+
+    pub(super) const fn changed(self, mask: u32, value: u32) -> Self {
+        Self { cleared: self.cleared | mask, flipped: (self.flipped & !mask) ^ value, ..self }
+    }
+
+    /// The mark, where it is known.
+    pub(super) fn value(self, packets: &Packets) -> Option<u32> {
+        let was =
+            if self.cleared == u32::MAX { 0 } else { u32::try_from(packets.get(self.of).single()?).ok()? };
+        (!self.unknown).then_some((was & !self.cleared) ^ self.flipped)
+    }
+
+    /// Whether the mark has this value in these bits.
+    pub(super) fn has(self, packets: &Packets, value: u32, mask: u32) -> Holds {
+        if self.unknown {
+            return Holds::Unknown;
+        }
+        let wanted = value ^ (self.flipped & mask);
+        if wanted & self.cleared & mask != 0 || value & !mask != 0 {
+            return Holds::No;
+        }
+        let asked = mask & !self.cleared;
+        if let Some(was) = packets.get(self.of).single().and_then(|was| u32::try_from(was).ok()) {
+            return Holds::when(was & asked == wanted & asked);
+        }
+        match masked(wanted & asked, asked) {
+            Some(set) => Holds::of(packets, self.of, &set),
+            None => Holds::Unknown,
+        }
+    }
+}
+
+pub(super) fn of_net(net: &IpNet) -> Set {
+    Set::range(number(net.network()), number(net.broadcast()))
+}
+
+pub(crate) fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+/// Names of interfaces as numbers: their bytes, so that those with the same beginning lie next to each other.
+pub(super) fn of_interface(name: &InterfaceName) -> Set {
+    let first = interface(name.name());
+    if name.is_prefix() {
+        let bits = u32::try_from(name.name().len()).unwrap_or(0).saturating_mul(8);
+        Set::range(first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
+    } else {
+        Set::one(first)
+    }
+}
+
+pub(super) fn interface(name: &str) -> u128 {
+    let mut bytes = [0; 16];
+    for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    u128::from_be_bytes(bytes)
+}
+
+/// The name of a number, as far as it is one.
+pub(super) fn interface_name(number: u128) -> String {
+    let bytes = number.to_be_bytes();
+    bytes.into_iter().take_while(|byte| *byte != 0).map(char::from).collect()
+}

@@ -1,0 +1,196 @@
+//! Sets of numbers, as ranges: every field of a packet is a number here.
+
+use alloc::{vec, vec::Vec};
+use core::cmp::{max, min};
+
+/// Ranges in order, both ends included, no two of which touch.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Set(Vec<(u128, u128)>);
+
+/// How a set lies to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lies {
+    Inside,
+    Outside,
+    Across,
+}
+
+impl Set {
+    pub(super) const fn empty() -> Self {
+        Self(Vec::new())
+    }
+
+    pub(super) fn one(value: u128) -> Self {
+        Self(vec![(value, value)])
+    }
+
+    pub(super) fn range(first: u128, last: u128) -> Self {
+        if first > last { Self::empty() } else { Self(vec![(first, last)]) }
+    }
+
+    pub(super) fn of(mut ranges: Vec<(u128, u128)>) -> Self {
+        ranges.sort_unstable();
+        let mut joined: Vec<(u128, u128)> = Vec::with_capacity(ranges.len());
+        for (first, last) in ranges {
+            match joined.last_mut() {
+                Some((_, end)) if first <= end.saturating_add(1) => *end = max(*end, last),
+                Some(_) | None => joined.push((first, last)),
+            }
+        }
+        Self(joined)
+    }
+
+    pub(crate) fn ranges(&self) -> &[(u128, u128)] {
+        &self.0
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn first(&self) -> Option<u128> {
+        self.0.first().map(|(first, _)| *first)
+    }
+
+    /// The one value it holds, if it is one.
+    pub(super) fn single(&self) -> Option<u128> {
+        match self.0.as_slice() {
+            [(first, last)] if first == last => Some(*first),
+            _ => None,
+        }
+    }
+
+    /// What is not in it, of numbers up to `most`.
+    pub(super) fn complement(&self, most: u128) -> Self {
+        let mut gaps = Vec::with_capacity(self.0.len().saturating_add(1));
+        let mut next = Some(0);
+        for (first, last) in &self.0 {
+            if let Some(from) = next.filter(|from| from < first) {
+                gaps.push((from, first.saturating_sub(1)));
+            }
+            next = last.checked_add(1);
+        }
+        if let Some(from) = next.filter(|from| *from <= most) {
+            gaps.push((from, most));
+        }
+        Self(gaps)
+    }
+
+    pub(super) fn and(&self, other: &Self) -> Self {
+        let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
+        let mut both = Vec::new();
+        while let (Some((a, b)), Some((c, d))) = (ours.peek(), theirs.peek()) {
+            let (first, last) = (*max(a, c), *min(b, d));
+            if first <= last {
+                both.push((first, last));
+            }
+            if b < d {
+                ours.next()
+            } else {
+                theirs.next()
+            };
+        }
+        Self(both)
+    }
+
+    pub(super) fn without(&self, other: &Self) -> Self {
+        self.and(&other.complement(u128::MAX))
+    }
+
+    pub(super) fn or(&self, other: &Self) -> Self {
+        Self::of(self.0.iter().chain(&other.0).copied().collect())
+    }
+
+    pub(super) fn contains(&self, value: u128) -> bool {
+        self.0.iter().any(|(first, last)| (*first..=*last).contains(&value))
+    }
+
+    pub(super) fn lies_to(&self, other: &Self) -> Lies {
+        if let Some(value) = self.single() {
+            return if other.contains(value) { Lies::Inside } else { Lies::Outside };
+        }
+        let both = self.and(other);
+        if both.is_empty() {
+            Lies::Outside
+        } else if both == *self {
+            Lies::Inside
+        } else {
+            Lies::Across
+        }
+    }
+}
+
+/// The numbers of 32 bits that have `value` in the bits of `mask`; `None` where these are too many ranges.
+pub(super) fn masked(value: u32, mask: u32) -> Option<Set> {
+    /// How many bits above the lowest one of a mask may be free: each doubles the ranges.
+    const MOST_FREE: u32 = 16;
+    if value & !mask != 0 {
+        return Some(Set::empty());
+    }
+    if mask == 0 {
+        return Some(Set::range(0, u128::from(u32::MAX)));
+    }
+    let low = mask.trailing_zeros();
+    // Below the lowest bit of the mask all values lie next to each other.
+    let below = 1_u32.checked_shl(low)?.checked_sub(1)?;
+    let free = !mask & !below;
+    if free.count_ones() > MOST_FREE {
+        return None;
+    }
+    let mut ranges = Vec::new();
+    // All subsets of the free bits, from the smallest.
+    let mut subset = 0_u32;
+    loop {
+        let first = value | subset;
+        ranges.push((u128::from(first), u128::from(first | below)));
+        if subset == free {
+            return Some(Set::of(ranges));
+        }
+        subset = subset.wrapping_sub(free) & free;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::{collection::vec, prelude::*};
+
+    fn sets() -> impl Strategy<Value = Set> {
+        vec((0_u128..40, 0_u128..6), 0..5).prop_map(|ranges| {
+            Set::of(ranges.into_iter().map(|(first, more)| (first, first + more)).collect())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn sets_are_what_their_members_are(a in sets(), b in sets()) {
+            for value in 0..60 {
+                let (is_a, is_b) = (a.contains(value), b.contains(value));
+                prop_assert_eq!(a.and(&b).contains(value), is_a && is_b);
+                prop_assert_eq!(a.or(&b).contains(value), is_a || is_b);
+                prop_assert_eq!(a.without(&b).contains(value), is_a && !is_b);
+                prop_assert_eq!(a.complement(99).contains(value), !is_a);
+            }
+            let (both, rest) = (a.and(&b), a.without(&b));
+            let lies = a.lies_to(&b);
+            let expected = match (both.is_empty(), rest.is_empty()) {
+                (false, true) => Lies::Inside,
+                (true, _) => Lies::Outside,
+                (false, false) => Lies::Across,
+            };
+            prop_assert!(a.is_empty() || lies == expected);
+            prop_assert_eq!(both.or(&rest), a);
+        }
+
+        #[test]
+        fn masked_bits_are_found_one_by_one(value in any::<u32>(), mask in any::<u32>(), probes in vec(any::<u32>(), 20)) {
+            let value = value & mask;
+            let Some(set) = masked(value, mask) else { return Ok(()) };
+            for probe in probes {
+                for probe in [probe, probe & !mask | value] {
+                    prop_assert_eq!(set.contains(u128::from(probe)), probe & mask == value);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+use super::*;
+use crate::{
+    Families, Redirect,
+    interference::{add_saved, ruleset::Ruleset},
+    render,
+    settings::{Key, NamespaceFacts, RawSettings, Source},
+};
+use alloc::format;
+
+fn plan(settings: &[(Key, &'static str)]) -> crate::RulePlan {
+    let mut raw = RawSettings::new();
+    raw.set(Key::InboundPorts, "*", Source::Flag("-b"));
+    raw.set(Key::OutboundRanges, "*", Source::Flag("-i"));
+    for (key, text) in settings {
+        raw.set(*key, *text, Source::Flag("x"));
+    }
+    let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
+}
+
+fn rules(settings: &[(Key, &'static str)]) -> Rules {
+    Rules::of_plan(&plan(settings), Family::V4)
+}
+
+fn app(to: &str) -> Packet {
+    Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse().unwrap(), to.parse().unwrap())
+}
+
+fn proxy(from: &str, to: &str) -> Packet {
+    Packet::from_pod(1337, 1337, from.parse().unwrap(), to.parse().unwrap())
+        .by(if to.starts_with("10.1.0.2") || to.starts_with("127.") { "lo" } else { "eth0" })
+}
+
+fn visit(to: &str) -> Packet {
+    Packet::from_outside("192.0.2.9:40000".parse().unwrap(), to.parse().unwrap()).by("eth0")
+}
+
+const fn to_proxy(listener: Listener, port: u16, rewritten: bool) -> Fate {
+    Fate::Proxy { listener, port, rewritten }
+}
+
+#[test]
+fn the_usual_ways() {
+    for mode in ["REDIRECT", "TPROXY"] {
+        let rules = rules(&[(Key::InterceptionMode, mode), (Key::InboundExcludePorts, "8081")]);
+        let outbound = to_proxy(Listener::Outbound, 15001, true);
+        assert_eq!(rules.fate(&app("192.0.2.1:80")), outbound);
+        assert_eq!(rules.fate(&app("192.0.2.1:80").over_udp()), Fate::Untouched);
+        assert_eq!(rules.fate(&app("127.0.0.1:80")), Fate::Untouched);
+        assert_eq!(rules.fate(&proxy("10.1.0.2:1", "192.0.2.1:80")), Fate::Untouched);
+        let rewritten = mode == "REDIRECT";
+        assert_eq!(rules.fate(&visit("10.1.0.2:80")), to_proxy(Listener::Inbound, 15006, rewritten));
+        assert_eq!(rules.fate(&visit("10.1.0.2:8081")), Fate::Untouched);
+        let itself = proxy("10.1.0.2:1", "10.1.0.2:80");
+        assert_eq!(rules.fate(&itself), to_proxy(Listener::Inbound, 15006, true), "{mode}");
+        assert_eq!(rules.fate(&proxy("127.0.0.6:1", "10.1.0.2:80")), Fate::Untouched);
+    }
+}
+
+#[test]
+fn the_setting_behind_the_deciding_rule_is_told() {
+    let rules = rules(&[(Key::OutboundExcludePorts, "3306")]);
+    let setting = |packet: &Packet| match rules.trace(packet).deciding() {
+        Some(Step::Rule { origin: Some(origin), .. }) => Some((origin.setting, origin.source)),
+        _ => None,
+    };
+    assert_eq!(setting(&app("192.0.2.1:3306")), Some((Key::OutboundExcludePorts, Source::Flag("x"))));
+    assert_eq!(setting(&app("192.0.2.1:80")), Some((Key::OutboundRanges, Source::Flag("-i"))));
+    assert_eq!(setting(&visit("10.1.0.2:80")), Some((Key::InboundPorts, Source::Flag("-b"))));
+    assert_eq!(setting(&visit("10.1.0.2:80").over_udp()), None);
+}
+
+#[test]
+fn marks_of_tproxy_lead_to_the_pod_itself() {
+    let rules = rules(&[(Key::InterceptionMode, "TPROXY")]);
+    // What the application answers to a connection that the proxy opened in a client's name.
+    let answer = Packet {
+        flags: TcpFlags::SYN | TcpFlags::ACK,
+        connection: Connection { state: ConnectionState::Reply, mark: 1337, translated_to: None },
+        ..app("192.0.2.9:40000")
+    };
+    let trace = rules.trace(&answer.by("eth0"));
+    assert!(trace.steps.contains(&Step::Changed(Change::Rerouted(Some("lo".into())))), "{:#?}", trace.steps);
+    assert_eq!(trace.fate(), Fate::Untouched);
+}
+
+#[test]
+fn a_known_connection_goes_where_its_first_packet_went() {
+    let rules = rules(&[]);
+    let to = "127.0.0.1:15001".parse().unwrap();
+    let connection = Connection { state: ConnectionState::Established, mark: 0, translated_to: Some(to) };
+    let trace = rules.trace(&Packet { connection, ..app("192.0.2.1:80").by("eth0") });
+    assert!(trace.steps.contains(&Step::Changed(Change::Destination(to))));
+    assert!(!trace.steps.iter().any(|step| matches!(step, Step::Rule { .. })), "nat was asked");
+}
+
+/// A plan's rules as iptables-legacy-save prints them, behind other rules.
+fn saved(settings: &[(Key, &'static str)], others: &str) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    let heads = ["raw", "mangle", "nat", "filter"].map(|table| {
+        format!("*{table}\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n")
+    });
+    let mut own = render::restore_text(&plan(settings).rules(Family::V4));
+    for number in 1..9 {
+        own = own.replace(&format!("-I PREROUTING {number}"), "-A PREROUTING");
+    }
+    add_saved(&mut ruleset, Family::V4, &heads.concat()).unwrap();
+    add_saved(&mut ruleset, Family::V4, others).unwrap();
+    add_saved(&mut ruleset, Family::V4, &own).unwrap();
+    ruleset
+}
+
+fn through(others: &str, packet: &Packet) -> Trace {
+    let settings = [(Key::OutboundExcludePorts, "3306")];
+    Rules::of_ruleset(&saved(&settings, others), &[], Family::V4, Some(&plan(&settings))).trace(packet)
+}
+
+#[test]
+fn rules_of_others_are_met_as_far_as_they_are_understood() {
+    let outbound = to_proxy(Listener::Outbound, 15001, true);
+    for (others, fate) in [
+        ("", outbound),
+        ("*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j ACCEPT\nCOMMIT", Fate::Untouched),
+        ("*nat\n-A OUTPUT -p tcp -m tcp --dport 81 -j ACCEPT\nCOMMIT", outbound),
+        ("*nat\n-A OUTPUT -p tcp -j REDIRECT --to-ports 9\nCOMMIT", Fate::Redirected(9)),
+        ("*nat\n-A OUTPUT -p tcp -j DNAT --to-destination 192.0.2.5\nCOMMIT", Fate::Translated),
+        ("*raw\n-A OUTPUT -p tcp -j CT --notrack\nCOMMIT", Fate::Untouched),
+        ("*filter\n-A OUTPUT -d 127.0.0.1/32 -j DROP\nCOMMIT", Fate::Dropped),
+        ("*filter\n-A OUTPUT -d 192.0.2.1/32 -j REJECT\nCOMMIT", outbound),
+        ("*filter\n:INPUT DROP\nCOMMIT", Fate::Dropped),
+        ("*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT", Fate::Unknown),
+        ("*filter\n-A OUTPUT -m set --match-set x src -j LOG\nCOMMIT", outbound),
+        ("*filter\n-A OUTPUT -m set --match-set x src -j ACCEPT\nCOMMIT", outbound),
+    ] {
+        let trace = through(others, &app("192.0.2.1:80").by("eth0"));
+        assert_eq!(trace.fate(), fate, "{others}\n{}", trace.text(Detail::Every));
+    }
+    let trace = through("*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT", &app("192.0.2.1:80"));
+    assert_eq!(trace.may, [outbound, Fate::Dropped].into());
+}
+
+#[test]
+fn a_rule_of_the_mesh_in_the_kernel_knows_its_setting() {
+    let trace = through("", &app("192.0.2.1:3306").by("eth0"));
+    let Some(Step::Rule { origin: Some(origin), .. }) = trace.deciding() else {
+        panic!("{}", trace.text(Detail::Every))
+    };
+    assert_eq!(origin.setting, Key::OutboundExcludePorts);
+}
+
+#[test]
+fn what_is_not_known_of_a_packet_leaves_its_fate_open_only_where_it_matters() {
+    let rules = rules(&[(Key::ExcludeInterfaces, "eth1")]);
+    assert_eq!(rules.fate(&app("192.0.2.1:80")), Fate::Unknown, "eth1 is left alone");
+    assert_eq!(rules.fate(&app("192.0.2.1:80").by("eth0")), to_proxy(Listener::Outbound, 15001, true));
+    let packet = Packet { source: None, ..app("127.0.0.1:80") };
+    assert_eq!(rules.fate(&packet), Fate::Untouched, "wherever it comes from");
+}
+
+#[test]
+fn text_is_no_wider_than_a_terminal() {
+    let rules =
+        rules(&[(Key::InterceptionMode, "TPROXY"), (Key::RedirectDns, "true"), (Key::CaptureAllDns, "true")]);
+    for packet in [app("192.0.2.1:80"), visit("10.1.0.2:80"), proxy("10.1.0.2:1", "10.1.0.2:80")] {
+        for detail in [Detail::Met, Detail::Every] {
+            let text = rules.trace(&packet).text(detail);
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_family_without_rules_is_left_alone() {
+    let only_v4 = Redirect::sidecar(Families::V4).build().unwrap().plan();
+    let packet = Packet::from_pod(1, 1, "[fd00::2]:1".parse().unwrap(), "[2001:db8::1]:80".parse().unwrap());
+    assert_eq!(Rules::of_plan(&only_v4, Family::V6).fate(&packet), Fate::Untouched);
+}

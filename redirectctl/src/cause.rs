@@ -1,0 +1,240 @@
+//! What can be wrong: a closed set of causes, each with its weight, what it means and what to do.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Good to know; as it was asked for.
+    Note,
+    /// It may be wrong, or part of the traffic is concerned.
+    Warning,
+    /// Traffic passes by the proxy that should not, or arrives nowhere.
+    Error,
+}
+
+impl Severity {
+    /// Its word.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Something wrong, or worth knowing, about a pod: what, and where it shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// What.
+    pub cause: Cause,
+    /// What was seen, a sentence each.
+    pub seen: Vec<String>,
+}
+
+/// One row of the table of causes.
+struct Row {
+    code: &'static str,
+    severity: Severity,
+    meaning: &'static str,
+    remedy: &'static str,
+}
+
+const fn row(code: &'static str, severity: Severity, meaning: &'static str, remedy: &'static str) -> Row {
+    Row { code, severity, meaning, remedy }
+}
+
+/// Makes the enum, the list of all and the table, so that none of them can lack a row.
+macro_rules! causes {
+    ($($name:ident: $code:literal, $severity:ident, $meaning:literal, $remedy:literal;)+) => {
+        /// What can be wrong. Codes are an interface: scripts and alerts match them.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Cause {
+            $(#[doc = $meaning] $name,)+
+        }
+
+        impl Cause {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
+            const fn row(self) -> Row {
+                match self {
+                    $(Self::$name => row($code, Severity::$severity, $meaning, $remedy),)+
+                }
+            }
+        }
+    };
+}
+
+causes! {
+    NotRedirected: "not-redirected", Error,
+        "the pod is to be redirected and its network namespace holds no rule of the mesh: all of its traffic passes by the proxy",
+        "the plugin did not run when the pod started: see that the node agent is ready and the plugin's entry is in the runtime's configuration; then delete the pod, and its successor is redirected";
+    Unexpected: "unexpected-rules", Error,
+        "the pod is not to be redirected, and rules of the mesh are in force in its network namespace",
+        "if the pod was changed after it started, delete it; rules made by hand are removed by istio-iptables --cleanup-only in its network namespace";
+    OneFamily: "one-family-missing", Error,
+        "one address family is redirected as planned and the other has no rules: its traffic passes by the proxy",
+        "ISTIO_DUAL_STACK has to be the same for the plugin and for the proxy; delete the pod, and its successor is programmed anew";
+    Drifted: "rules-differ", Error,
+        "rules of the mesh are in force, and they are not those of the plan",
+        "somebody changed them after the pod started, or the pod's annotations were changed; delete the pod, and its successor is programmed anew";
+    RoutingMissing: "routing-missing", Error,
+        "the policy rule or route that delivers TPROXY's packets to the proxy is missing or does not work: inbound connections hang",
+        "something in the pod removed it, or another rule comes before it; see ip rule and ip route in its network namespace, and delete the pod";
+    PassthroughMissing: "passthrough-address-missing", Error,
+        "the address ::6 is missing on lo: the proxy cannot hand IPv6 connections to the application",
+        "something in the pod removed it; delete the pod, and its successor has it";
+    TwoBackends: "two-backends", Error,
+        "the mesh has rules in more than one backend: connections are translated twice, or by the older rules",
+        "another program, often an init container of an older release, made rules beside those of the plugin; remove it and delete the pod";
+    Asleep: "table-dormant", Error,
+        "a table with rules of the mesh is dormant: the kernel passes it over, and traffic passes by the proxy",
+        "nft add table wakes it; find out who put it to sleep, and delete the pod";
+    Foreign: "foreign-rule", Error,
+        "all rules of the mesh are in force, and a rule of another program meets captured packets first",
+        "a container with NET_ADMIN or another network plugin made it; take it away there, then delete the pod";
+    ForeignMaybe: "foreign-rule-may-interfere", Warning,
+        "all rules of the mesh are in force, and a rule of another program that is not wholly understood may meet captured packets first",
+        "read the rule: if it takes, drops or rewrites packets, the program that made it has to be told otherwise";
+    KernelLacks: "kernel-lacks", Error,
+        "the kernel has no support for something that the rules need",
+        "load the module on the node, and see that it is loaded at boot; docs/backends.md lists what is needed";
+    NoAddress: "no-address", Error,
+        "the network namespace has no address but loopback and link-local ones, so no plan can be made for it",
+        "the primary network plugin gives addresses; see the pod's events and the runtime's log";
+    LoopbackDown: "loopback-down", Error,
+        "the interface lo has no address: proxy and application cannot talk to each other",
+        "the container runtime brings lo up (the plugin loopback); see its log";
+    NobodyListens: "nobody-listens", Error,
+        "traffic is redirected to a port of the proxy on which nobody listens: connections are refused",
+        "the proxy is not running, not ready yet, or listens on other ports; see the log of container istio-proxy";
+    DnsNobodyListens: "dns-nobody-listens", Error,
+        "DNS queries are captured and nobody answers them: names cannot be resolved in the pod",
+        "the proxy answers DNS only with ISTIO_META_DNS_CAPTURE=true in its own environment; see the log of container istio-proxy";
+    StrangerListens: "stranger-listens", Warning,
+        "a process that is not the proxy's user listens on a port that the rules redirect to",
+        "only the proxy may listen on 15001, 15006 and 15053; the other process needs another port";
+    UidCollision: "uid-collision", Warning,
+        "another container runs as the proxy's user or group: its traffic passes by the proxy",
+        "give it another runAsUser and runAsGroup than the proxy's (1337 unless said otherwise)";
+    RootIsProxy: "root-is-the-proxy", Warning,
+        "root's traffic counts as the proxy's and passes by it",
+        "run the proxy as a user of its own (runAsUser of container istio-proxy)";
+    InitWithoutNetwork: "init-without-network", Warning,
+        "an init container runs before the proxy and after the rules: its connections are redirected to nobody",
+        "make the proxy a native sidecar before it (restartPolicy: Always), or run the init container as the proxy's user (runAsUser: 1337), or exclude what it needs (traffic.sidecar.istio.io/excludeOutboundPorts, excludeOutboundIPRanges)";
+    PortNotCaptured: "port-not-captured", Warning,
+        "the application says that it listens on a port whose connections are not captured",
+        "take the port out of traffic.sidecar.istio.io/excludeInboundPorts, or into includeInboundPorts; if it is meant so, nothing is to be done";
+    FamilyNotCaptured: "family-not-captured", Warning,
+        "the pod has addresses of a family that its settings do not capture: that traffic passes by the proxy",
+        "ISTIO_DUAL_STACK=true on the proxy captures both families";
+    NothingCaptured: "nothing-captured", Warning,
+        "the settings capture no traffic at all",
+        "see the pod's traffic.sidecar.istio.io annotations; without any all TCP traffic is captured";
+    BadSettings: "bad-settings", Error,
+        "annotations of the pod cannot be understood: the plugin fails its creation",
+        "correct what is named; docs/settings.md says what each takes";
+    Misspelt: "misspelt-setting", Warning,
+        "an annotation or a variable of the proxy looks like a setting and is none: it does nothing",
+        "write the name that is meant; docs/settings.md lists all";
+    HostNetwork: "host-network", Warning,
+        "the pod has a proxy and is on the host's network: no plugin runs for it, and it is never redirected",
+        "take hostNetwork: true or the proxy away";
+    Sandboxed: "sandboxed-runtime", Warning,
+        "the pod's runtime class has a network stack or a kernel of its own: rules in the network namespace on the node do not bind what runs inside",
+        "gVisor needs --net-raw and its own netfilter, Kata an agent inside; prove the redirection by traffic with istio-validation";
+    NoEntry: "no-plugin-entry", Error,
+        "the network configuration that the runtime uses has no entry of istio-cni: pods that start now are not redirected",
+        "the node agent writes it; see whether it is ready, and which file sorts first in the configuration directory";
+    EntryUnreadable: "entry-unreadable", Error,
+        "the network configuration that the runtime uses cannot be read: no pod can start",
+        "correct or remove the file; the node agent's log names who wrote it";
+    HiddenTables: "hidden-tables", Warning,
+        "there are legacy tables that no program on this machine can list: rules may be in them that are not seen here",
+        "install iptables-legacy-save (package iptables) where this runs";
+    Excluded: "traffic-excluded", Note,
+        "settings leave traffic alone, as they say: it passes by the proxy",
+        "if it is not meant so, change the annotation and delete the pod";
+    DnsCaptured: "dns-captured", Note,
+        "DNS queries of the application go to the proxy, whatever server they are meant for",
+        "nothing is to be done; without the proxy no name is resolved";
+    Unfound: "namespace-not-found", Error,
+        "the pod's network namespace is not found on this machine",
+        "run this on the pod's node, as root, with --netns-dir naming the runtime's directory of network namespaces";
+    Unowned: "unowned-rules", Warning,
+        "rules of the mesh are in force in a network namespace that belongs to no pod that is known here",
+        "a pod that is gone may have left it, or the list of pods is not complete; the runtime removes it when it collects garbage";
+    Unreadable: "cannot-look", Error,
+        "it cannot be told whether the pod is redirected",
+        "run this as root on the node; see what the kernel says";
+}
+
+impl Cause {
+    /// Its code.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        self.row().code
+    }
+
+    /// How bad it is.
+    #[must_use]
+    pub const fn severity(self) -> Severity {
+        self.row().severity
+    }
+
+    /// What it means, in a sentence without its end.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        self.row().meaning
+    }
+
+    /// What to do.
+    #[must_use]
+    pub const fn remedy(self) -> &'static str {
+        self.row().remedy
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code())
+    }
+}
+
+impl Finding {
+    /// With what was seen, one thing.
+    #[must_use]
+    pub fn new(cause: Cause, seen: impl Into<String>) -> Self {
+        Self { cause, seen: vec![seen.into()] }
+    }
+}
+
+/// The worst of findings.
+#[must_use]
+pub fn worst(findings: &[Finding]) -> Option<Severity> {
+    findings.iter().map(|finding| finding.cause.severity()).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_cause_has_a_code_of_its_own_and_says_what_to_do() {
+        let codes: BTreeSet<&str> = Cause::ALL.iter().map(|cause| cause.code()).collect();
+        assert_eq!(codes.len(), Cause::ALL.len());
+        for cause in Cause::ALL {
+            let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+            assert!(is_word(cause.code()), "{cause}");
+            assert!(!cause.meaning().ends_with('.') && !cause.remedy().ends_with('.'), "{cause}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Which commands there are, and what their help says.
+
+use redirect_core::settings::{Key, SETTINGS};
+use settings_cli::{CommandLine, Pages, setting_row};
+use settings_table::{Row, Status, Takes};
+
+use super::{Answer, Given, NETNS_DIR};
+use crate::input::Trouble;
+use crate::node::CONF_DIR;
+use crate::plan::Format;
+
+/// A command.
+pub struct Definition {
+    /// Its word.
+    pub name: &'static str,
+    /// Another word for it.
+    pub alias: Option<&'static str>,
+    /// The same with the program's name, as help shows it.
+    pub full_name: &'static str,
+    /// What it does, in a sentence.
+    pub about: &'static str,
+    /// What it works on, and how many of that have to be given.
+    pub operands: &'static [(&'static str, &'static str)],
+    /// How many operands have to be given.
+    pub needs: usize,
+    /// Its flags.
+    pub rows: &'static [Row],
+    /// Whether it takes the settings of a redirection as well.
+    pub takes_settings: bool,
+    /// What help says besides the flags.
+    pub pages: Pages,
+    /// What it does.
+    pub run: fn(&Given) -> Result<Answer, Trouble>,
+}
+
+impl Definition {
+    /// Its command line.
+    #[must_use]
+    pub fn line(&self) -> CommandLine {
+        let settings =
+            SETTINGS.iter().filter(|_| self.takes_settings).map(|setting| setting_row(setting, STATUSES));
+        CommandLine {
+            name: self.full_name,
+            about: self.about,
+            version: env!("CARGO_PKG_VERSION"),
+            pages: self.pages,
+            rows: self.rows.iter().copied().chain(settings).collect(),
+            operands: self.operands,
+            commands: Vec::new(),
+        }
+    }
+
+    /// What it lacks of its operands.
+    pub(super) fn missing(&self, given: &[String]) -> Vec<String> {
+        let lacking = self.operands.iter().take(self.needs).skip(given.len());
+        lacking.map(|(name, what)| format!("{name} is missing: {what}")).collect()
+    }
+}
+
+const LOOKS: Status = Status::WithoutEffect("redirectctl only looks, and changes nothing");
+
+/// The settings that are not in force here.
+pub(super) const STATUSES: &[(Key, Status)] = &[
+    (Key::CniMode, LOOKS),
+    (Key::Reconcile, LOOKS),
+    (Key::DryRun, LOOKS),
+    (Key::DryRunFile, LOOKS),
+    (Key::ForceApply, LOOKS),
+    (Key::CleanupOnly, LOOKS),
+    (Key::SkipRuleApply, LOOKS),
+    (Key::RunValidation, LOOKS),
+];
+
+const EXIT_STATUS: &[(u8, &str)] = &[
+    (0, "Done, and nothing is wrong. Notes are no trouble."),
+    (1, "Bad input, or it could not be done. Standard error says all that is wrong."),
+    (2, "Done, and something is wrong: at least one warning or error was found."),
+];
+const FILES: &[(&str, &str)] = &[
+    ("/etc/cni/net.d", "The network configurations of the node's runtime; the first by name counts."),
+    ("/var/run/netns", "The network namespaces of the node's pods."),
+    (
+        "/var/run/istio-cni/istio-cni-kubeconfig",
+        "The plugin's way to the API server, used where nobody names another.",
+    ),
+];
+const SEE_ALSO: &[&str] =
+    &["istio-iptables(8)", "istio-validation(8)", "istio-cni(8)", "iptables(8)", "nft(8)", "ip-netns(8)"];
+
+const fn pages(examples: &'static [(&'static str, &'static str)]) -> Pages {
+    Pages { examples, exit_status: EXIT_STATUS, files: FILES, see_also: SEE_ALSO }
+}
+
+/// What help of the program itself says.
+pub const PROGRAM: Pages = pages(&[
+    ("Every pod of this node that is not as it should be", "redirectctl scan"),
+    ("One of them, with what was seen and what to do", "redirectctl pod shop/cart-0"),
+    ("What a reason or code means", "redirectctl why foreign-rule"),
+    ("The rules a pod will have, each with who asked for it", "redirectctl plan -f pod.yaml"),
+]);
+
+const OUTPUT: Row =
+    Row::new(Takes::Choice(&["text", "json"]), "How the answer is written.").flag("output").default("text");
+const FILE: Row = Row {
+    short: Some('f'),
+    ..Row::new(Takes::Path, "The pod's manifest in YAML or JSON; - is standard input.").flag("file")
+};
+const POD: Row = Row::new(Takes::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
+const KUBECONFIG: Row = Row::new(
+    Takes::Path,
+    "How the API server is reached. Without it KUBECONFIG counts, then the plugin's kubeconfig on a node, then the user's.",
+)
+.flag("kubeconfig");
+const CONF: Row = Row::new(
+    Takes::Path,
+    "The network configurations of the node's runtime, whose entry of istio-cni says how pods are programmed.",
+)
+.flag("cni-conf-dir");
+const NODE_CONF: Row = Row { default: CONF_DIR, ..CONF };
+const NETNS_FOLDER: Row = Row::new(Takes::Path, "Where the node's runtime keeps network namespaces.")
+    .flag("netns-dir")
+    .default(NETNS_DIR);
+
+/// All commands.
+pub const COMMANDS: &[Definition] = &[
+    Definition {
+        name: "plan",
+        alias: Some("explain"),
+        full_name: "redirectctl plan",
+        about: "Shows the rules that settings or a pod ask for, each with its purpose and who asked for it.",
+        operands: &[],
+        needs: 0,
+        rows: &[
+            FILE,
+            POD,
+            KUBECONFIG,
+            CONF,
+            Row::new(
+                Takes::List("ADDRESSES"),
+                "The pod's addresses, which decide about address families. Without them those of the pod's status count, or of the network namespace.",
+            )
+            .flag("address"),
+            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; dot and mermaid are pictures of the chains.")
+                .flag("format")
+                .default("text"),
+            OUTPUT,
+        ],
+        takes_settings: true,
+        pages: pages(&[
+            ("What a sidecar gets", "redirectctl plan -b '*' -i '*' -d 15090,15021,15020 --address 10.1.0.2"),
+            ("A pod, before it is created", "redirectctl plan -f pod.yaml"),
+            ("A pod of the cluster, as input for iptables-restore", "redirectctl plan --pod shop/cart-0 --format restore"),
+            ("A picture of the chains", "redirectctl plan -f pod.yaml --format dot | dot -Tsvg >chains.svg"),
+        ]),
+        run: super::plan,
+    },
+    Definition {
+        name: "verify",
+        alias: Some("check"),
+        full_name: "redirectctl verify",
+        about: "Compares a network namespace with what a pod or settings ask for, and tells all that is otherwise, with what it means.",
+        operands: &[],
+        needs: 0,
+        rows: &[
+            Row::new(Takes::Path, "The network namespace. Without it, the one this runs in.").flag("netns"),
+            FILE,
+            POD,
+            KUBECONFIG,
+            CONF,
+            OUTPUT,
+        ],
+        takes_settings: true,
+        pages: pages(&[
+            ("A pod's namespace against its manifest", "redirectctl verify --netns /run/netns/cni-1234 -f pod.yaml"),
+            ("A namespace that istio-iptables has programmed", "redirectctl verify --netns /run/netns/demo -b '*' -i '*'"),
+            ("For scripts", "redirectctl verify --netns /run/netns/demo -f pod.yaml --output json || echo broken"),
+        ]),
+        run: super::verify,
+    },
+    Definition {
+        name: "netns",
+        alias: None,
+        full_name: "redirectctl netns",
+        about: "Shows what a network namespace holds: rules and their backend, who listens, and, where the pod is given, what is wrong.",
+        operands: &[("PATH", "the network namespace, such as /run/netns/cni-1234 or /proc/4711/ns/net")],
+        needs: 1,
+        rows: &[FILE, POD, KUBECONFIG, CONF, OUTPUT],
+        takes_settings: false,
+        pages: pages(&[
+            ("What is in force", "redirectctl netns /run/netns/cni-1234"),
+            ("And whether it is right", "redirectctl netns /proc/4711/ns/net --pod shop/cart-0"),
+        ]),
+        run: super::netns,
+    },
+    Definition {
+        name: "pod",
+        alias: None,
+        full_name: "redirectctl pod",
+        about: "Shows one pod of this node: the decision and its reason, every setting with who said it, what is in force, what is wrong and what to do.",
+        operands: &[("POD", "the pod, as NAMESPACE/NAME")],
+        needs: 1,
+        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, OUTPUT],
+        takes_settings: false,
+        pages: pages(&[
+            ("On the pod's node, as root", "redirectctl pod shop/cart-0"),
+            ("Without the API server", "redirectctl pod shop/cart-0 -f pods.json"),
+        ]),
+        run: super::pod,
+    },
+    Definition {
+        name: "scan",
+        alias: None,
+        full_name: "redirectctl scan",
+        about: "Looks at every pod of this node in one pass, and tells those that are not as they should be.",
+        operands: &[("WHAT", "may be the word node: there is nothing else to scan")],
+        needs: 0,
+        rows: &[
+            Row {
+                short: Some('f'),
+                ..Row::new(
+                    Takes::Path,
+                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input.",
+                )
+                .flag("file")
+            },
+            KUBECONFIG,
+            Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
+            NODE_CONF,
+            NETNS_FOLDER,
+            Row::new(Takes::Choice(&["text", "json", "prometheus"]), "How the answer is written.")
+                .flag("output")
+                .default("text"),
+        ],
+        takes_settings: false,
+        pages: pages(&[
+            ("On a node, as root", "redirectctl scan"),
+            ("With pods from elsewhere", "kubectl get pods -A -o json --field-selector spec.nodeName=n1 | redirectctl scan -f -"),
+            (
+                "For the textfile collector of Prometheus' node exporter",
+                "redirectctl scan --output prometheus >/var/lib/node_exporter/redirectctl.prom",
+            ),
+        ]),
+        run: super::scan,
+    },
+    Definition {
+        name: "why",
+        alias: None,
+        full_name: "redirectctl why",
+        about: "Explains a reason or code: findings, reasons of skipped pods, reasons of the validation, codes of the plugin's errors, exit codes.",
+        operands: &[("REASON", "such as foreign-rule, no_proxy, rules-not-in-effect, cni-11 or exit-126; without it, all are listed")],
+        needs: 0,
+        rows: &[],
+        takes_settings: false,
+        pages: pages(&[
+            ("A finding", "redirectctl why nobody-listens"),
+            ("A reason in the plugin's log", "redirectctl why not_injected"),
+            ("All of them", "redirectctl why"),
+        ]),
+        run: super::explain,
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_definition_is_sound() {
+        for command in COMMANDS {
+            command.line().parser().debug_assert();
+        }
+        super::super::whole().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples_of_itself() {
+        for command in COMMANDS {
+            let examples = command.pages.examples;
+            assert!(examples.iter().all(|(_, line)| line.contains(command.full_name)), "{}", command.name);
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! From what was read to what is wrong. Pure: the same reading gives the same findings.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use netns_apply::Mismatch;
+use redirect_core::change::DifferenceKind;
+use redirect_core::differences::{Difference, Differences};
+use redirect_core::interference::{self, Severity as Sureness};
+use redirect_core::pod::{PROXY_CONTAINER, SkipReason, misspelt, unreadable_switches};
+use redirect_core::routing::RoutingItem;
+use redirect_core::rule::{Protocol, Target};
+use redirect_core::settings::{InputErrors, Key, Notice, RawSettings, Source};
+use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};
+
+use crate::cause::{Cause, Finding};
+use crate::inspect::Inspection;
+use crate::meaning;
+use crate::pod::{Container, Kind, Pod};
+
+/// The container that proves the redirection before the proxy starts; it needs no network.
+const VALIDATION_CONTAINER: &str = "istio-validation";
+/// What is in the names of runtime classes with a kernel or a network stack of their own.
+const SANDBOXES: [&str; 5] = ["gvisor", "runsc", "kata", "firecracker", "sysbox"];
+/// Settings that leave traffic alone.
+const EXCLUDING: [Key; 6] = [
+    Key::InboundExcludePorts,
+    Key::OutboundExcludePorts,
+    Key::OutboundExcludeRanges,
+    Key::ExcludeInterfaces,
+    Key::OutboundRanges,
+    Key::InboundPorts,
+];
+
+/// What is to be done with a pod.
+#[derive(Debug, Clone)]
+pub enum Decided {
+    /// It is redirected, as these settings say.
+    Redirect(Box<Redirect>, Box<RawSettings>),
+    /// It is left alone.
+    Skip(SkipReason),
+    /// Its settings cannot be understood.
+    Wrong(InputErrors),
+    /// Nobody said which pod it is.
+    Unknown,
+}
+
+impl Decided {
+    /// The plan, where there is one.
+    #[must_use]
+    pub fn plan(&self) -> Option<RulePlan> {
+        match self {
+            Self::Redirect(redirect, _) => Some(redirect.plan()),
+            Self::Skip(_) | Self::Wrong(_) | Self::Unknown => None,
+        }
+    }
+}
+
+/// What is wrong, or worth knowing: the worst first.
+#[must_use]
+pub fn findings(pod: Option<&Pod>, decided: &Decided, seen: Option<&Inspection>) -> Vec<Finding> {
+    let mut all = Vec::new();
+    match decided {
+        Decided::Redirect(redirect, settings) => {
+            if let Some(seen) = seen {
+                namespace(redirect, pod, seen, &mut all);
+            }
+            all.extend(of_settings(redirect, settings, pod, seen));
+            if let Some(pod) = pod {
+                of_pod(pod, redirect, &mut all);
+            }
+        }
+        Decided::Skip(reason) => all.extend(skipped(*reason, pod, seen)),
+        Decided::Wrong(errors) => {
+            // A namespace without addresses has a finding of its own.
+            let seen = errors.iter().map(ToString::to_string).collect();
+            all.push(Finding { cause: Cause::BadSettings, seen });
+        }
+        Decided::Unknown => {}
+    }
+    all.extend(pod.and_then(misspellings));
+    if let Some(seen) = seen {
+        all.extend(of_any_namespace(seen));
+    }
+    all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
+    all
+}
+
+/// Whatever the plan.
+fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
+    let mut all = Vec::new();
+    if !seen.addresses.iter().any(IpAddr::is_loopback) {
+        all.push(Finding::new(Cause::LoopbackDown, "neither 127.0.0.1 nor ::1 is there"));
+    }
+    if !seen.addresses.iter().any(is_reachable) {
+        all.push(Finding::new(Cause::NoAddress, format!("it has {}", list(&seen.addresses))));
+    }
+    if !seen.hidden.is_empty() {
+        all.push(Finding::new(Cause::HiddenTables, list(&seen.hidden)));
+    }
+    let backends: Vec<&str> = seen.in_force.iter().map(|in_force| in_force.backend).collect();
+    if backends.len() > 1 {
+        all.push(Finding::new(Cause::TwoBackends, format!("rules are in {}", backends.join(" and in "))));
+    }
+    all
+}
+
+fn is_reachable(address: &IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || *v6 == redirect_core::values::PASSTHROUGH_V6,
+    };
+    !address.is_loopback() && !is_link_local
+}
+
+/// The namespace against the plan, and who serves what is captured.
+fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mut Vec<Finding>) {
+    if !seen.lacking.is_empty() {
+        all.push(Finding { cause: Cause::KernelLacks, seen: seen.lacking.clone() });
+    }
+    if seen.in_force.is_empty() {
+        all.push(Finding::new(Cause::NotRedirected, "no table has a chain of the mesh"));
+        return;
+    }
+    let plan = redirect.plan();
+    match &seen.mismatch {
+        // Told of any namespace.
+        None | Some(Mismatch::TwoBackends) => {}
+        Some(Mismatch::Different(differences)) => all.extend(different(&plan, differences)),
+        Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
+        Some(Mismatch::Interference(findings)) => all.extend(foreign(findings)),
+        // A kind that this program does not know yet.
+        Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),
+    }
+    // Before its containers run nobody listens yet.
+    if pod.is_none_or(|pod| pod.phase.as_deref().is_none_or(|phase| phase == "Running")) {
+        all.extend(unserved(redirect, &plan, seen));
+    }
+}
+
+fn different(plan: &RulePlan, differences: &Differences) -> Vec<Finding> {
+    let mut by_cause: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
+    for difference in differences.iter() {
+        let cause = match difference {
+            Difference::MissingRouting(item) => of_routing(*item),
+            Difference::BrokenRouting(found) => of_routing(found.item),
+            Difference::Rule { family, .. } if is_without(plan, differences, *family) => Cause::OneFamily,
+            // Of rules, in whatever form.
+            _ => Cause::Drifted,
+        };
+        by_cause.entry(cause).or_default().push(meaning::of(difference, plan));
+    }
+    by_cause.into_iter().map(|(cause, seen)| Finding { cause, seen }).collect()
+}
+
+const fn of_routing(item: RoutingItem) -> Cause {
+    match item {
+        RoutingItem::LoopbackAddress => Cause::PassthroughMissing,
+        RoutingItem::Route(..) | RoutingItem::Rule(..) => Cause::RoutingMissing,
+    }
+}
+
+/// Whether a family lacks every chain of the mesh that the plan has for it.
+fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> bool {
+    let rules = plan.rules(family);
+    let chains = |table: &redirect_core::rule::Table| {
+        rules.state().chains(*table).filter(|(chain, _)| chain.belongs_to_mesh()).count()
+    };
+    let wanted: usize = redirect_core::rule::Table::ALL.iter().map(chains).sum();
+    let missing = differences.iter().filter(|difference| {
+        matches!(difference, Difference::Rule { family: of, difference } if *of == family && difference.kind == DifferenceKind::MissingChain)
+    });
+    wanted > 0 && missing.count() >= wanted
+}
+
+fn foreign(findings: &[interference::Finding]) -> Vec<Finding> {
+    [(Cause::Foreign, Sureness::Does), (Cause::ForeignMaybe, Sureness::May)]
+        .into_iter()
+        .filter_map(|(cause, sureness)| {
+            let seen: Vec<String> = findings
+                .iter()
+                .filter(|finding| finding.severity == sureness)
+                .map(ToString::to_string)
+                .collect();
+            (!seen.is_empty()).then_some(Finding { cause, seen })
+        })
+        .collect()
+}
+
+/// The ports that rules redirect to, each with its protocols.
+#[must_use]
+pub fn served_ports(plan: &RulePlan) -> BTreeMap<u16, Vec<Protocol>> {
+    let mut ports: BTreeMap<u16, Vec<Protocol>> = BTreeMap::new();
+    for planned in plan.planned_rules() {
+        let rule = planned.rule();
+        let port = if let Target::Redirect(port) | Target::Tproxy { port, .. } = &rule.target {
+            port.number()
+        } else {
+            continue;
+        };
+        let protocols = ports.entry(port).or_default();
+        let protocol = rule.protocol().unwrap_or(Protocol::Tcp);
+        if !protocols.contains(&protocol) {
+            protocols.push(protocol);
+        }
+    }
+    ports
+}
+
+fn unserved(redirect: &Redirect, plan: &RulePlan, seen: &Inspection) -> Vec<Finding> {
+    let mut all: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
+    for (port, protocols) in served_ports(plan) {
+        let is_dns = port == DNS_PORT.number();
+        for protocol in protocols {
+            let word = if protocol == Protocol::Udp { "udp" } else { "tcp" };
+            let users: Vec<u32> = seen
+                .listeners
+                .iter()
+                .filter(|listener| listener.is_on(protocol, port))
+                .map(|listener| listener.user)
+                .collect();
+            if users.is_empty() {
+                let cause = if is_dns { Cause::DnsNobodyListens } else { Cause::NobodyListens };
+                all.entry(cause).or_default().push(format!("nobody listens on {word} port {port}"));
+            }
+            let strangers =
+                users.iter().filter(|user| !seen.foreign && !redirect.proxy_uids().contains(user));
+            for user in strangers {
+                let told = format!("user {user} listens on {word} port {port}");
+                all.entry(Cause::StrangerListens).or_default().push(told);
+            }
+        }
+    }
+    all.into_iter().map(|(cause, seen)| Finding { cause, seen }).collect()
+}
+
+fn skipped(reason: SkipReason, pod: Option<&Pod>, seen: Option<&Inspection>) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
+    // Such a pod makes its rules itself.
+    if has_rules && reason != SkipReason::HasInitContainer {
+        let backends: Vec<&str> =
+            seen.iter().flat_map(|seen| &seen.in_force).map(|in_force| in_force.backend).collect();
+        let told = format!("{}; rules are in {}", reason.explanation(), backends.join(" and in "));
+        all.push(Finding::new(Cause::Unexpected, told));
+    }
+    if !has_rules && seen.is_some() && reason == SkipReason::HasInitContainer {
+        let told = format!("{}, and has made none", reason.explanation());
+        all.push(Finding::new(Cause::NotRedirected, told));
+    }
+    if pod.is_some_and(|pod| pod.host_network && pod.proxy().is_some()) {
+        all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
+    }
+    all
+}
+
+fn of_settings(
+    redirect: &Redirect,
+    settings: &RawSettings,
+    pod: Option<&Pod>,
+    seen: Option<&Inspection>,
+) -> Vec<Finding> {
+    let mut all = Vec::new();
+    for notice in Notice::about(settings, redirect) {
+        let cause = match notice {
+            Notice::NothingCaptured => Cause::NothingCaptured,
+            Notice::RootIsTheProxy { .. } => Cause::RootIsProxy,
+            // Settings without effect, and what there may be later.
+            _ => Cause::Misspelt,
+        };
+        all.push(Finding::new(cause, notice.to_string()));
+    }
+    let excluded: Vec<String> = settings
+        .said()
+        .filter(|(key, _, source)| EXCLUDING.contains(key) && matches!(source, Source::Annotation(_)))
+        .map(|(_, value, source)| format!("{source}: {value:?}"))
+        .collect();
+    if !excluded.is_empty() {
+        all.push(Finding { cause: Cause::Excluded, seen: excluded });
+    }
+    if *redirect.dns() != DnsCapture::Off {
+        let which = if let DnsCapture::Servers(servers) = redirect.dns() {
+            format!("queries to {}", list(servers))
+        } else {
+            "all queries to port 53".to_owned()
+        };
+        all.push(Finding::new(
+            Cause::DnsCaptured,
+            format!("{which} ({})", redirect.source(Key::RedirectDns)),
+        ));
+    }
+    let addresses = seen.map(|seen| &seen.addresses).or(pod.map(|pod| &pod.addresses));
+    let beside: Vec<&IpAddr> = addresses
+        .into_iter()
+        .flatten()
+        .filter(|address| is_reachable(address) && !redirect.families().contains(family(address)))
+        .collect();
+    if !beside.is_empty() {
+        all.push(Finding::new(Cause::FamilyNotCaptured, list(&beside)));
+    }
+    all
+}
+
+const fn family(address: &IpAddr) -> Family {
+    match address {
+        IpAddr::V4(_) => Family::V4,
+        IpAddr::V6(_) => Family::V6,
+    }
+}
+
+fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
+    if pod.host_network {
+        all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
+    }
+    if let Some(class) = &pod.runtime_class {
+        let name = class.to_ascii_lowercase();
+        if SANDBOXES.iter().any(|sandbox| name.contains(sandbox)) {
+            all.push(Finding::new(Cause::Sandboxed, format!("runtimeClassName: {class}")));
+        }
+    }
+    let of = |cause: Cause, seen: Vec<String>| (!seen.is_empty()).then_some(Finding { cause, seen });
+    all.extend(of(Cause::UidCollision, collisions(pod, redirect)));
+    all.extend(of(Cause::InitWithoutNetwork, without_network(pod, redirect)));
+    all.extend(of(Cause::PortNotCaptured, beside_capture(pod, redirect)));
+}
+
+/// Containers beside the proxy that count as it. Init containers that do are a known way out, and on purpose.
+fn collisions(pod: &Pod, redirect: &Redirect) -> Vec<String> {
+    let others = pod.containers.iter().filter(|one| one.name != PROXY_CONTAINER && one.kind != Kind::Init);
+    others
+        .filter_map(|one| {
+            let is_one_of = |id: Option<i64>, ids: &[u32]| {
+                id.and_then(|id| u32::try_from(id).ok()).filter(|id| ids.contains(id))
+            };
+            let user = is_one_of(one.user, redirect.proxy_uids()).map(|id| format!("user {id}"));
+            let group = is_one_of(one.group, redirect.proxy_gids()).map(|id| format!("group {id}"));
+            let who = user.or(group)?;
+            Some(format!("container {} runs as {who}, as the proxy does", one.name))
+        })
+        .collect()
+}
+
+/// Init containers whose connections are captured before the proxy is there.
+fn without_network(pod: &Pod, redirect: &Redirect) -> Vec<String> {
+    let proxy =
+        pod.containers.iter().position(|one| one.name == PROXY_CONTAINER && one.kind == Kind::Sidecar);
+    let before = pod.containers.iter().take(proxy.unwrap_or(pod.containers.len()));
+    let is_exempt = |one: &Container| {
+        let user = one.user.and_then(|id| u32::try_from(id).ok());
+        user.is_some_and(|id| redirect.proxy_uids().contains(&id))
+    };
+    before
+        .filter(|one| one.kind == Kind::Init && one.name != VALIDATION_CONTAINER && !is_exempt(one))
+        .map(|one| format!("init container {} runs before the proxy", one.name))
+        .collect()
+}
+
+/// Ports of the application that are not captured.
+fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
+    let is_captured = |port: u16| {
+        let is_in = |ranges: &[redirect_core::values::PortRange]| {
+            ranges.iter().any(|range| (range.first()..=range.last()).contains(&port))
+        };
+        match redirect.inbound() {
+            InboundPorts::None => false,
+            InboundPorts::AllExcept(ranges) => !is_in(ranges),
+            InboundPorts::Only(ranges) => is_in(ranges),
+            // A kind that this program does not know yet is not said to be wrong.
+            _ => true,
+        }
+    };
+    let others = pod.containers.iter().filter(|one| one.name != PROXY_CONTAINER && one.kind != Kind::Init);
+    let ports = others.flat_map(|one| one.ports.iter().map(move |port| (one, *port)));
+    ports
+        .filter(|(_, port)| !is_captured(*port))
+        .map(|(one, port)| {
+            let is_excluded = matches!(redirect.inbound(), InboundPorts::AllExcept(_));
+            let said =
+                redirect.source(if is_excluded { Key::InboundExcludePorts } else { Key::InboundPorts });
+            format!("container {} listens on port {port}, which is not captured ({said})", one.name)
+        })
+        .collect()
+}
+
+fn misspellings(pod: &Pod) -> Option<Finding> {
+    let mut seen: Vec<String> = misspelt(&pod.facts).iter().map(ToString::to_string).collect();
+    seen.extend(
+        unreadable_switches(&pod.facts)
+            .into_iter()
+            .map(|(name, text)| format!("variable {name} of container istio-proxy is no boolean: {text:?}")),
+    );
+    (!seen.is_empty()).then_some(Finding { cause: Cause::Misspelt, seen })
+}
+
+fn list<T: ToString>(values: &[T]) -> String {
+    if values.is_empty() {
+        return "none".to_owned();
+    }
+    values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,134 @@
+//! One look into a network namespace. Nothing is changed by it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use cni_core::selection::Programming;
+use netns_apply::facts::{self, NameFiles};
+use netns_apply::netlink::Connection;
+use netns_apply::netns::{Netns, NetnsError};
+use netns_apply::pod::{owner, suitable};
+use netns_apply::{ApplyOptions, Mismatch, observe, unreadable_tables, verify};
+use redirect_core::options::{BackendChoice, Variant};
+use redirect_core::rule::Table;
+use redirect_core::settings::NamespaceFacts;
+use redirect_core::state::RuleState;
+use redirect_core::steps::Observation;
+use redirect_core::{Family, RulePlan};
+
+use crate::listeners::{Listener, listeners};
+
+/// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
+const MOST_RULES: usize = 1 << 20;
+
+/// What a look has shown.
+#[derive(Debug)]
+pub struct Inspection {
+    /// The addresses of the namespace.
+    pub addresses: Vec<IpAddr>,
+    /// The rules of the mesh, by where they are.
+    pub in_force: Vec<InForce>,
+    /// Who listens.
+    pub listeners: BTreeSet<Listener>,
+    /// Legacy tables that nothing here can list.
+    pub hidden: Vec<String>,
+    /// How it compares with a plan, where there was one: what differs, if anything.
+    pub mismatch: Option<Mismatch>,
+    /// What the kernel lacks for the plan.
+    pub lacking: Vec<String>,
+    /// Whether it belongs to another user namespace: then users have other numbers there.
+    pub foreign: bool,
+}
+
+/// Rules of the mesh in a backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InForce {
+    /// Where they are, such as `iptables-nft`.
+    pub backend: &'static str,
+    /// How many there are; none where they are not counted.
+    pub rules: Option<usize>,
+}
+
+/// Why a namespace cannot be looked into.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    /// It cannot be entered.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// It can, and does not say.
+    #[error("{0}")]
+    Kernel(String),
+}
+
+fn kernel(error: &dyn std::fmt::Display) -> LookError {
+    LookError::Kernel(error.to_string())
+}
+
+/// Looks into a namespace. `plan` makes the plan that it is compared with, from the facts of the namespace; whatever else it makes is
+/// handed back.
+///
+/// # Errors
+/// The namespace cannot be looked into.
+pub fn inspect<T: Send>(
+    netns: &Netns,
+    programming: Programming,
+    plan: impl FnOnce(&NamespaceFacts<'_>) -> (Option<RulePlan>, T) + Send,
+) -> Result<(Inspection, T), LookError> {
+    let outside = owner();
+    netns.run(|| {
+        let addresses = facts::addresses().map_err(|error| kernel(&error))?;
+        let (plan, more) = plan(&NamespaceFacts::new(&addresses).with_names(&NameFiles));
+        let foreign = owner() != outside;
+        let options = ApplyOptions {
+            backend: suitable(programming.backend, foreign),
+            native_form: programming.native_form,
+            most_read: Some(MOST_RULES),
+            ..ApplyOptions::default()
+        };
+        let observed = observe(&options).map_err(|error| kernel(&error))?;
+        let hidden = unreadable_tables(&options.programs);
+        let in_force = in_force(&observed);
+        // Where there is nothing, nothing is to be compared: every rule would be told as missing.
+        let compared = plan.as_ref().filter(|_| !in_force.is_empty());
+        let mismatch = match compared {
+            Some(plan) => verify(plan, &options).map_err(|error| kernel(&error))?,
+            None => None,
+        };
+        let lacking = match &plan {
+            Some(plan) if in_force.is_empty() => lacking(plan, options.backend),
+            Some(_) | None => Vec::new(),
+        };
+        let listeners = listeners().map_err(|error| kernel(&error))?;
+        Ok((Inspection { addresses, in_force, listeners, hidden, mismatch, lacking, foreign }, more))
+    })?
+}
+
+fn in_force(observed: &Observation) -> Vec<InForce> {
+    let mut all = Vec::new();
+    for (variant, backend) in [(Variant::Nft, "iptables-nft"), (Variant::Legacy, "iptables-legacy")] {
+        if observed.redirected_by(variant) {
+            let rules =
+                Family::BOTH.into_iter().map(|family| count(observed.rules(variant).of(family))).sum();
+            all.push(InForce { backend, rules: Some(rules) });
+        }
+    }
+    if !observed.native.is_empty() {
+        all.push(InForce { backend: "native nftables", rules: None });
+    }
+    all
+}
+
+fn count(state: &RuleState) -> usize {
+    let mesh = state.of_mesh();
+    let in_table = |table: &Table| mesh.chains(*table).map(|(_, entries)| entries.len()).sum::<usize>();
+    Table::ALL.iter().map(in_table).sum()
+}
+
+/// What the kernel lacks of what a plan needs; nothing where it cannot be asked.
+fn lacking(plan: &RulePlan, backend: BackendChoice) -> Vec<String> {
+    if matches!(backend, BackendChoice::NativeNft | BackendChoice::Restore(_)) {
+        return Vec::new();
+    }
+    let asked = Connection::open().and_then(|mut connection| connection.missing_for(plan));
+    asked.map(|missing| missing.iter().map(ToString::to_string).collect()).unwrap_or_default()
+}

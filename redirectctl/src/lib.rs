@@ -1,0 +1,38 @@
+//! `redirectctl`: what is planned, what is in force, and what is wrong, in pods' network namespaces.
+//!
+//! Nothing is ever changed. What is decided from what was read is pure ([`diagnosis`]); what reads is [`inspect`], [`listeners`], [`node`].
+
+pub mod cause;
+pub mod commands;
+pub mod diagnosis;
+pub mod input;
+pub mod inspect;
+pub mod listeners;
+pub mod meaning;
+pub mod node;
+pub mod paper;
+pub mod picture;
+pub mod plan;
+pub mod pod;
+pub mod report;
+pub mod scan;
+pub mod show;
+pub mod why;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Everything that was asked for was done, and nothing is wrong.
+pub const FINE: u8 = 0;
+/// What was asked for is not understood, or could not be done.
+pub const FAILED: u8 = 1;
+/// It was done, and something is wrong.
+pub const FOUND: u8 = 2;
+
+/// Runs the program with these words, without its name, and this environment.
+pub fn run(
+    words: impl IntoIterator<Item = OsString>,
+    env: impl IntoIterator<Item = (OsString, OsString)>,
+) -> ExitCode {
+    commands::run(words.into_iter().collect(), env.into_iter().collect())
+}

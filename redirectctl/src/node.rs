@@ -1,0 +1,181 @@
+//! The node: what its runtime tells the plugin, and whether it tells it anything.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cluster_client::files;
+use cni_core::conf::{Conf, Envelope};
+use cni_core::pod_source::PodName;
+use cni_core::selection::{Programming, base_settings};
+use cni_core::wire::Command;
+use redirect_core::pod::SkipReason;
+use redirect_core::settings::NamespaceFacts;
+use serde_json::Value;
+
+use crate::cause::{Cause, Finding};
+use crate::diagnosis::Decided;
+use crate::pod::Pod;
+
+/// Where runtimes read network configurations, unless they are told otherwise.
+pub const CONF_DIR: &str = "/etc/cni/net.d";
+/// The type of the plugin.
+const PLUGIN: &str = "istio-cni";
+/// The largest configuration that is read.
+const MOST_BYTES: u64 = 4 << 20;
+/// The endings of configurations' names, as libcni has them.
+const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
+
+/// What the node's configuration says.
+#[derive(Debug, Default)]
+pub struct Node {
+    /// The plugin's entry, where the runtime has one.
+    pub conf: Option<Conf>,
+    /// The plugins in their order, by their types.
+    pub order: Vec<String>,
+    /// The file that the runtime reads: the first by name.
+    pub file: Option<PathBuf>,
+    /// What is wrong with that.
+    pub findings: Vec<Finding>,
+}
+
+impl Node {
+    /// Reads the configuration that a runtime would use from a directory. Where there is no such directory nothing is said.
+    ///
+    /// # Errors
+    /// The directory is there and cannot be read.
+    pub fn read(directory: &Path) -> io::Result<Self> {
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            entries => entries?,
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+            if ENDINGS.contains(&ending) {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files.into_iter().next().map_or_else(
+            || Self {
+                findings: vec![Finding::new(
+                    Cause::NoEntry,
+                    format!("{} has no configuration", directory.display()),
+                )],
+                ..Self::default()
+            },
+            Self::of_file,
+        ))
+    }
+
+    fn of_file(file: PathBuf) -> Self {
+        let read = files::read_text(&file, MOST_BYTES).map_err(|error| error.to_string());
+        let parsed =
+            read.and_then(|text| serde_json::from_str::<Value>(&text).map_err(|error| error.to_string()));
+        let shown = file.display().to_string();
+        match parsed {
+            Ok(list) => Self::of_list(&list, &shown, file),
+            Err(why) => Self {
+                findings: vec![Finding::new(Cause::EntryUnreadable, format!("{shown}: {why}"))],
+                file: Some(file),
+                ..Self::default()
+            },
+        }
+    }
+
+    fn of_list(list: &Value, shown: &str, file: PathBuf) -> Self {
+        let plugins = list.get("plugins").and_then(Value::as_array).cloned();
+        let plugins = plugins.unwrap_or_else(|| vec![list.clone()]);
+        let kind = |plugin: &Value| plugin.get("type").and_then(Value::as_str).unwrap_or("?").to_owned();
+        let order: Vec<String> = plugins.iter().map(kind).collect();
+        let node = Self { order, file: Some(file), ..Self::default() };
+        let Some(entry) = plugins.iter().find(|plugin| kind(plugin) == PLUGIN) else {
+            let told = format!("{shown} has {}", node.order.join(", "));
+            return Self { findings: vec![Finding::new(Cause::NoEntry, told)], ..node };
+        };
+        let mut entry = entry.clone();
+        for key in ["name", "cniVersion"] {
+            if let Some(value) = list.get(key) {
+                entry[key] = value.clone();
+            }
+        }
+        let text = entry.to_string();
+        match Envelope::read(text.as_bytes(), Command::Add).and_then(|envelope| envelope.conf()) {
+            Ok(conf) => Self { conf: Some(conf), ..node },
+            Err(error) => {
+                let told = format!("{shown}: the plugin refuses its entry: {error}");
+                Self { findings: vec![Finding::new(Cause::EntryUnreadable, told)], ..node }
+            }
+        }
+    }
+
+    /// What programs pods' rules.
+    #[must_use]
+    pub fn programming(&self) -> Programming {
+        self.conf.as_ref().map_or_else(|| Programming::new(false, false), |conf| conf.programming)
+    }
+
+    /// Why a pod is left alone for its name, if so.
+    #[must_use]
+    pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
+        self.conf.as_ref().and_then(|conf| conf.skips(pod))
+    }
+
+    /// What is to be done with a pod, in a namespace with these facts. Variables of the runtime's environment are not known here.
+    #[must_use]
+    pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> Decided {
+        if let Some(reason) = self.skips(&pod.name).or_else(|| pod.facts.skip_reason()) {
+            return Decided::Skip(reason);
+        }
+        let strict = self.conf.as_ref().is_some_and(|conf| conf.strict_capture);
+        let settings = pod.facts.settings(base_settings(strict, |_| None));
+        match redirect_core::Redirect::parse(&settings, facts) {
+            Ok(redirect) => Decided::Redirect(Box::new(redirect), Box::new(settings)),
+            Err(errors) => Decided::Wrong(errors),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(files: &[(&str, &str)]) -> Node {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, text) in files {
+            fs::write(folder.path().join(name), text).expect("writes");
+        }
+        Node::read(folder.path()).expect("is read")
+    }
+
+    fn codes(node: &Node) -> Vec<&'static str> {
+        node.findings.iter().map(|finding| finding.cause.code()).collect()
+    }
+
+    const LIST: &str = r#"{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"ptp"},{"type":"istio-cni","native_nftables":true,
+        "exclude_namespaces":["kube-system"]}]}"#;
+
+    #[test]
+    fn the_first_file_counts_as_it_does_for_runtimes() {
+        let good = node(&[("10-a.conflist", LIST), ("20-b.conf", "{"), ("00-readme.txt", "")]);
+        assert_eq!(
+            (codes(&good), good.order.as_slice()),
+            (vec![], &["ptp".to_owned(), PLUGIN.to_owned()][..])
+        );
+        assert_eq!(good.programming(), Programming::new(true, false));
+        let pod = |namespace: &str| PodName { namespace: namespace.into(), name: "x".into() };
+        assert_eq!(good.skips(&pod("kube-system")), Some(SkipReason::NamespaceExcluded));
+        assert_eq!(good.skips(&pod("shop")), None);
+        assert_eq!(
+            codes(&node(&[("05-other.conf", r#"{"type":"ptp"}"#), ("10-a.conflist", LIST)])),
+            ["no-plugin-entry"]
+        );
+        assert_eq!(codes(&node(&[("10-a.conflist", "{")])), ["entry-unreadable"]);
+        let refused = LIST.replace("true", "7");
+        assert_eq!(codes(&node(&[("10-a.conflist", &refused)])), ["entry-unreadable"]);
+        assert_eq!(codes(&node(&[])), ["no-plugin-entry"]);
+        assert!(Node::read(Path::new("/nonexistent")).expect("says nothing").findings.is_empty());
+    }
+}

@@ -1,0 +1,284 @@
+//! Text for people: wrapped at the terminal's width, coloured on a terminal, and never able to do anything to it. What is printed may
+//! come from pods, so control characters are shown instead of sent.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal};
+
+/// The width where there is no terminal.
+pub const USUAL_WIDTH: usize = 80;
+/// Narrower than this nothing can be laid out.
+const NARROWEST: usize = 40;
+/// Longer lines are hard to read.
+const WIDEST: usize = 120;
+
+/// How a word stands out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ink {
+    /// A heading.
+    Bold,
+    /// Something that goes with something else.
+    Dim,
+    /// Something good.
+    Green,
+    /// Something to look at.
+    Yellow,
+    /// Something wrong.
+    Red,
+}
+
+impl Ink {
+    const fn code(self) -> &'static str {
+        match self {
+            Self::Bold => "1",
+            Self::Dim => "2",
+            Self::Green => "32",
+            Self::Yellow => "33",
+            Self::Red => "31",
+        }
+    }
+}
+
+/// How text is laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// How many characters a line has at most; only a word that is longer makes a longer line.
+    pub width: usize,
+    /// Whether there are colours.
+    pub colour: bool,
+}
+
+impl Layout {
+    /// That of standard output: as wide as the terminal, with colours unless NO_COLOR is set or the terminal has none.
+    #[must_use]
+    pub fn of_stdout(env: impl Fn(&str) -> Option<String>) -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+        Self::new(is_terminal, terminal, env)
+    }
+
+    fn new(is_terminal: bool, terminal: Option<usize>, env: impl Fn(&str) -> Option<String>) -> Self {
+        let is_said = |name| env(name).is_some_and(|text| !text.is_empty());
+        let has_colours = env("TERM").is_none_or(|term| term != "dumb");
+        let width = terminal.filter(|_| is_terminal).unwrap_or(USUAL_WIDTH);
+        Self {
+            width: width.clamp(NARROWEST, WIDEST),
+            colour: is_terminal && has_colours && !is_said("NO_COLOR"),
+        }
+    }
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self { width: USUAL_WIDTH, colour: false }
+    }
+}
+
+/// A text that grows line by line.
+#[derive(Debug)]
+pub struct Paper {
+    layout: Layout,
+    text: String,
+}
+
+impl Paper {
+    /// An empty one.
+    #[must_use]
+    pub const fn new(layout: Layout) -> Self {
+        Self { layout, text: String::new() }
+    }
+
+    /// What is on it.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    /// An empty line.
+    pub fn gap(&mut self) {
+        self.text.push('\n');
+    }
+
+    /// A heading.
+    pub fn heading(&mut self, text: &str) {
+        self.write(0, "", text, Some(Ink::Bold));
+    }
+
+    /// Words at this indent; further lines keep it.
+    pub fn line(&mut self, indent: usize, text: &str) {
+        self.write(indent, "", text, None);
+    }
+
+    /// The same, inked.
+    pub fn inked(&mut self, indent: usize, text: &str, ink: Ink) {
+        self.write(indent, "", text, Some(ink));
+    }
+
+    /// A label, and words beside it; further lines begin under the words.
+    pub fn labelled(&mut self, indent: usize, label: &str, text: &str) {
+        self.write(indent, label, text, None);
+    }
+
+    /// A label that stands out, and words beside it.
+    pub fn marked(&mut self, indent: usize, label: &str, ink: Ink, text: &str) {
+        let start = self.text.len();
+        self.write(indent, label, text, None);
+        if self.layout.colour {
+            let at = start + indent;
+            let end = at + label.trim_end().len();
+            let inked = format!("\u{1b}[{}m{}\u{1b}[0m", ink.code(), &self.text[at..end]);
+            self.text.replace_range(at..end, &inked);
+        }
+    }
+
+    fn write(&mut self, indent: usize, label: &str, text: &str, ink: Option<Ink>) {
+        let hanging = indent + label.chars().count();
+        let room = self.layout.width.saturating_sub(hanging).max(1);
+        for (index, line) in wrap(&harmless(text), room).into_iter().enumerate() {
+            let margin = if index == 0 { format!("{:indent$}{label}", "") } else { " ".repeat(hanging) };
+            // Writing to a string cannot fail.
+            let _ = match ink.filter(|_| self.layout.colour) {
+                Some(ink) => writeln!(self.text, "{margin}\u{1b}[{}m{line}\u{1b}[0m", ink.code()),
+                None => writeln!(self.text, "{}", format!("{margin}{line}").trim_end()),
+            };
+        }
+    }
+
+    /// A table: every column as wide as its widest cell, the last one wrapped in what is left. Where that is too little, rows are
+    /// told line by line.
+    pub fn table(&mut self, heads: &[&str], rows: &[Vec<String>]) {
+        let harmless: Vec<Vec<String>> =
+            rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
+        let wide = |column: usize| {
+            let cells = harmless.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+            cells.chain(heads.get(column).map(|head| head.len())).max().unwrap_or(0)
+        };
+        let last = heads.len().saturating_sub(1);
+        let widths: Vec<usize> = (0..last).map(wide).collect();
+        let taken: usize = widths.iter().map(|width| width + 2).sum();
+        if self.layout.width < taken + 20 {
+            for row in &harmless {
+                self.gap();
+                for (head, cell) in heads.iter().zip(row) {
+                    self.labelled(0, &format!("{head}: "), cell);
+                }
+            }
+            return;
+        }
+        let label = |cells: &[String]| -> String {
+            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect()
+        };
+        let head_cells: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+        let begin = |cells: &[String]| label(cells.get(..last).unwrap_or_default());
+        self.labelled(0, &begin(&head_cells), heads.last().copied().unwrap_or_default());
+        for row in &harmless {
+            self.labelled(0, &begin(row), row.get(last).map_or("", String::as_str));
+        }
+    }
+}
+
+/// The same with control characters written out.
+#[must_use]
+pub fn harmless(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        // Marks that turn the direction of writing lie about what follows.
+        let lies = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if character.is_control() || lies {
+            safe.extend(character.escape_default());
+        } else {
+            safe.push(character);
+        }
+    }
+    safe
+}
+
+/// Lines of at most `width` characters, broken between words; a word that is longer is broken itself.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        let mut word = word;
+        loop {
+            let used = line.chars().count();
+            let gap = usize::from(used > 0);
+            let long = word.chars().count();
+            if used + gap + long <= width {
+                if gap == 1 {
+                    line.push(' ');
+                }
+                line.push_str(word);
+                break;
+            }
+            if used > 0 {
+                lines.push(std::mem::take(&mut line));
+                continue;
+            }
+            let at = word.char_indices().nth(width).map_or(word.len(), |(at, _)| at);
+            let (first, rest) = word.split_at(at);
+            lines.push(first.to_owned());
+            word = rest;
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paper(width: usize, colour: bool) -> Paper {
+        Paper::new(Layout { width, colour })
+    }
+
+    #[test]
+    fn words_are_wrapped_under_each_other() {
+        let mut paper = paper(20, false);
+        paper.labelled(2, "why: ", "one two three four abcdefghijklmnopq");
+        let lines: Vec<String> = paper.into_text().lines().map(str::to_owned).collect();
+        assert_eq!(lines, ["  why: one two three", "       four", "       abcdefghijklm", "       nopq"]);
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        for width in [40, 80, 120] {
+            let mut paper = paper(width, false);
+            paper.line(4, &"word ".repeat(50));
+            paper.line(0, &"x".repeat(300));
+            let row = |text: &str| vec!["short".to_owned(), text.repeat(30)];
+            paper.table(&["A", "B"], &[row("many words "), row("y")]);
+            paper.table(&["A", "B"], &[vec!["z".repeat(70), "b".to_owned()]]);
+            let text = paper.into_text();
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_pods_say_does_nothing_to_the_terminal() {
+        let mut paper = paper(80, true);
+        paper.line(0, "red \u{1b}[31m bell \u{7} new\nline \u{202e}txt");
+        assert_eq!(paper.into_text(), "red \\u{1b}[31m bell \\u{7} new\\nline \\u{202e}txt\n");
+    }
+
+    #[test]
+    fn colours_are_for_terminals_that_want_them() {
+        let env = |pairs: &'static [(&str, &str)]| {
+            move |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
+        assert!(Layout::new(true, Some(100), env(&[])).colour);
+        assert!(Layout::new(true, None, env(&[("NO_COLOR", "")])).colour, "empty says nothing");
+        assert!(!Layout::new(true, None, env(&[("NO_COLOR", "1")])).colour);
+        assert!(!Layout::new(true, None, env(&[("TERM", "dumb")])).colour);
+        assert_eq!(Layout::new(false, Some(200), env(&[])), Layout { width: 80, colour: false });
+        assert_eq!(Layout::new(true, Some(7), env(&[])).width, NARROWEST);
+        assert_eq!(Layout::new(true, Some(500), env(&[])).width, WIDEST);
+    }
+
+    #[test]
+    fn ink_is_only_around_the_words() {
+        let mut paper = paper(80, true);
+        paper.marked(0, "ERROR  ", Ink::Red, "bad");
+        paper.inked(2, "good", Ink::Green);
+        assert_eq!(paper.into_text(), "\u{1b}[31mERROR\u{1b}[0m  bad\n  \u{1b}[32mgood\u{1b}[0m\n");
+    }
+}

@@ -1,0 +1,182 @@
+//! A pod as Kubernetes writes it: what its redirection depends on, and what else can spoil it.
+
+use std::net::IpAddr;
+
+use cni_core::pod_source::PodName;
+use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
+use redirect_core::pod_json::PodJsonErrors;
+use serde_json::Value;
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Its name.
+    pub name: PodName,
+    /// What the decision depends on.
+    pub facts: PodFacts,
+    /// Its addresses, as far as they are known.
+    pub addresses: Vec<IpAddr>,
+    /// Its containers, init containers first, as Kubernetes starts them.
+    pub containers: Vec<Container>,
+    /// Whether it is on the host's network: then no plugin is asked for it.
+    pub host_network: bool,
+    /// The class of its runtime.
+    pub runtime_class: Option<String>,
+    /// The node it is on.
+    pub node: Option<String>,
+    /// `Running`, `Pending`, ...
+    pub phase: Option<String>,
+}
+
+/// A container of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// When it runs.
+    pub kind: Kind,
+    /// Whom it runs as, as far as the pod says; the image may say something else.
+    pub user: Option<i64>,
+    /// Its group, likewise.
+    pub group: Option<i64>,
+    /// The ports it says it listens on, TCP only.
+    pub ports: Vec<u16>,
+}
+
+/// When a container runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Once, before what comes behind it.
+    Init,
+    /// From its turn among the init containers on (`restartPolicy: Always`).
+    Sidecar,
+    /// From when all init containers are done.
+    Regular,
+}
+
+impl Pod {
+    /// Reads a pod.
+    ///
+    /// # Errors
+    /// Everything wrong with the fields that a decision depends on.
+    pub fn from_json(pod: &Value) -> Result<Self, PodJsonErrors> {
+        let facts = PodFacts::from_json(pod)?;
+        let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let name = PodName {
+            namespace: text("/metadata/namespace")
+                .filter(|name| !name.is_empty())
+                .unwrap_or_else(|| "default".into()),
+            name: text("/metadata/name")
+                .or_else(|| text("/metadata/generateName"))
+                .unwrap_or_else(|| "?".into()),
+        };
+        Ok(Self {
+            name,
+            facts,
+            addresses: addresses(pod),
+            containers: containers(pod),
+            host_network: pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)),
+            runtime_class: text("/spec/runtimeClassName"),
+            node: text("/spec/nodeName"),
+            phase: text("/status/phase"),
+        })
+    }
+
+    /// The container of the proxy.
+    #[must_use]
+    pub fn proxy(&self) -> Option<&Container> {
+        self.containers.iter().rev().find(|container| container.name == PROXY_CONTAINER)
+    }
+
+    /// Whether its containers have ended, and its namespace with them.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase.as_deref(), Some("Succeeded" | "Failed"))
+    }
+}
+
+fn addresses(pod: &Value) -> Vec<IpAddr> {
+    let all = pod.pointer("/status/podIPs").and_then(Value::as_array);
+    let all = all.into_iter().flatten().filter_map(|entry| entry.get("ip")?.as_str());
+    let one = pod.pointer("/status/podIP").and_then(Value::as_str);
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for address in all.chain(one).filter_map(|text| text.parse().ok()) {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    addresses
+}
+
+fn containers(pod: &Value) -> Vec<Container> {
+    let id =
+        |of: &Value, field: &str| of.pointer(&format!("/securityContext/{field}")).and_then(Value::as_i64);
+    let spec = pod.get("spec").unwrap_or(&Value::Null);
+    let (user, group) = (id(spec, "runAsUser"), id(spec, "runAsGroup"));
+    let list = |field: &str| spec.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
+    let read = |container: &Value, is_init: bool| Container {
+        name: container.get("name").and_then(Value::as_str).unwrap_or("?").to_owned(),
+        kind: match (is_init, container.get("restartPolicy").and_then(Value::as_str)) {
+            (true, Some("Always")) => Kind::Sidecar,
+            (true, _) => Kind::Init,
+            (false, _) => Kind::Regular,
+        },
+        user: id(container, "runAsUser").or(user),
+        group: id(container, "runAsGroup").or(group),
+        ports: ports(container),
+    };
+    let inits = list("initContainers");
+    let regular = list("containers");
+    inits.iter().map(|one| read(one, true)).chain(regular.iter().map(|one| read(one, false))).collect()
+}
+
+fn ports(container: &Value) -> Vec<u16> {
+    let ports = container.get("ports").and_then(Value::as_array).into_iter().flatten();
+    let tcp =
+        ports.filter(|port| port.get("protocol").and_then(Value::as_str).is_none_or(|name| name == "TCP"));
+    tcp.filter_map(|port| u16::try_from(port.get("containerPort")?.as_u64()?).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_a_manifest_says_is_read() {
+        let pod = Pod::from_json(&json!({
+            "kind": "Pod",
+            "metadata": {"name": "cart-0", "namespace": "shop"},
+            "spec": {
+                "nodeName": "n1", "runtimeClassName": "kata", "hostNetwork": true,
+                "securityContext": {"runAsUser": 7},
+                "initContainers": [{"name": "migrate"}, {"name": "istio-proxy", "restartPolicy": "Always", "securityContext": {"runAsUser": 1337}}],
+                "containers": [{"name": "app", "ports": [{"containerPort": 80}, {"containerPort": 53, "protocol": "UDP"}]}],
+            },
+            "status": {"phase": "Running", "podIP": "10.1.0.2", "podIPs": [{"ip": "10.1.0.2"}, {"ip": "fd00::2"}]},
+        }));
+        let pod = pod.expect("a pod");
+        assert_eq!((pod.name.to_string(), pod.addresses.len()), ("shop/cart-0".to_owned(), 2));
+        let told: Vec<(&str, Kind, Option<i64>)> =
+            pod.containers.iter().map(|one| (one.name.as_str(), one.kind, one.user)).collect();
+        assert_eq!(
+            told,
+            [
+                ("migrate", Kind::Init, Some(7)),
+                ("istio-proxy", Kind::Sidecar, Some(1337)),
+                ("app", Kind::Regular, Some(7))
+            ]
+        );
+        assert_eq!(pod.containers[2].ports, [80]);
+        assert_eq!(pod.proxy().map(|proxy| proxy.kind), Some(Kind::Sidecar));
+        assert!(pod.host_network && !pod.is_over() && pod.runtime_class.as_deref() == Some("kata"));
+    }
+
+    #[test]
+    fn a_pod_that_says_little_is_one_all_the_same() {
+        let pod = Pod::from_json(&json!({"spec": {"containers": [{"name": "app"}]}})).expect("a pod");
+        assert_eq!(pod.name.to_string(), "default/?");
+        assert!(pod.addresses.is_empty() && pod.proxy().is_none() && !pod.host_network);
+        assert!(Pod::from_json(&json!({"kind": "Job", "spec": {}})).is_err());
+    }
+}

@@ -1,0 +1,199 @@
+//! What is known of one pod or network namespace, as text and as JSON.
+
+use std::path::PathBuf;
+
+use redirect_core::pod::Decision;
+use redirect_core::{Family, json};
+use serde_json::{Value, json};
+
+use crate::cause::{Finding, Severity, worst};
+use crate::diagnosis::Decided;
+use crate::inspect::Inspection;
+use crate::paper::{Ink, Layout, Paper};
+use crate::{FINE, FOUND};
+
+/// The version of the JSON that this program writes.
+pub const VERSION: u32 = 1;
+/// The ports of a proxy that is told nothing, shown where there is no plan.
+const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
+
+/// What is known of one pod or network namespace.
+#[derive(Debug)]
+pub struct Report {
+    /// The pod's name, or the namespace's file.
+    pub subject: String,
+    /// The file of the namespace, where it is known.
+    pub netns: Option<PathBuf>,
+    /// What is to be done with it.
+    pub decided: Decided,
+    /// The plugins of the node in their order, and the file that says so.
+    pub order: Option<(PathBuf, Vec<String>)>,
+    /// What was seen.
+    pub inspection: Option<Inspection>,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+}
+
+/// The exit code for findings: notes are no trouble.
+#[must_use]
+pub fn code(findings: &[Finding]) -> u8 {
+    match worst(findings) {
+        None | Some(Severity::Note) => FINE,
+        Some(Severity::Warning | Severity::Error) => FOUND,
+    }
+}
+
+impl Report {
+    /// For people.
+    #[must_use]
+    pub fn text(&self, layout: Layout) -> String {
+        let mut paper = Paper::new(layout);
+        paper.heading(&self.subject);
+        self.decision(&mut paper);
+        if let Some((file, order)) = &self.order {
+            paper.labelled(2, "plugins    ", &format!("{} ({})", order.join(", "), file.display()));
+        }
+        if let Some(netns) = &self.netns {
+            paper.labelled(2, "namespace  ", &netns.display().to_string());
+        }
+        if let Some(seen) = &self.inspection {
+            paper.labelled(2, "addresses  ", &list(&seen.addresses, ", "));
+            paper.labelled(2, "rules      ", &in_force(seen));
+            paper.labelled(2, "listeners  ", &self.listeners(seen));
+        }
+        self.settings(&mut paper);
+        findings(&self.findings, &mut paper);
+        paper.into_text()
+    }
+
+    fn decision(&self, paper: &mut Paper) {
+        let told = match &self.decided {
+            Decided::Redirect(redirect, _) => {
+                let families = list(&redirect.families().iter().collect::<Vec<Family>>(), " and ");
+                format!("to be redirected: {}, {families}", redirect.mode().word())
+            }
+            Decided::Skip(reason) => {
+                format!("to be left alone: {} ({})", reason.explanation(), reason.word())
+            }
+            Decided::Wrong(_) => "none: its settings cannot be understood".to_owned(),
+            Decided::Unknown => {
+                "unknown: give the pod with --file, and rules are compared with its plan".to_owned()
+            }
+        };
+        paper.labelled(2, "decision   ", &told);
+    }
+
+    fn settings(&self, paper: &mut Paper) {
+        if let Decided::Redirect(_, settings) = &self.decided {
+            for (index, (key, value, source)) in settings.said().enumerate() {
+                let label = if index == 0 { "settings   " } else { "           " };
+                let value = if value.is_empty() { "(none)" } else { value };
+                paper.labelled(2, label, &format!("{} = {value}  [{source}]", key.setting().name()));
+            }
+        }
+    }
+
+    /// Who listens on the ports that the plan redirects to.
+    fn listeners(&self, seen: &Inspection) -> String {
+        let ports: Vec<u16> = match self.decided.plan() {
+            Some(plan) => crate::diagnosis::served_ports(&plan).into_keys().collect(),
+            None => USUAL_PORTS.to_vec(),
+        };
+        let of = |port: u16| {
+            let on = seen.listeners.iter().filter(|listener| listener.port == port);
+            let who: Vec<String> =
+                on.map(|listener| format!("{} user {}", listener.protocol(), listener.user)).collect();
+            format!("{port}: {}", if who.is_empty() { "nobody".to_owned() } else { who.join(", ") })
+        };
+        ports.into_iter().map(of).collect::<Vec<_>>().join("; ")
+    }
+
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let decision = match &self.decided {
+            Decided::Redirect(redirect, _) => {
+                serde_json::to_value(json::Decision::from(&Decision::Redirect(redirect.clone()))).ok()
+            }
+            Decided::Skip(reason) => {
+                serde_json::to_value(json::Decision::from(&Decision::Skip(*reason))).ok()
+            }
+            Decided::Wrong(_) | Decided::Unknown => None,
+        };
+        let settings: Vec<Value> = match &self.decided {
+            Decided::Redirect(_, settings) => settings
+                .said()
+                .map(|(key, value, source)| {
+                    json!({"setting": key.setting().name(), "value": value, "source": source.to_string()})
+                })
+                .collect(),
+            Decided::Skip(_) | Decided::Wrong(_) | Decided::Unknown => Vec::new(),
+        };
+        let seen = self.inspection.as_ref();
+        json!({
+            "version": VERSION,
+            "subject": self.subject,
+            "netns": self.netns,
+            "decision": decision,
+            "settings": settings,
+            "plugins": self.order.as_ref().map(|(file, order)| json!({"file": file, "order": order})),
+            "addresses": seen.map(|seen| &seen.addresses),
+            "rules": seen.map(|seen| seen.in_force.iter()
+                .map(|one| json!({"backend": one.backend, "count": one.rules})).collect::<Vec<_>>()),
+            "listeners": seen.map(|seen| seen.listeners.iter()
+                .map(|one| json!({"protocol": one.protocol(), "port": one.port, "user": one.user})).collect::<Vec<_>>()),
+            "findings": self.findings.iter().map(finding_json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn in_force(seen: &Inspection) -> String {
+    if seen.in_force.is_empty() {
+        return "none of the mesh".to_owned();
+    }
+    let told = seen.in_force.iter().map(|one| match one.rules {
+        Some(count) => format!("{} ({count} rules)", one.backend),
+        None => one.backend.to_owned(),
+    });
+    told.collect::<Vec<_>>().join(" and ")
+}
+
+/// A finding for programs.
+#[must_use]
+pub fn finding_json(finding: &Finding) -> Value {
+    json!({
+        "code": finding.cause.code(),
+        "severity": finding.cause.severity(),
+        "meaning": finding.cause.meaning(),
+        "seen": finding.seen,
+        "remedy": finding.cause.remedy(),
+    })
+}
+
+/// Findings for people.
+pub fn findings(findings: &[Finding], paper: &mut Paper) {
+    if findings.is_empty() {
+        paper.inked(0, "nothing is wrong", Ink::Green);
+        return;
+    }
+    for finding in findings {
+        let severity = finding.cause.severity();
+        let ink = match severity {
+            Severity::Note => Ink::Dim,
+            Severity::Warning => Ink::Yellow,
+            Severity::Error => Ink::Red,
+        };
+        let told = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
+        paper.marked(0, &format!("{:9}", severity.word()), ink, &told);
+        for seen in &finding.seen {
+            paper.labelled(9, "- ", seen);
+        }
+        if severity > Severity::Note {
+            paper.labelled(9, "what to do: ", finding.cause.remedy());
+        }
+    }
+}
+
+fn list<T: ToString>(values: &[T], between: &str) -> String {
+    values.iter().map(ToString::to_string).collect::<Vec<_>>().join(between)
+}

@@ -1,0 +1,296 @@
+//! Every pod of a node in one pass. Nothing is changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use pod_netns::{Sandbox, Survey, SurveyError};
+use serde_json::{Value, json};
+
+use crate::cause::{Cause, Finding, Severity};
+use crate::diagnosis::{Decided, findings};
+use crate::node::Node;
+use crate::paper::{Ink, Layout, Paper};
+use crate::pod::Pod;
+use crate::report::{self, VERSION};
+use crate::show::look;
+
+/// How a pod stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum State {
+    /// It is redirected as planned, and nothing is wrong.
+    Redirected,
+    /// It is left alone, as it is to be.
+    LeftAlone,
+    /// It should be redirected and is not.
+    NotRedirected,
+    /// It is redirected and should not be.
+    Unexpected,
+    /// It is redirected otherwise than planned.
+    Drifted,
+    /// It is redirected as planned, and rules of others come first.
+    Foreign,
+    /// Its rules are as planned, and something else is wrong.
+    Faulty,
+    /// It cannot be told.
+    Unknown,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Redirected,
+        Self::LeftAlone,
+        Self::NotRedirected,
+        Self::Unexpected,
+        Self::Drifted,
+        Self::Foreign,
+        Self::Faulty,
+        Self::Unknown,
+    ];
+
+    /// Its word.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Redirected => "redirected",
+            Self::LeftAlone => "left-alone",
+            Self::NotRedirected => "not-redirected",
+            Self::Unexpected => "unexpected",
+            Self::Drifted => "drifted",
+            Self::Foreign => "foreign",
+            Self::Faulty => "faulty",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// What findings say, the worst first.
+    fn of(decided: &Decided, findings: &[Finding]) -> Self {
+        let worst = findings.iter().find(|finding| finding.cause.severity() > Severity::Note);
+        match worst.map(|finding| finding.cause) {
+            Some(Cause::NotRedirected) => Self::NotRedirected,
+            Some(Cause::Unexpected | Cause::Unowned) => Self::Unexpected,
+            Some(
+                Cause::OneFamily
+                | Cause::Drifted
+                | Cause::RoutingMissing
+                | Cause::PassthroughMissing
+                | Cause::TwoBackends
+                | Cause::Asleep,
+            ) => Self::Drifted,
+            Some(Cause::Foreign | Cause::ForeignMaybe) => Self::Foreign,
+            Some(Cause::Unfound | Cause::Unreadable) => Self::Unknown,
+            Some(_) => Self::Faulty,
+            None => match decided {
+                Decided::Redirect(..) => Self::Redirected,
+                Decided::Skip(_) | Decided::Wrong(_) | Decided::Unknown => Self::LeftAlone,
+            },
+        }
+    }
+}
+
+/// A pod, or a namespace of nobody's.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its name; for a namespace of nobody's, its file.
+    pub subject: String,
+    /// How it stands.
+    pub state: State,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+}
+
+/// All that was found.
+#[derive(Debug)]
+pub struct Scan {
+    /// What is wrong with the node itself.
+    pub node: Vec<Finding>,
+    /// Its pods in the order of their names, then namespaces of nobody's that hold rules of the mesh.
+    pub entries: Vec<Entry>,
+}
+
+impl Scan {
+    /// Looks at every pod, whose namespaces are those of a directory.
+    ///
+    /// # Errors
+    /// The directory has nothing that can be looked into.
+    pub fn of(pods: &[Pod], directory: &Path, node: &Node) -> Result<Self, SurveyError> {
+        let here: Vec<&Pod> = pods.iter().filter(|pod| !pod.host_network && !pod.is_over()).collect();
+        let wanted: BTreeSet<IpAddr> = here.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
+        let survey = Survey::of(directory, &wanted)?;
+        let mut entries = in_parallel(&here, |pod| of_pod(pod, &survey, node));
+        // One that is somebody's, or may be one of two pods', is told there.
+        let known: BTreeSet<PathBuf> = here
+            .iter()
+            .filter_map(|pod| survey.find(&pod.addresses).ok())
+            .map(|one| one.path().to_owned())
+            .collect();
+        let others: Vec<&Sandbox> = survey
+            .sandboxes()
+            .iter()
+            .filter(|one| !known.contains(one.path()) && one.addresses().is_empty())
+            .collect();
+        let strangers = in_parallel(&others, |sandbox| of_nobody(sandbox, node)).into_iter().flatten();
+        let beside = pods.iter().filter(|pod| pod.host_network && pod.proxy().is_some());
+        entries.extend(beside.map(|pod| {
+            let decided = node.decide(pod, &redirect_core::settings::NamespaceFacts::new(&pod.addresses));
+            entry(pod.name.to_string(), &decided, findings(Some(pod), &decided, None))
+        }));
+        entries.sort_by(|one, other| one.subject.cmp(&other.subject));
+        entries.extend(strangers);
+        Ok(Self { node: node.findings.clone(), entries })
+    }
+
+    /// All findings.
+    pub fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.node.iter().chain(self.entries.iter().flat_map(|entry| &entry.findings))
+    }
+
+    fn counts(&self) -> BTreeMap<State, usize> {
+        let mut counts: BTreeMap<State, usize> = State::ALL.into_iter().map(|state| (state, 0)).collect();
+        for entry in &self.entries {
+            *counts.entry(entry.state).or_default() += 1;
+        }
+        counts
+    }
+
+    /// For people: what is wrong, and how many are as they should be.
+    #[must_use]
+    pub fn text(&self, layout: Layout) -> String {
+        let mut paper = Paper::new(layout);
+        if !self.node.is_empty() {
+            report::findings(&self.node, &mut paper);
+        }
+        let is_told = |entry: &&Entry| entry.findings.iter().any(|one| one.cause.severity() > Severity::Note);
+        let row = |entry: &Entry| {
+            let told = entry.findings.iter().filter(|one| one.cause.severity() > Severity::Note);
+            let causes: Vec<&str> = told.map(|finding| finding.cause.code()).collect();
+            vec![entry.state.word().to_owned(), entry.subject.clone(), causes.join(", ")]
+        };
+        let rows: Vec<Vec<String>> = self.entries.iter().filter(is_told).map(row).collect();
+        if !rows.is_empty() {
+            paper.table(&["STATE", "POD", "CAUSE"], &rows);
+        }
+        let counts = self.counts();
+        let told = counts.iter().filter(|(_, count)| **count > 0);
+        let told: Vec<String> = told.map(|(state, count)| format!("{count} {}", state.word())).collect();
+        paper.line(0, &format!("{} pods: {}", self.entries.len(), told.join(", ")));
+        if rows.is_empty() {
+            paper.inked(0, "nothing is wrong", Ink::Green);
+        } else {
+            paper.line(
+                0,
+                "redirectctl why CAUSE explains a cause, redirectctl pod NAMESPACE/NAME shows what was seen",
+            );
+        }
+        paper.into_text()
+    }
+
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "version": VERSION,
+            "node": self.node.iter().map(report::finding_json).collect::<Vec<_>>(),
+            "pods": self.entries.iter().map(|entry| json!({
+                "subject": entry.subject,
+                "state": entry.state.word(),
+                "findings": entry.findings.iter().map(report::finding_json).collect::<Vec<_>>(),
+            })).collect::<Vec<_>>(),
+        })
+    }
+
+    /// For Prometheus, as text.
+    #[must_use]
+    pub fn prometheus(&self) -> String {
+        let mut text = String::from(
+            "# HELP redirectctl_pods Pods of the node by how they stand.\n# TYPE redirectctl_pods gauge\n",
+        );
+        for (state, count) in self.counts() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "redirectctl_pods{{state=\"{}\"}} {count}", state.word());
+        }
+        text.push_str(
+            "# HELP redirectctl_finding Something wrong, or worth knowing, about a pod.\n# TYPE redirectctl_finding gauge\n",
+        );
+        let of_node = self.node.iter().map(|finding| ("", finding));
+        let of_pods = self
+            .entries
+            .iter()
+            .flat_map(|entry| entry.findings.iter().map(|one| (entry.subject.as_str(), one)));
+        for (subject, finding) in of_node.chain(of_pods) {
+            let (code, severity) = (finding.cause.code(), finding.cause.severity().word());
+            let subject = subject.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = writeln!(
+                text,
+                "redirectctl_finding{{pod=\"{subject}\",code=\"{code}\",severity=\"{severity}\"}} 1"
+            );
+        }
+        text
+    }
+}
+
+fn entry(subject: String, decided: &Decided, findings: Vec<Finding>) -> Entry {
+    Entry { subject, state: State::of(decided, &findings), findings }
+}
+
+fn of_pod(pod: &Pod, survey: &Survey, node: &Node) -> Entry {
+    let subject = pod.name.to_string();
+    let unfound = |cause: Cause, why: String| {
+        let decided = node.decide(pod, &redirect_core::settings::NamespaceFacts::new(&pod.addresses));
+        // A pod that is left alone needs no namespace to be so.
+        let findings = match &decided {
+            Decided::Skip(_) => Vec::new(),
+            Decided::Redirect(..) | Decided::Wrong(_) | Decided::Unknown => vec![Finding::new(cause, why)],
+        };
+        entry(subject.clone(), &decided, findings)
+    };
+    let sandbox = match survey.find(&pod.addresses) {
+        Ok(sandbox) => sandbox,
+        Err(error) => return unfound(Cause::Unfound, error.to_string()),
+    };
+    match sandbox.open().map_err(|error| error.to_string()).and_then(|netns| look(&netns, Some(pod), node)) {
+        Ok((decided, seen)) => {
+            let findings = findings(Some(pod), &decided, seen.as_ref());
+            entry(subject, &decided, findings)
+        }
+        Err(why) => unfound(Cause::Unreadable, why),
+    }
+}
+
+/// A namespace of nobody's is worth a word only where it holds rules of the mesh.
+fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
+    let netns = sandbox.open().ok()?;
+    let (decided, seen) = look(&netns, None, node).ok()?;
+    let seen = seen.filter(|seen| !seen.in_force.is_empty())?;
+    let backends: Vec<&str> = seen.in_force.iter().map(|one| one.backend).collect();
+    let found = vec![Finding::new(Cause::Unowned, format!("rules are in {}", backends.join(" and in ")))];
+    Some(entry(sandbox.path().display().to_string(), &decided, found))
+}
+
+/// Does something with every item, on as many threads as there are processors; the answers are in the order of the items.
+fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> Vec<U> {
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(8);
+    let next = AtomicUsize::new(0);
+    let mut done: Vec<(usize, U)> = thread::scope(|scope| {
+        let worker = || {
+            let mut mine = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(item) = items.get(index) else { return mine };
+                mine.push((index, work(item)));
+            }
+        };
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, answer)| answer).collect()
+}

@@ -1,0 +1,89 @@
+//! Looking at one pod or network namespace.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use netns_apply::netns::Netns;
+use pod_netns::Survey;
+use redirect_core::settings::NamespaceFacts;
+
+use crate::cause::{Cause, Finding};
+use crate::diagnosis::{Decided, findings};
+use crate::inspect::{Inspection, inspect};
+use crate::node::Node;
+use crate::pod::Pod;
+use crate::report::Report;
+
+/// What is to be done with a pod, and what its namespace holds.
+pub type Looked = (Decided, Option<Inspection>);
+
+/// Looks at a network namespace, as that of this pod where there is one.
+#[must_use]
+pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
+    let opened = Netns::open(path).map_err(|error| error.to_string());
+    let looked = opened.and_then(|netns| look(&netns, pod, node));
+    let subject = pod.map_or_else(|| path.display().to_string(), |pod| format!("pod {}", pod.name));
+    let without = || pod.map_or(Decided::Unknown, |pod| from_afar(pod, node));
+    report(subject, Some(path.to_owned()), pod, node, looked, Cause::Unreadable, without)
+}
+
+/// Looks at a pod, whose namespace is looked for among those of a directory.
+#[must_use]
+pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
+    let without = || from_afar(pod, node);
+    let subject = format!("pod {}", pod.name);
+    if pod.host_network || pod.is_over() {
+        return report(subject, None, Some(pod), node, Ok((without(), None)), Cause::Unfound, without);
+    }
+    match find(pod, directory) {
+        Ok((path, netns)) => {
+            let looked = look(&netns, Some(pod), node);
+            report(subject, Some(path), Some(pod), node, looked, Cause::Unreadable, without)
+        }
+        Err(why) => report(subject, None, Some(pod), node, Err(why), Cause::Unfound, without),
+    }
+}
+
+/// What is to be done with a pod, as far as can be told without its namespace.
+fn from_afar(pod: &Pod, node: &Node) -> Decided {
+    node.decide(pod, &NamespaceFacts::new(&pod.addresses))
+}
+
+/// Looks into a namespace.
+///
+/// # Errors
+/// It cannot be looked into.
+pub fn look(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, String> {
+    let looked = inspect(netns, node.programming(), |facts| {
+        let decided = pod.map_or(Decided::Unknown, |pod| node.decide(pod, facts));
+        (decided.plan(), decided)
+    });
+    looked.map(|(seen, decided)| (decided, Some(seen))).map_err(|error| error.to_string())
+}
+
+fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
+    let wanted: BTreeSet<_> = pod.addresses.iter().copied().collect();
+    let survey = Survey::of(directory, &wanted).map_err(|error| error.to_string())?;
+    let sandbox = survey.find(&pod.addresses).map_err(|error| error.to_string())?;
+    let netns = sandbox.open().map_err(|error| error.to_string())?;
+    Ok((sandbox.path().to_owned(), netns))
+}
+
+fn report(
+    subject: String,
+    netns: Option<PathBuf>,
+    pod: Option<&Pod>,
+    node: &Node,
+    looked: Result<Looked, String>,
+    cause: Cause,
+    without: impl FnOnce() -> Decided,
+) -> Report {
+    let mut all = node.findings.clone();
+    let (decided, inspection) = looked.unwrap_or_else(|why| {
+        all.push(Finding::new(cause, why));
+        (without(), None)
+    });
+    all.extend(findings(pod, &decided, inspection.as_ref()));
+    let order = node.file.clone().map(|file| (file, node.order.clone()));
+    Report { subject, netns, decided, order, inspection, findings: all }
+}

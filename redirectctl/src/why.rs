@@ -1,0 +1,144 @@
+//! What every reason and code means, without a cluster.
+
+use cni_core::wire::Code;
+use istio_validation::Reason;
+use redirect_core::pod::SkipReason;
+
+use crate::cause::Cause;
+use crate::paper::{Layout, Paper};
+use crate::{FAILED, FINE, FOUND};
+
+/// Something that a word stands for.
+struct Entry {
+    word: String,
+    /// Where it is met.
+    place: &'static str,
+    meaning: String,
+    remedy: String,
+}
+
+/// Exit codes, by the program that ends with them.
+const EXIT_CODES: &[(u8, &str)] = &[
+    (FINE, "done, and nothing is wrong"),
+    (FAILED, "bad input, or it could not be done; standard error says why"),
+    (FOUND, "of redirectctl: done, and something is wrong"),
+    (
+        126,
+        "of istio-validation and istio-iptables --run-validation: the pod is not redirected, or it could not be proven",
+    ),
+];
+
+fn all() -> Vec<Entry> {
+    let causes = Cause::ALL.iter().map(|cause| Entry {
+        word: cause.code().to_owned(),
+        place: "a finding of redirectctl",
+        meaning: cause.meaning().to_owned(),
+        remedy: cause.remedy().to_owned(),
+    });
+    let skips = SkipReason::ALL.iter().map(|reason| Entry {
+        word: reason.word().to_owned(),
+        place: "a reason of istio-cni to leave a pod alone",
+        meaning: reason.explanation().to_owned(),
+        remedy: String::new(),
+    });
+    let reasons = Reason::ALL.iter().map(|reason| Entry {
+        word: reason.code().to_owned(),
+        place: "a reason of istio-validation",
+        meaning: reason.meaning().to_owned(),
+        remedy: reason.remedy().setting.to_owned(),
+    });
+    let codes = EXIT_CODES.iter().map(|(code, meaning)| Entry {
+        word: format!("exit-{code}"),
+        place: "an exit code",
+        meaning: (*meaning).to_owned(),
+        remedy: String::new(),
+    });
+    let errors = ERROR_CODES.iter().map(|(code, meaning)| Entry {
+        word: format!("cni-{}", code.number()),
+        place: "a code in an error of istio-cni",
+        meaning: (*meaning).to_owned(),
+        remedy: String::new(),
+    });
+    causes.chain(skips).chain(reasons).chain(codes).chain(errors).collect()
+}
+
+/// The codes in the plugin's errors.
+const ERROR_CODES: &[(Code, &str)] = &[
+    (Code::IncompatibleVersion, "the configuration's version is not the plugin's, or has no such command"),
+    (Code::Environment, "an environment variable of the runtime is missing or wrong"),
+    (Code::Io, "standard input cannot be read"),
+    (Code::Decode, "standard input is no JSON object"),
+    (Code::Config, "the configuration is wrong; the message names each key"),
+    (Code::TryAgain, "it may work later, and the runtime tries again"),
+    (Code::NotAvailable, "pods cannot be served at present"),
+    (Code::LimitedConnectivity, "pods cannot be served, and those that run may lack something"),
+    (Code::Pod, "the pod's own settings are wrong; its owner has to change them"),
+    (Code::Forbidden, "the API server refuses the plugin (403): its role is missing"),
+    (Code::Untrusted, "the API server's certificate cannot be verified"),
+    (Code::Kubeconfig, "the kubeconfig cannot be used"),
+    (Code::NotProgrammed, "the network namespace could not be programmed, and is as it was"),
+    (Code::NotAsPlanned, "CHECK found something that is not as planned"),
+    (Code::Internal, "a bug of the plugin"),
+];
+
+/// What a word means, in every place where it is met; an error where it is met in none.
+///
+/// # Errors
+/// What is meant, perhaps.
+pub fn explain(word: &str, layout: Layout) -> Result<String, String> {
+    let all = all();
+    let found: Vec<&Entry> = all.iter().filter(|entry| entry.word == word).collect();
+    if found.is_empty() {
+        let words = all.iter().map(|entry| entry.word.as_str());
+        let near: Vec<&str> = words.filter(|known| known.contains(word) && word.len() > 2).collect();
+        return Err(if near.is_empty() {
+            format!("{word:?} is no reason or code that is known here; redirectctl why lists all")
+        } else {
+            format!("{word:?} is no reason or code that is known here; is {} meant?", near.join(" or "))
+        });
+    }
+    let mut paper = Paper::new(layout);
+    for entry in found {
+        paper.heading(&format!("{} ({})", entry.word, entry.place));
+        paper.line(2, &entry.meaning);
+        if !entry.remedy.is_empty() {
+            paper.labelled(2, "what to do: ", &entry.remedy);
+        }
+    }
+    Ok(paper.into_text())
+}
+
+/// Every word, place by place.
+#[must_use]
+pub fn list(layout: Layout) -> String {
+    let mut paper = Paper::new(layout);
+    let mut place = "";
+    for entry in all() {
+        if entry.place != place {
+            place = entry.place;
+            paper.heading(place);
+        }
+        paper.labelled(2, &format!("{:28}", entry.word), &entry.meaning);
+    }
+    paper.into_text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_explained_where_it_is_met() {
+        for entry in all() {
+            let text = explain(&entry.word, Layout::default()).expect("is known");
+            assert!(text.contains(entry.place), "{text}");
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_nearly_one_is_told_which() {
+        assert!(explain("dormant", Layout::default()).expect_err("no").contains("table-dormant"));
+        assert!(explain("x", Layout::default()).expect_err("no").contains("redirectctl why"));
+    }
+}

@@ -1,0 +1,130 @@
+//! Plans as `redirectctl plan` writes them, from the command lines and environments that were recorded of the reference.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::IpAddr;
+
+use redirect_core::netlink::NativeForm;
+use redirect_core::parse::rule_state;
+use redirect_core::settings::{NameLookup, NamespaceFacts};
+use redirect_core::state::RuleState;
+use redirect_core::{Family, Redirect, RulePlan};
+use redirectctl::commands::COMMANDS;
+use redirectctl::paper::Layout;
+use redirectctl::plan::{Format, written};
+use serde_json::Value;
+use settings_cli::Line;
+
+/// The users and groups of the machine the recordings were made on, as far as they matter.
+struct Recorded;
+
+impl NameLookup for Recorded {
+    fn user(&self, name: &str) -> Option<u32> {
+        (name == "root").then_some(0)
+    }
+
+    fn group(&self, name: &str) -> Option<u32> {
+        (name == "root").then_some(0)
+    }
+}
+
+fn recorded() -> Vec<Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/fixtures/rules.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn strings(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
+}
+
+/// The plan of a recorded command line, read as the command reads it; none where it is wrong.
+fn plan(case: &Value) -> Option<RulePlan> {
+    let command = COMMANDS.iter().find(|command| command.name == "plan").unwrap();
+    let Ok(Line::Work(line)) = command.line().read(strings(&case["args"]).into_iter().map(OsString::from))
+    else {
+        panic!("{}: is a command line", case["name"]);
+    };
+    let env: BTreeMap<String, String> = serde_json::from_value(case["env"].clone()).unwrap_or_default();
+    let env = env.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    let settings = command.program().input(line, env).settings;
+    if settings.refused().iter().next().is_some() {
+        return None;
+    }
+    let families = case["families"].as_str().unwrap_or("46");
+    let mut addresses: Vec<IpAddr> = vec!["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()];
+    addresses.extend(families.contains('4').then(|| "10.1.0.2".parse::<IpAddr>().unwrap()));
+    addresses.extend(families.contains('6').then(|| "fd00:10::2".parse::<IpAddr>().unwrap()));
+    let nameservers = match case.get("nameservers") {
+        Some(list) if !list.is_null() => strings(list),
+        _ => vec!["10.96.0.10".to_owned()],
+    };
+    let nameservers: Vec<IpAddr> = nameservers.iter().map(|text| text.parse().unwrap()).collect();
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&Recorded);
+    Redirect::parse(&settings, &facts).ok().map(|redirect| redirect.plan())
+}
+
+/// What restore text of both families holds.
+fn read_back(text: &str) -> BTreeMap<Family, RuleState> {
+    let mut of: BTreeMap<Family, String> = BTreeMap::new();
+    let mut family = None;
+    for line in text.lines() {
+        match line {
+            "# IPv4" => family = Some(Family::V4),
+            "# IPv6" => family = Some(Family::V6),
+            _ => *of.entry(family.expect("a family first")).or_default() += &format!("{line}\n"),
+        }
+    }
+    of.into_iter().map(|(family, text)| (family, rule_state(&text).unwrap())).collect()
+}
+
+#[test]
+fn every_recorded_plan_reads_back_from_its_restore_text() {
+    let mut compared = 0;
+    for case in recorded() {
+        let Some(plan) = plan(&case) else { continue };
+        let text = written(&plan, Format::Restore, NativeForm::Plain, Layout::default());
+        let back = read_back(&text);
+        for family in plan.families() {
+            let none = RuleState::new();
+            let back = back.get(family).unwrap_or(&none);
+            assert_eq!(back, plan.rules(*family).state(), "{}: {family}", case["name"]);
+        }
+        compared += 1;
+    }
+    assert!(compared >= 300, "{compared}");
+}
+
+#[test]
+fn every_language_has_every_rule_of_every_plan() {
+    for case in recorded() {
+        let Some(plan) = plan(&case) else { continue };
+        let name = &case["name"];
+        let of = |format| written(&plan, format, NativeForm::Plain, Layout::default());
+        let rules =
+            plan.merged_rules().values().flat_map(|chains| chains.values()).map(Vec::len).sum::<usize>();
+        let text = of(Format::Text);
+        assert_eq!(text.lines().filter(|line| line.starts_with("      # ")).count(), rules, "{name}: {text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{name}: {text}");
+        let dot = of(Format::Dot);
+        assert_eq!(dot.matches("\\l").count(), rules, "{name}: {dot}");
+        let mermaid = of(Format::Mermaid);
+        assert_eq!(mermaid.matches("<br/>").count(), rules, "{name}: {mermaid}");
+        let json: redirect_core::json::Plan = serde_json::from_str(&of(Format::Json)).unwrap();
+        assert_eq!(json, redirect_core::json::Plan::from(&plan), "{name}");
+    }
+}
+
+#[test]
+fn the_picture_shows_where_chains_lead() {
+    let redirect = Redirect::sidecar(redirect_core::Families::V4).build().unwrap();
+    let dot = written(&redirect.plan(), Format::Dot, NativeForm::Plain, Layout::default());
+    for edge in [
+        "nat_OUTPUT -> nat_ISTIO_OUTPUT;",
+        "nat_PREROUTING -> nat_ISTIO_INBOUND;",
+        "nat_ISTIO_OUTPUT -> nat_ISTIO_REDIRECT;",
+    ] {
+        assert!(dot.contains(edge), "{edge}: {dot}");
+    }
+}
