@@ -7,7 +7,7 @@ mod recorded;
 
 use generated::settings;
 use jsonschema::Validator;
-use proptest::prelude::*;
+use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use recorded::fixtures;
 use redirect_core::{
     Families, Family, Redirect, RulePlan, Tproxy,
@@ -21,7 +21,7 @@ use redirect_core::{
     render::rule_text,
     routing::FoundRouting,
     rule::{Chain, Hook, OurChain, Table},
-    settings::{RawSettings, SETTINGS, Source},
+    settings::{Key, Part, RawSettings, SETTINGS, Source},
     state::RuleState,
     steps::{Goal, RulesIn},
 };
@@ -283,6 +283,29 @@ fn settings_that_are_none_are_refused() {
         Err("envoy-port: no setting is read from \"proxy-uid\"".to_owned())
     );
     assert!(serde_json::from_value::<json::Settings>(json!({"version": 1, "setings": {}})).is_err());
+}
+
+/// Whatever setting makes two redirections different, their documents are.
+#[test]
+fn a_document_holds_every_setting() {
+    let mut runner = TestRunner::deterministic();
+    let mut make = || settings().new_tree(&mut runner).unwrap().current();
+    // Who is looked up by name is told as an id.
+    let plan = SETTINGS.iter().filter(|setting| setting.part == Part::Plan && setting.key != Key::ProxyUser);
+    for key in plan.map(|setting| setting.key) {
+        let mut different = 0;
+        for _ in 0..60 {
+            let (one, other) = (make(), make());
+            let mut two = one.clone();
+            two.said.retain(|(said, _)| *said != key);
+            two.said.extend(other.said.into_iter().filter(|(said, _)| *said == key));
+            let (one, two) = (one.redirect(), two.redirect());
+            let same = json::Redirect::from(&one) == json::Redirect::from(&two);
+            assert_eq!(same, one == two, "{key:?}: {one:?} and {two:?}");
+            different += usize::from(!same);
+        }
+        assert!(different > 0, "no two values of {key:?} make a difference");
+    }
 }
 
 #[test]

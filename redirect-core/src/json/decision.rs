@@ -44,52 +44,6 @@ pub enum Verdict {
     },
 }
 
-/// A redirection: the counterpart of [`redirect::Redirect`](crate::Redirect). Ports are written as in settings: `80`, or
-/// `8000:8099`; address ranges with their prefix length.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct Redirect {
-    /// How inbound connections reach the proxy.
-    pub mode: InterceptionMode,
-    /// The families that have rules.
-    pub families: Vec<Family>,
-    /// Where the proxy listens for outbound connections.
-    pub proxy_port: u16,
-    /// Where the proxy listens for inbound connections.
-    pub inbound_port: u16,
-    /// Where tunnelled inbound connections arrive.
-    pub tunnel_port: u16,
-    /// The proxy's users.
-    pub proxy_uids: Vec<u32>,
-    /// The proxy's groups.
-    pub proxy_gids: Vec<u32>,
-    /// Which inbound ports are captured.
-    pub inbound: InboundPorts,
-    /// Which destinations are captured.
-    pub outbound: OutboundRanges,
-    /// Which destinations are not, whatever `outbound` says.
-    pub outbound_exclude: Vec<String>,
-    /// Which ports are captured whatever the destination.
-    pub outbound_ports: Vec<String>,
-    /// Which ports are not captured, TCP and UDP.
-    pub outbound_ports_exclude: Vec<String>,
-    /// Whose traffic is captured.
-    pub owner_groups: OwnerGroups,
-    /// Which DNS queries are captured.
-    pub dns: DnsCapture,
-    /// Interfaces left alone.
-    pub exclude_interfaces: Vec<String>,
-    /// Interfaces whose inbound traffic counts as outbound.
-    pub virtual_interfaces: Vec<String>,
-    /// Whether inbound packets that connection tracking finds invalid are dropped.
-    pub drop_invalid: bool,
-    /// Whether what would pass on a connection that was not captured is dropped.
-    pub strict_capture: bool,
-    /// The IPv4 loopback range the application may use with itself.
-    pub loopback: String,
-}
-
 /// How inbound connections reach the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "mode", rename_all = "UPPERCASE")]
@@ -187,46 +141,128 @@ impl From<&pod::Decision> for Decision {
     }
 }
 
-impl From<&redirect::Redirect> for Redirect {
-    fn from(redirect: &redirect::Redirect) -> Self {
-        let all_ports = |ranges: &[PortRange]| ranges.iter().copied().map(ports).collect();
-        let names = |names: &[values::InterfaceName]| names.iter().map(ToString::to_string).collect();
-        Self {
-            mode: redirect.mode().into(),
-            families: redirect.families().iter().map(Family::from).collect(),
-            proxy_port: redirect.proxy_port().number(),
-            inbound_port: redirect.inbound_port().number(),
-            tunnel_port: redirect.tunnel_port().number(),
-            proxy_uids: redirect.proxy_uids().to_vec(),
-            proxy_gids: redirect.proxy_gids().to_vec(),
-            inbound: match redirect.inbound() {
-                redirect::InboundPorts::None => InboundPorts::None,
-                redirect::InboundPorts::AllExcept(ports) => {
-                    InboundPorts::AllExcept { ports: all_ports(ports) }
+/// How a type of a row is written, and a value of it.
+macro_rules! written {
+    (Port) => {
+        u16
+    };
+    (bool) => {
+        bool
+    };
+    (PortRange) => {
+        String
+    };
+    (InterfaceName) => {
+        String
+    };
+    (Port, $value:expr) => {
+        $value.number()
+    };
+    (bool, $value:expr) => {
+        $value
+    };
+    (PortRange, $value:expr) => {
+        ports(*$value)
+    };
+    (InterfaceName, $value:expr) => {
+        $value.to_string()
+    };
+}
+
+/// Makes the document of a redirection: what has a row there, and by hand what several settings decide.
+macro_rules! document {
+    (
+        values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
+    ) => {
+        /// A redirection: the counterpart of [`redirect::Redirect`](crate::Redirect). Ports are written as in settings:
+        /// `80`, or `8000:8099`; address ranges with their prefix length.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        #[non_exhaustive]
+        pub struct Redirect {
+            /// How inbound connections reach the proxy.
+            pub mode: InterceptionMode,
+            /// The families that have rules.
+            pub families: Vec<Family>,
+            /// The proxy's users.
+            pub proxy_uids: Vec<u32>,
+            /// The proxy's groups.
+            pub proxy_gids: Vec<u32>,
+            /// Which inbound ports are captured.
+            pub inbound: InboundPorts,
+            /// Which destinations are captured.
+            pub outbound: OutboundRanges,
+            /// Which destinations are not, whatever `outbound` says.
+            pub outbound_exclude: Vec<String>,
+            /// Whose traffic is captured.
+            pub owner_groups: OwnerGroups,
+            /// Which DNS queries are captured.
+            pub dns: DnsCapture,
+            /// The IPv4 loopback range the application may use with itself.
+            pub loopback: String,
+            $($(#[doc = $value_doc])+ pub $value: written!($value_type),)+
+            $($(#[doc = $list_doc])+ pub $list: Vec<written!($item)>,)+
+        }
+
+        impl From<&redirect::Redirect> for Redirect {
+            fn from(redirect: &redirect::Redirect) -> Self {
+                Self {
+                    mode: redirect.mode().into(),
+                    families: redirect.families().iter().map(Family::from).collect(),
+                    proxy_uids: redirect.proxy_uids().to_vec(),
+                    proxy_gids: redirect.proxy_gids().to_vec(),
+                    inbound: redirect.inbound().into(),
+                    outbound: redirect.outbound().into(),
+                    outbound_exclude: ranges(redirect.outbound_exclude()),
+                    owner_groups: redirect.owner_groups().into(),
+                    dns: redirect.dns().into(),
+                    loopback: redirect.loopback(values::Family::V4).to_string(),
+                    $($value: written!($value_type, redirect.$value()),)+
+                    $($list: redirect.$list().iter().map(|item| written!($item, item)).collect(),)+
                 }
-                redirect::InboundPorts::Only(ports) => InboundPorts::Only { ports: all_ports(ports) },
-            },
-            outbound: match redirect.outbound() {
-                redirect::OutboundRanges::All => OutboundRanges::All,
-                redirect::OutboundRanges::Only(only) => OutboundRanges::Only { ranges: ranges(only) },
-            },
-            outbound_exclude: ranges(redirect.outbound_exclude()),
-            outbound_ports: all_ports(redirect.outbound_ports()),
-            outbound_ports_exclude: all_ports(redirect.outbound_ports_exclude()),
-            owner_groups: match redirect.owner_groups() {
-                redirect::OwnerGroups::AllExcept(groups) => OwnerGroups::AllExcept { groups: groups.clone() },
-                redirect::OwnerGroups::Only(groups) => OwnerGroups::Only { groups: groups.clone() },
-            },
-            dns: match redirect.dns() {
-                redirect::DnsCapture::Off => DnsCapture::Off,
-                redirect::DnsCapture::Servers(servers) => DnsCapture::Servers { servers: servers.clone() },
-                redirect::DnsCapture::All => DnsCapture::All,
-            },
-            exclude_interfaces: names(redirect.exclude_interfaces()),
-            virtual_interfaces: names(redirect.virtual_interfaces()),
-            drop_invalid: redirect.drop_invalid(),
-            strict_capture: redirect.strict_capture(),
-            loopback: redirect.loopback(values::Family::V4).to_string(),
+            }
+        }
+    };
+}
+
+redirect::rows!(document);
+
+impl From<&redirect::InboundPorts> for InboundPorts {
+    fn from(inbound: &redirect::InboundPorts) -> Self {
+        let all = |ranges: &[PortRange]| ranges.iter().copied().map(ports).collect();
+        match inbound {
+            redirect::InboundPorts::None => Self::None,
+            redirect::InboundPorts::AllExcept(ports) => Self::AllExcept { ports: all(ports) },
+            redirect::InboundPorts::Only(ports) => Self::Only { ports: all(ports) },
+        }
+    }
+}
+
+impl From<&redirect::OutboundRanges> for OutboundRanges {
+    fn from(outbound: &redirect::OutboundRanges) -> Self {
+        match outbound {
+            redirect::OutboundRanges::All => Self::All,
+            redirect::OutboundRanges::Only(only) => Self::Only { ranges: ranges(only) },
+        }
+    }
+}
+
+impl From<&redirect::OwnerGroups> for OwnerGroups {
+    fn from(groups: &redirect::OwnerGroups) -> Self {
+        match groups {
+            redirect::OwnerGroups::AllExcept(groups) => Self::AllExcept { groups: groups.clone() },
+            redirect::OwnerGroups::Only(groups) => Self::Only { groups: groups.clone() },
+        }
+    }
+}
+
+impl From<&redirect::DnsCapture> for DnsCapture {
+    fn from(dns: &redirect::DnsCapture) -> Self {
+        match dns {
+            redirect::DnsCapture::Off => Self::Off,
+            redirect::DnsCapture::Servers(servers) => Self::Servers { servers: servers.clone() },
+            redirect::DnsCapture::All => Self::All,
         }
     }
 }

@@ -14,11 +14,11 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net};
 
 /// Makes, for each row, a field of [`Redirect`] with its accessor, a setter of [`RedirectBuilder`], and the reading of its
-/// text. The value in a row is what a sidecar has that says nothing; a test holds it to the settings table.
+/// text. `json::decision` makes its document from the same rows. The value in a row is what a sidecar has that says nothing; a test holds it to the settings table.
 macro_rules! fields {
     (
-        values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ty = $value_key:ident, $value_default:expr;)+ }
-        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ty = $list_key:ident, $list_default:expr;)+ }
+        values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
     ) => {
         /// A redirection. Every value of this type is valid: its plan can be rendered, encoded and put in force, and is
         /// then what the kernel shows.
@@ -132,30 +132,39 @@ macro_rules! fields {
     };
 }
 
-fields! {
-    values {
-        /// Where the proxy listens for outbound connections.
-        proxy_port: Port = ProxyPort, Port::known(15001);
-        /// Where the proxy listens for inbound connections.
-        inbound_port: Port = InboundCapturePort, Port::known(15006);
-        /// Where tunnelled inbound connections (HBONE) arrive; never captured.
-        tunnel_port: Port = InboundTunnelPort, Port::known(15008);
-        /// Whether inbound packets that connection tracking finds invalid are dropped.
-        drop_invalid: bool = DropInvalid, false;
-        /// Whether what would pass on a connection that was not captured is dropped.
-        strict_capture: bool = StrictCapture, false;
-    }
-    lists {
-        /// Which outbound ports are captured whatever the destination.
-        outbound_ports: PortRange = OutboundPorts, Vec::new();
-        /// Which outbound ports are not captured, TCP and UDP.
-        outbound_ports_exclude: PortRange = OutboundExcludePorts, vec![PortRange::single(15020)];
-        /// Interfaces left alone, both ways.
-        exclude_interfaces: InterfaceName = ExcludeInterfaces, Vec::new();
-        /// Interfaces whose inbound traffic counts as outbound.
-        virtual_interfaces: InterfaceName = VirtualInterfaces, Vec::new();
-    }
+/// The rows, given to a macro: what a redirection holds here, and what of it `json` writes, come from the same table.
+macro_rules! rows {
+    ($made_by:ident) => {
+        $made_by! {
+            values {
+                /// Where the proxy listens for outbound connections.
+                proxy_port: Port = ProxyPort, Port::known(15001);
+                /// Where the proxy listens for inbound connections.
+                inbound_port: Port = InboundCapturePort, Port::known(15006);
+                /// Where tunnelled inbound connections (HBONE) arrive; never captured.
+                tunnel_port: Port = InboundTunnelPort, Port::known(15008);
+                /// Whether inbound packets that connection tracking finds invalid are dropped.
+                drop_invalid: bool = DropInvalid, false;
+                /// Whether what would pass on a connection that was not captured is dropped.
+                strict_capture: bool = StrictCapture, false;
+            }
+            lists {
+                /// Which outbound ports are captured whatever the destination.
+                outbound_ports: PortRange = OutboundPorts, Vec::new();
+                /// Which outbound ports are not captured, TCP and UDP.
+                outbound_ports_exclude: PortRange = OutboundExcludePorts, vec![PortRange::single(15020)];
+                /// Interfaces left alone, both ways.
+                exclude_interfaces: InterfaceName = ExcludeInterfaces, Vec::new();
+                /// Interfaces whose inbound traffic counts as outbound.
+                virtual_interfaces: InterfaceName = VirtualInterfaces, Vec::new();
+            }
+        }
+    };
 }
+#[cfg(feature = "serde")]
+pub(crate) use rows;
+
+rows!(fields);
 
 impl Redirect {
     /// The families it has rules for.
