@@ -35,11 +35,7 @@ use crate::{
     settings::{Key, Source},
     values::Family,
 };
-use alloc::{
-    collections::BTreeSet,
-    string::String,
-    vec::Vec,
-};
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
 use packets::{Field, Packets};
 use walk::{Given, Way};
