@@ -287,7 +287,7 @@ impl Seen {
             }
             (Self::At(server), Fate::Untouched) => *server == addressed(packet),
             (Self::At(server), Fate::Redirected(STRANGER)) => server == "stranger",
-            (Self::Nothing, Fate::Dropped) | (Self::Refused, Fate::Rejected) => true,
+            (Self::Nothing, Fate::Dropped) | (Self::Refused, Fate::Rejected | Fate::Broken) => true,
             _ => false,
         }
     }
