@@ -93,7 +93,7 @@ build_multus() {
 build_helm() {
     module=helm.sh/helm/v3
     build_from_module helm "$HELM_VERSION" $module $module/cmd/helm \
-        "-X $module/internal/version.version=$HELM_VERSION -X $module/pkg/chartutil.k8sVersionMajor=1 -X $module/pkg/chartutil.k8sVersionMinor=${KUBERNETES_VERSION#v1.}"
+        "-X $module/internal/version.version=$HELM_VERSION -X $module/pkg/chartutil.k8sVersionMajor=1 -X $module/pkg/chartutil.k8sVersionMinor=34"
 }
 
 # build_from_module NAME VERSION MODULE PACKAGE FLAGS: as a dependency of a module of ours, because `go install` refuses modules whose go.mod
