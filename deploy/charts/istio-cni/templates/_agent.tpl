@@ -6,8 +6,7 @@
 {{- $repair = ternary "delete" $repair .repair.deletePods }}
 {{- $repair = ternary "in-place" $repair .repair.repairPods }}
 {{- end }}
-{{- $interval := include "istio-cni.interval" . }}
-{{- $watches := not (has $interval (list "" "0" "0s")) }}
+{{- $watches := not (has .driftWatch.interval (list "" "0" "0s")) }}
 {{- $capabilities := list }}
 {{- if or $watches (eq $repair "in-place") }}{{ $capabilities = list "NET_ADMIN" "SYS_ADMIN" }}{{ end }}
 {{- if eq $repair "in-place" }}{{ $capabilities = append $capabilities "SYS_PTRACE" }}{{ end }}
@@ -21,10 +20,6 @@ entersPods: {{ or $watches (eq $repair "in-place") }}
 tellsOfPods: {{ or $watches (ne $repair "") }}
 podVerbs: {{ toJson $verbs }}
 capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
-{{- end }}
-
-{{- define "istio-cni.interval" }}
-{{- get .env "DRIFT_WATCH_INTERVAL" | default .driftWatch.interval }}
 {{- end }}
 
 {{/* The ConfigMap's data, as YAML. What is not in force, or is the agent's own default, is left out. */}}
@@ -46,7 +41,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- end }}
 {{- if eq $powers.repair "label" }}
 {{- if ne .repair.brokenPodLabelKey "cni.istio.io/uninitialized" }}{{ $_ := set $config "REPAIR_BROKEN_POD_LABEL_KEY" .repair.brokenPodLabelKey }}{{ end }}
-{{- if ne .repair.brokenPodLabelValue "true" }}{{ $_ := set $config "REPAIR_BROKEN_POD_LABEL_VALUE" .repair.brokenPodLabelValue }}{{ end }}
+{{- if ne (toString .repair.brokenPodLabelValue) "true" }}{{ $_ := set $config "REPAIR_BROKEN_POD_LABEL_VALUE" .repair.brokenPodLabelValue }}{{ end }}
 {{- end }}
 {{- if not .pluginToken.enabled }}
 {{- $_ := set $config "PLUGIN_SERVICE_ACCOUNT" "" }}
@@ -126,13 +121,21 @@ install.operator.istio.io/owning-resource: {{ . | quote }}
 {{- $given := .resources | default .global.defaultResources }}
 {{- $resources := dict "requests" (dict "cpu" "10m" "memory" "24Mi") }}
 {{- if $given }}
-{{- $_ := include "istio-cni.merge" (dict "into" $resources "from" $given) }}
+{{- range $kind, $amounts := $given }}
+{{- if and (kindIs "map" $amounts) (hasKey $resources $kind) }}
+{{- range $name, $amount := $amounts }}{{ $_ := set (get $resources $kind) $name $amount }}{{ end }}
+{{- else }}
+{{- $_ := set $resources $kind $amounts }}
+{{- end }}
+{{- end }}
 {{- else }}
 {{- $_ := set $resources "limits" (dict "memory" "64Mi") }}
 {{- end }}
 {{- range $kind, $amounts := $resources }}
+{{- if kindIs "map" $amounts }}
 {{- range $name, $amount := $amounts }}
 {{- if not $amount }}{{ $_ := unset $amounts $name }}{{ end }}
+{{- end }}
 {{- end }}
 {{- if not $amounts }}{{ $_ := unset $resources $kind }}{{ end }}
 {{- end }}

@@ -1,10 +1,10 @@
 {{/*
 Names that were given and are no values of this chart, each with the one that was probably meant. Values files are shared with Istio's other
-charts: their names are let pass at the top level, and any name in "global" that is not nearly one of ours.
+charts: their names are let pass at the top level (and where `helm upgrade --reuse-values` has put the defaults of Istio's chart), and any name in "global" that is not nearly one of ours.
 */}}
 {{- define "istio-cni.check" }}
 {{- $free := list "resources" "updateStrategy" "env" "affinity" "tolerations" "defaultResources" }}
-{{- $others := list "base" "pilot" "istiod" "istiodRemote" "istio_cni" "ztunnel" "gateways" "meshConfig" "proxy" "proxy_init" "sidecarInjectorWebhook" "telemetry" "revisionTags" "defaultRevision" "experimental" "gatewayClasses" "enabled" }}
+{{- $others := list "base" "pilot" "istiod" "istiodRemote" "istio_cni" "ztunnel" "gateways" "meshConfig" "proxy" "proxy_init" "sidecarInjectorWebhook" "telemetry" "revisionTags" "defaultRevision" "experimental" "gatewayClasses" "enabled" "_internal_defaults_do_not_set" }}
 {{- range $name, $value := .given }}
 {{- $path := printf "%s%s" $.at $name }}
 {{- if hasKey $.known $name }}

@@ -7,7 +7,7 @@ everything that is wrong with what was given.
 {{- $known := deepCopy $values }}
 {{- $problems := dict "list" list }}
 {{- $global := deepCopy (.Values.global | default dict) }}
-{{- $given := omit (deepCopy .Values) "global" "cni" }}
+{{- $given := omit (deepCopy .Values) "global" "cni" "_internal_defaults_do_not_set" }}
 {{- $_ := include "istio-cni.check" (dict "given" $given "known" $known "at" "" "root" $known "problems" $problems) }}
 {{- with .Values.cni }}
 {{- $_ := include "istio-cni.check" (dict "given" . "known" $known "at" "cni." "root" $known "problems" $problems) }}
@@ -35,13 +35,16 @@ everything that is wrong with what was given.
 {{- toYaml $values }}
 {{- end }}
 
-{{/* Lays one map over another: maps are merged, everything else is replaced. */}}
+{{/* Lays one map over another: maps are merged, everything else is replaced. null is an empty list in the place of a list, and nothing said
+     in any other. */}}
 {{- define "istio-cni.merge" }}
 {{- range $key, $value := .from }}
 {{- $old := get $.into $key }}
 {{- if and (kindIs "map" $value) (kindIs "map" $old) }}
 {{- $_ := include "istio-cni.merge" (dict "into" $old "from" $value) }}
-{{- else }}
+{{- else if and (kindIs "invalid" $value) (kindIs "slice" $old) }}
+{{- $_ := set $.into $key list }}
+{{- else if not (and (kindIs "invalid" $value) (hasKey $.into $key)) }}
 {{- $_ := set $.into $key $value }}
 {{- end }}
 {{- end }}
@@ -77,7 +80,11 @@ everything that is wrong with what was given.
 {{- if hasKey ($values.podLabels | default dict) "k8s-app" }}
 {{- $refuse = append $refuse "podLabels: k8s-app is what the DaemonSet selects its pods by" }}
 {{- end }}
+{{- $switches := dict "DRIFT_WATCH_INTERVAL" "driftWatch.interval" "REPAIR_ENABLED" "repair.enabled" "REPAIR_REPAIR_PODS" "repair.repairPods" "REPAIR_DELETE_PODS" "repair.deletePods" "REPAIR_LABEL_PODS" "repair.labelPods" "PLUGIN_SERVICE_ACCOUNT" "pluginToken.enabled" "HEALTH_PORT" "healthPort" "MONITORING_PORT" "monitoringPort" }}
 {{- range $name, $_ := $values.env }}
+{{- with get $switches $name }}
+{{- $refuse = append $refuse (printf "env.%s: set %s, which sees to what goes with it as well" $name .) }}
+{{- end }}
 {{- if has $name (list "NODE_NAME" "POD_NAME" "POD_NAMESPACE" "POD_IP" "HOST_IP" "HEALTH_ADDRESS" "SETTINGS_DIR") }}
 {{- $refuse = append $refuse (printf "env.%s: the chart itself says this" $name) }}
 {{- end }}
