@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults swap rollouts runtimes check setup bench release
+.PHONY: demo test faults swap rollouts runtimes chart manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -36,6 +36,16 @@ runtimes: setup
 	scripts/setup-kube.sh runtimes
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test agent_runtimes -- --ignored
+
+# What Helm makes of the chart, and what an API server makes of that. Builds Helm the first time (three minutes).
+chart: setup
+	scripts/setup-kube.sh helm
+	cargo test --locked -p e2e --test chart --test chart_cluster -- --ignored
+
+# Writes what is generated from the chart: deploy/istio-cni-node.yaml, and the chart's values.yaml.
+manifests:
+	scripts/setup-kube.sh helm
+	UPDATE_MANIFESTS=yes cargo test --locked -p e2e --test chart -- --ignored generated
 
 setup:
 	scripts/setup-apt.sh

@@ -8,8 +8,9 @@
 set -eu
 
 archive=${1:?usage: deploy/build-image.sh ARCHIVE [REFERENCE]}
-reference=${2:-localhost/install-cni:latest}
 project=$(cd "$(dirname "$0")/.." && pwd)
+# As the chart names it where nobody says otherwise.
+reference=${2:-localhost/install-cni:$(sed -n 's/^version = "\(.*\)"$/\1/p' "$project/Cargo.toml" | head -n 1)}
 
 if [ -z "${INSTALL_CNI:-}" ] || [ -z "${ISTIO_CNI:-}" ]; then
     folder=$("$project/scripts/release.sh" install-cni istio-cni)

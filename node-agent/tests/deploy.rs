@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
 
 fn project() -> PathBuf {
@@ -19,6 +20,8 @@ fn manifest() -> String {
 fn the_manifest_uses_the_names_others_depend_on() {
     let manifest = manifest();
     for part in [
+        concat!("image: localhost/install-cni:", env!("CARGO_PKG_VERSION"), "\n"),
+        "imagePullPolicy: IfNotPresent\n",
         "kind: DaemonSet\nmetadata:\n  name: istio-cni-node\n",
         "matchLabels: {k8s-app: istio-cni-node}",
         "kind: ConfigMap\nmetadata:\n  name: istio-cni-config\n",
@@ -65,7 +68,7 @@ fn the_drift_watch_is_switched_on_by_what_is_marked() {
     );
     let (manifest, marked) = (with_drift_watch(), manifest().matches("# drift-watch: ").count());
     assert!(!manifest.contains("# drift-watch: "));
-    assert_eq!(marked, 8, "seven and the command");
+    assert_eq!(marked, 9, "eight and the command");
     let directory =
         SETTINGS.iter().find(|setting| setting.name() == "MOUNTED_CNI_NETNS_DIR").expect("a setting");
     for part in [
@@ -85,7 +88,7 @@ fn each_repair_is_switched_on_by_what_is_marked() {
     for (action, marked, parts) in [
         (
             "repair-in-place",
-            11,
+            12,
             [
                 "REPAIR_REPAIR_PODS: \"true\"",
                 "add: [NET_ADMIN, SYS_ADMIN, SYS_PTRACE]",
@@ -136,6 +139,52 @@ fn the_manifest_sets_only_what_the_agent_knows() {
     let variables: Vec<&str> = variables.collect();
     assert!(variables.len() >= 6, "{variables:?}");
     assert!(variables.iter().all(|name| known.contains(name)), "{variables:?}");
+}
+
+/// The quoted words on the line of a template that has all of these parts.
+fn words(template: &str, part: &str) -> BTreeSet<String> {
+    let text = fs::read_to_string(project().join("deploy/charts/istio-cni/templates").join(template))
+        .expect(template);
+    let line = text.lines().find(|line| line.contains(part)).expect(part);
+    line.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_charts_checksum_leaves_out_what_the_agent_reloads_and_nothing_else() {
+    let reloaded: BTreeSet<String> = RELOADED.iter().map(ToString::to_string).collect();
+    assert_eq!(words("_agent.tpl", "range list \"EXCLUDE_NAMESPACES\""), reloaded);
+}
+
+/// What the chart leaves out of the ConfigMap because it is the agent's own default.
+#[test]
+fn the_charts_defaults_are_the_agents() {
+    let defaults =
+        fs::read_to_string(project().join("deploy/charts/istio-cni/files/defaults.yaml")).expect("defaults");
+    for (name, value) in [
+        ("REPAIR_INIT_CONTAINER_NAME", "initContainerName"),
+        ("REPAIR_BROKEN_POD_LABEL_KEY", "brokenPodLabelKey"),
+        ("REPAIR_BROKEN_POD_LABEL_VALUE", "brokenPodLabelValue"),
+        ("PLUGIN_TOKEN_LIFETIME", "lifetime"),
+        ("HEALTH_PORT", "healthPort"),
+        ("MONITORING_PORT", "monitoringPort"),
+        ("CHAINED_CNI_PLUGIN", "chained"),
+    ] {
+        let setting = SETTINGS.iter().find(|setting| setting.name() == name).expect("a setting");
+        let value_line = |line: &&str| line.trim_start().starts_with(&format!("{value}: "));
+        let line = defaults.lines().find(value_line).expect(value);
+        assert_eq!(line.split_once(": ").expect("a value").1.trim_matches('"'), setting.default, "{name}");
+    }
+    for name in [
+        "NFT_SETS",
+        "STRICT_CAPTURE",
+        "ISTIO_OWNED_CNI_CONFIG",
+        "REPAIR_REPAIR_PODS",
+        "REPAIR_DELETE_PODS",
+        "REPAIR_LABEL_PODS",
+    ] {
+        let setting = SETTINGS.iter().find(|setting| setting.name() == name).expect("a setting");
+        assert_eq!(setting.default, "false", "{name} is left out where it is off");
+    }
 }
 
 #[test]

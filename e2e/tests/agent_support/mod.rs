@@ -57,6 +57,7 @@ pub fn apply_manifest(api: &ApiServer, node: &Node<'_>, manifest: &str) -> Resul
     api.create_namespace(NAMESPACE)?;
     let manifest = manifest
         .replace("localhost/install-cni:latest", IMAGE)
+        .replace(concat!("localhost/install-cni:", env!("CARGO_PKG_VERSION")), IMAGE)
         .replace("path: /opt/cni/bin,", &format!("path: {},", node.bin_dir().display()))
         .replace("path: /etc/cni/net.d,", &format!("path: {},", node.conf_dir().display()))
         .replace("path: /var/run/istio-cni,", &format!("path: {},", run_dir(node).display()))

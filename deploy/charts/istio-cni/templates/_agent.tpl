@@ -1,0 +1,151 @@
+{{/* What the values switch on, as YAML: what is done with broken pods, whether the agent enters pods, and what it may do. */}}
+{{- define "istio-cni.powers" -}}
+{{- $repair := "" }}
+{{- if .repair.enabled }}
+{{- $repair = ternary "label" $repair .repair.labelPods }}
+{{- $repair = ternary "delete" $repair .repair.deletePods }}
+{{- $repair = ternary "in-place" $repair .repair.repairPods }}
+{{- end }}
+{{- $watches := not (has .driftWatch.interval (list "" "0" "0s")) }}
+{{- $capabilities := list }}
+{{- if or $watches (eq $repair "in-place") }}{{ $capabilities = list "NET_ADMIN" "SYS_ADMIN" }}{{ end }}
+{{- if eq $repair "in-place" }}{{ $capabilities = append $capabilities "SYS_PTRACE" }}{{ end }}
+{{- $verbs := list }}
+{{- if or $watches $repair }}{{ $verbs = append $verbs "list" }}{{ end }}
+{{- if $repair }}{{ $verbs = append $verbs "watch" }}{{ end }}
+{{- if eq $repair "delete" }}{{ $verbs = append $verbs "delete" }}{{ end }}
+repair: {{ $repair | quote }}
+watches: {{ $watches }}
+entersPods: {{ or $watches (eq $repair "in-place") }}
+tellsOfPods: {{ or $watches (ne $repair "") }}
+podVerbs: {{ toJson $verbs }}
+capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
+{{- end }}
+
+{{/* The ConfigMap's data, as YAML. What is not in force, or is the agent's own default, is left out. */}}
+{{- define "istio-cni.config" -}}
+{{- $powers := include "istio-cni.powers" . | fromYaml }}
+{{- $config := dict "CHAINED_CNI_PLUGIN" .chained "EXCLUDE_NAMESPACES" (join "," .excludeNamespaces) "NATIVE_NFTABLES" .global.nativeNftables }}
+{{- $_ := set $config "LOG_OUTPUT_LEVEL" (.logging.level | default .global.logging.level) }}
+{{- with .cniConfFileName }}{{ $_ := set $config "CNI_CONF_NAME" . }}{{ end }}
+{{- if and .istioOwnedCNIConfig .chained }}
+{{- $_ := set $config "ISTIO_OWNED_CNI_CONFIG" true }}
+{{- with .istioOwnedCNIConfigFileName }}{{ $_ := set $config "ISTIO_OWNED_CNI_CONFIG_FILENAME" . }}{{ end }}
+{{- end }}
+{{- if and .nftSets .global.nativeNftables }}{{ $_ := set $config "NFT_SETS" true }}{{ end }}
+{{- if .strictCapture }}{{ $_ := set $config "STRICT_CAPTURE" true }}{{ end }}
+{{- if $powers.watches }}{{ $_ := set $config "DRIFT_WATCH_INTERVAL" .driftWatch.interval }}{{ end }}
+{{- if $powers.repair }}
+{{- $_ := set $config (get (dict "in-place" "REPAIR_REPAIR_PODS" "delete" "REPAIR_DELETE_PODS" "label" "REPAIR_LABEL_PODS") $powers.repair) true }}
+{{- if ne .repair.initContainerName "istio-validation" }}{{ $_ := set $config "REPAIR_INIT_CONTAINER_NAME" .repair.initContainerName }}{{ end }}
+{{- end }}
+{{- if eq $powers.repair "label" }}
+{{- if ne .repair.brokenPodLabelKey "cni.istio.io/uninitialized" }}{{ $_ := set $config "REPAIR_BROKEN_POD_LABEL_KEY" .repair.brokenPodLabelKey }}{{ end }}
+{{- if ne (toString .repair.brokenPodLabelValue) "true" }}{{ $_ := set $config "REPAIR_BROKEN_POD_LABEL_VALUE" .repair.brokenPodLabelValue }}{{ end }}
+{{- end }}
+{{- if not .pluginToken.enabled }}
+{{- $_ := set $config "PLUGIN_SERVICE_ACCOUNT" "" }}
+{{- else if ne .pluginToken.lifetime "24h" }}
+{{- $_ := set $config "PLUGIN_TOKEN_LIFETIME" .pluginToken.lifetime }}
+{{- end }}
+{{- if ne (int .healthPort) 8000 }}{{ $_ := set $config "HEALTH_PORT" .healthPort }}{{ end }}
+{{- if ne (int .monitoringPort) 15014 }}{{ $_ := set $config "MONITORING_PORT" .monitoringPort }}{{ end }}
+{{- with .monitoringAddress }}{{ $_ := set $config "MONITORING_ADDRESS" . }}{{ end }}
+{{- $_ := include "istio-cni.merge" (dict "into" $config "from" .env) }}
+{{- range $name, $value := $config }}
+{{ $name }}: {{ include "istio-cni.scalar" (toString $value) }}
+{{- end }}
+{{- end }}
+
+{{/* A string of YAML: with quotes where it would be something else without. */}}
+{{- define "istio-cni.scalar" }}
+{{- if and (regexMatch "^([a-z][a-z-]*|[0-9]+[smh])$" .) (not (has . (list "true" "false" "null" "yes" "no" "on" "off" "y" "n"))) -}}
+{{ . }}
+{{- else -}}
+{{ quote . }}
+{{- end }}
+{{- end }}
+
+{{/* A hash of what the agent reads only when it starts. It follows the rest by itself, without a rollout. */}}
+{{- define "istio-cni.checksum" }}
+{{- $config := include "istio-cni.config" . | fromYaml }}
+{{- range list "EXCLUDE_NAMESPACES" "NATIVE_NFTABLES" "NFT_SETS" "STRICT_CAPTURE" "CNI_NETWORK_CONFIG" "LOG_LEVEL" "LOG_OUTPUT_LEVEL" "DRIFT_WATCH_INTERVAL" "ISTIO_OUTBOUND_OWNER_GROUPS" "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR" }}
+{{- $_ := unset $config . }}
+{{- end }}
+{{- toYaml $config | sha256sum }}
+{{- end }}
+
+{{/* Whether an image or a hub is Istio's own, which holds another program. */}}
+{{- define "istio-cni.is-istios" }}
+{{- if regexMatch "^((docker\\.io/|index\\.docker\\.io/)?istio|gcr\\.io/istio-[a-z]+|registry\\.istio\\.io)(/|$)" . }}yes{{ end }}
+{{- end }}
+
+{{- define "istio-cni.image" }}
+{{- $values := .values }}
+{{- $hub := $values.hub | default $values.global.hub | trimSuffix "/" }}
+{{- $tag := $values.tag | default $values.global.tag | toString }}
+{{- $variant := $values.variant | default $values.global.variant }}
+{{- if and (contains "/" $values.image) (not (include "istio-cni.is-istios" $values.image)) -}}
+{{ $values.image }}
+{{- else -}}
+{{- $name := $values.image | splitList "/" | last | splitList "@" | first | splitList ":" | first }}
+{{- if or (not $hub) (include "istio-cni.is-istios" $hub) -}}
+localhost/{{ $name }}:{{ .root.Chart.AppVersion }}
+{{- else if $tag -}}
+{{ $hub }}/{{ $name }}:{{ $tag }}{{ with $variant }}-{{ . }}{{ end }}
+{{- else -}}
+{{ $hub }}/{{ $name }}:{{ .root.Chart.AppVersion }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of every object, a line each. */}}
+{{- define "istio-cni.labels" -}}
+k8s-app: istio-cni-node
+app.kubernetes.io/name: istio-cni
+app.kubernetes.io/part-of: istio
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- with .values.revision }}
+istio.io/rev: {{ . | quote }}
+{{- end }}
+{{- with .values.ownerName }}
+install.operator.istio.io/owning-resource: {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The container's resources: empty entries left out. */}}
+{{- define "istio-cni.resources" }}
+{{- $given := .resources | default .global.defaultResources }}
+{{- $resources := dict "requests" (dict "cpu" "10m" "memory" "24Mi") }}
+{{- if $given }}
+{{- range $kind, $amounts := $given }}
+{{- if and (kindIs "map" $amounts) (hasKey $resources $kind) }}
+{{- range $name, $amount := $amounts }}{{ $_ := set (get $resources $kind) $name $amount }}{{ end }}
+{{- else }}
+{{- $_ := set $resources $kind $amounts }}
+{{- end }}
+{{- end }}
+{{- else }}
+{{- $_ := set $resources "limits" (dict "memory" "64Mi") }}
+{{- end }}
+{{- range $kind, $amounts := $resources }}
+{{- if kindIs "map" $amounts }}
+{{- range $name, $amount := $amounts }}
+{{- if not $amount }}{{ $_ := unset $amounts $name }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if not $amounts }}{{ $_ := unset $resources $kind }}{{ end }}
+{{- end }}
+{{- range $kind, $amounts := $resources }}
+{{- if kindIs "map" $amounts }}
+{{ $kind }}: {
+{{- $comma := "" }}
+{{- range $name, $amount := $amounts }}{{ $comma }}{{ $name }}: {{ $amount }}{{ $comma = ", " }}{{ end }}}
+{{- else }}
+{{ $kind }}: {{ toJson $amounts }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,91 @@
+{{/* What was set and has no effect, or less than one may think: a line each, with the value's name first. */}}
+{{- define "istio-cni.warnings" }}
+{{- $values := .values }}
+{{- $powers := include "istio-cni.powers" $values | fromYaml }}
+{{- $defaults := .root.Files.Get "files/defaults.yaml" | fromYaml }}
+{{- $warnings := list }}
+{{- $repair := $values.repair }}
+{{- $lessened := dict "repairPods" "" "deletePods" "repairPods wins" "labelPods" "repairPods or deletePods wins" }}
+{{- range $name, $because := $lessened }}
+{{- if and (get $repair $name) (not $repair.enabled) (ne (get $repair $name) (get $defaults.repair $name)) }}
+{{- $warnings = append $warnings (printf "repair.%s: repair.enabled is false" $name) }}
+{{- else if and (get $repair $name) $repair.enabled $because (ne $powers.repair (trimSuffix "Pods" $name)) }}
+{{- $warnings = append $warnings (printf "repair.%s: %s" $name $because) }}
+{{- end }}
+{{- end }}
+{{- range $name := list "brokenPodLabelKey" "brokenPodLabelValue" }}
+{{- if and (ne (get $repair $name | toString) (get $defaults.repair $name)) (ne $powers.repair "label") }}
+{{- $warnings = append $warnings (printf "repair.%s: broken pods are not labelled" $name) }}
+{{- end }}
+{{- end }}
+{{- if and (ne $repair.initContainerName $defaults.repair.initContainerName) (not $powers.repair) }}
+{{- $warnings = append $warnings "repair.initContainerName: nothing is done with broken pods" }}
+{{- end }}
+{{- range $name := list "hub" "tag" }}
+{{- if get $repair $name }}{{ $warnings = append $warnings (printf "repair.%s: the repair is part of the agent, and has no image of its own" $name) }}{{ end }}
+{{- end }}
+{{- if and $values.istioOwnedCNIConfig (not $values.chained) }}
+{{- $warnings = append $warnings "istioOwnedCNIConfig: chained is false" }}
+{{- end }}
+{{- if and $values.istioOwnedCNIConfigFileName (not (and $values.istioOwnedCNIConfig $values.chained)) }}
+{{- $warnings = append $warnings "istioOwnedCNIConfigFileName: no copy is put in front (istioOwnedCNIConfig with chained)" }}
+{{- end }}
+{{- if and $values.nftSets (not $values.global.nativeNftables) }}
+{{- $warnings = append $warnings "nftSets: only native nftables rules have sets, and global.nativeNftables is false" }}
+{{- end }}
+{{- if and $values.global.networkPolicy.enabled $values.hostNetwork }}
+{{- $warnings = append $warnings "global.networkPolicy.enabled: Kubernetes applies no NetworkPolicy to pods on the node's network, and hostNetwork is true" }}
+{{- end }}
+{{- if and (ne $values.networkAttachmentDefinition.namespace $defaults.networkAttachmentDefinition.namespace) (ne $values.provider "multus") }}
+{{- $warnings = append $warnings "networkAttachmentDefinition.namespace: provider is not multus" }}
+{{- end }}
+{{- if and (ne $values.cniNetnsDir $defaults.cniNetnsDir) (not $powers.entersPods) (ne $values.platform "minikube") }}
+{{- $warnings = append $warnings "cniNetnsDir: only the drift watch and repairs in place look there" }}
+{{- end }}
+{{- if and (not $values.useAppArmorAnnotation) (not $powers.entersPods) }}
+{{- $warnings = append $warnings "useAppArmorAnnotation: the agent enters no pods, and runs under the runtime's AppArmor profile" }}
+{{- end }}
+{{- if and (ne $values.pluginToken.lifetime $defaults.pluginToken.lifetime) (not $values.pluginToken.enabled) }}
+{{- $warnings = append $warnings "pluginToken.lifetime: pluginToken.enabled is false" }}
+{{- end }}
+{{- if and (ne (int $values.resourceQuotas.pods) (int $defaults.resourceQuotas.pods)) (not $values.resourceQuotas.enabled) }}
+{{- $warnings = append $warnings "resourceQuotas.pods: resourceQuotas.enabled is false" }}
+{{- end }}
+{{- $noMonitor := ternary "podMonitor.enabled is false" "monitoringPort is 0" (not $values.podMonitor.enabled) }}
+{{- if not (and $values.podMonitor.enabled (gt (int $values.monitoringPort) 0)) }}
+{{- range $name := list "enabled" "interval" "labels" }}
+{{- if ne (get $values.podMonitor $name | toString) (get $defaults.podMonitor $name | toString) }}
+{{- $warnings = append $warnings (printf "podMonitor.%s: %s" $name $noMonitor) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $values.monitoringAddress (le (int $values.monitoringPort) 0) }}
+{{- $warnings = append $warnings "monitoringAddress: monitoringPort is 0" }}
+{{- end }}
+{{- range $name := list "compatibilityVersion" "profile" }}
+{{- if get $values $name | default (get $values.global $name) }}
+{{- $warnings = append $warnings (printf "%s: it changes nothing of the sidecars' plugin" $name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $values.ambient }}
+{{- if ne ($value | toString) (get $defaults.ambient $name | toString) }}
+{{- $warnings = append $warnings (printf "ambient.%s: this agent has no ambient mode" $name) }}
+{{- end }}
+{{- end }}
+{{- $image := include "istio-cni.image" . }}
+{{- $own := $values.hub | default $values.global.hub }}
+{{- if or (include "istio-cni.is-istios" $own) (include "istio-cni.is-istios" $values.image) }}
+{{- $warnings = append $warnings (printf "hub and image: Istio's own hold another program; the image is %s" $image) }}
+{{- end }}
+{{- $tag := $values.tag | default $values.global.tag | toString }}
+{{- if and $tag (not (contains (printf ":%s" $tag) $image)) }}
+{{- $warnings = append $warnings (printf "tag: without a hub of your own it is passed over; the image is %s" $image) }}
+{{- end }}
+{{- $variant := $values.variant | default $values.global.variant | toString }}
+{{- if and $variant (not (hasSuffix (printf "-%s" $variant) $image)) }}
+{{- $warnings = append $warnings (printf "variant: without a hub and a tag of your own it is passed over; the image is %s" $image) }}
+{{- end }}
+{{- range $warnings }}
+- {{ . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,89 @@
+//! Rendering the chart: Helm as its users run it, and what comes out as objects.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use e2e::kube::ApiServer;
+use e2e::process::{self, Output, SHORT};
+use e2e::tools;
+use serde_json::Value;
+
+pub const NAMESPACE: &str = "istio-system";
+pub const RELEASE: &str = "istio-cni";
+
+pub fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+pub fn chart() -> PathBuf {
+    project().join("deploy/charts/istio-cni")
+}
+
+/// A file of the chart.
+pub fn chart_file(path: &str) -> Result<String> {
+    fs::read_to_string(chart().join(path)).with_context(|| path.to_owned())
+}
+
+/// Runs Helm, which neither sees the files of whoever runs the test nor, without a server, any cluster.
+pub fn helm(api: Option<&ApiServer>, args: &[&str]) -> Result<Output> {
+    let home = tempfile::tempdir()?;
+    let mut command = process::command(tools::built("helm")?, args);
+    command.env("HOME", home.path()).env_remove("KUBECONFIG");
+    for name in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(name, home.path().join(name));
+    }
+    let nowhere = home.path().join("no.kubeconfig");
+    command.arg("--kubeconfig").arg(api.map_or(nowhere, ApiServer::admin_kubeconfig));
+    process::run(&mut command, SHORT)
+}
+
+/// The chart rendered with further arguments, however that ends.
+pub fn rendering(args: &[&str]) -> Result<Output> {
+    let chart = chart().display().to_string();
+    let mut all = vec!["template", RELEASE, &chart, "--namespace", NAMESPACE];
+    all.extend(args);
+    helm(None, &all)
+}
+
+/// The chart rendered with these values.
+pub fn rendered(values: &Value) -> Result<String> {
+    let file = tempfile::NamedTempFile::new()?;
+    fs::write(file.path(), values.to_string())?;
+    let output = rendering(&["--values", &file.path().display().to_string()])?.ok();
+    Ok(output.with_context(|| values.to_string())?.stdout)
+}
+
+/// What YAML says.
+pub fn yaml(text: &str) -> Result<Value> {
+    serde_saphyr::from_str(text).with_context(|| text.to_owned())
+}
+
+/// Objects of a stream of YAML documents.
+pub fn objects(text: &str) -> Result<Vec<Value>> {
+    let documents = text
+        .split("\n---")
+        .filter(|document| document.lines().any(|line| !line.is_empty() && !line.starts_with(['#', '-'])));
+    documents.map(|document| yaml(document.trim_start_matches('-'))).collect()
+}
+
+/// The object of a kind and a name.
+pub fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> Result<&'a Value> {
+    let mut all =
+        objects.iter().filter(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    let found = all.next().with_context(|| format!("no {kind} {name}"))?;
+    ensure!(all.next().is_none(), "two of {kind} {name}");
+    Ok(found)
+}
+
+pub fn daemon_set(objects: &[Value]) -> Result<&Value> {
+    find(objects, "DaemonSet", "istio-cni-node")
+}
+
+/// The values files that come with the chart.
+pub fn values_files() -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(chart().join("ci"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.sort();
+    Ok(files)
+}
