@@ -193,6 +193,12 @@ impl Sandbox {
         &self.path
     }
 
+    /// Which namespace it is.
+    #[must_use]
+    pub const fn id(&self) -> NetnsId {
+        self.id
+    }
+
     fn has(&self, addresses: &[IpAddr]) -> bool {
         addresses.iter().all(|address| self.addresses.contains(address))
     }
