@@ -15,6 +15,7 @@ use crate::cluster::{Connection, LastSeen};
 use crate::disk::Real;
 use crate::drift;
 use crate::fight::{Fight, suspect};
+use crate::heal;
 use crate::install::{Conflist, Installer, Pass};
 use crate::kubeconfig;
 use crate::log_socket::LogServer;
@@ -70,7 +71,10 @@ pub async fn run(
     let cluster = Arc::new(Connection::new(&settings, state.clone()));
     let seen = Arc::new(LastSeen::default());
     tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
-    let drift = drift::Watch::new(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
+    let (wards, healer) = heal::link(&settings, cluster.clone(), metrics.clone());
+    let healer = tokio::spawn(healer.run());
+    let drift =
+        drift::Watch::new(settings.clone(), installer.clone(), cluster.clone(), metrics.clone(), wards);
     let drift = tokio::spawn(drift.run(changes.drift.subscribe()));
     let repair =
         repair::Controller::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
@@ -84,6 +88,7 @@ pub async fn run(
     let mut agent = Agent::new(settings, &served, cluster.clone(), logs, token.clone(), changes);
     let end = agent.work(&mut ends).await;
     drift.abort();
+    healer.abort();
     repair.abort();
     keeping.abort();
     if let End::Lost(directory) = end {

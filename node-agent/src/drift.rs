@@ -1,5 +1,5 @@
 //! The drift watch: compares every pod of the node with what the plugin made of it, at an interval, and says where they differ. It changes
-//! nothing.
+//! nothing; [`crate::heal`] is told of every pod, and mends what has drifted where it is asked to.
 //!
 //! A round reads the node's pods and looks at those of the mesh one after the other, spread over the interval. What looks bad for the first
 //! time is looked at again at the end of the round, with the pod read anew before and after, so that a pod that starts, ends or is changed at that
@@ -8,6 +8,7 @@
 mod candidate;
 mod ledger;
 mod look;
+pub(crate) mod standing;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,14 +22,17 @@ use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::{Cluster, Connection, PodsError};
+use crate::heal::{Told, Wards, Wishes};
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
 use crate::settings::{DriftSettings, Settings};
-use candidate::Candidate;
+pub(crate) use candidate::Candidate;
 use ledger::{Ledger, Report};
-use look::{Comparison, Rules, look};
+use look::look;
+pub(crate) use look::{Comparison, Rules, compare_here};
 use pod_netns::{Survey, SurveyError};
+use standing::{Standing, Standings};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -70,6 +74,14 @@ impl RoundError {
     }
 }
 
+/// What holds for one round.
+struct Ground {
+    conf: Arc<Conf>,
+    rules: Arc<Rules>,
+    /// The addresses of all pods.
+    wanted: Arc<BTreeSet<IpAddr>>,
+}
+
 /// The drift watch.
 pub struct Watch {
     settings: Settings,
@@ -77,6 +89,9 @@ pub struct Watch {
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
     ledger: Ledger,
+    standings: Standings,
+    /// Who mends what has drifted, and is told of every pod.
+    wards: Wards,
     /// Why the last round could not be made.
     blind: Option<&'static str>,
     /// Whether the last event could not be sent.
@@ -91,8 +106,19 @@ impl Watch {
         installer: Arc<Installer>,
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
+        wards: Wards,
     ) -> Self {
-        Self { settings, installer, connection, metrics, ledger: Ledger::default(), blind: None, mute: false }
+        Self {
+            settings,
+            installer,
+            connection,
+            metrics,
+            ledger: Ledger::default(),
+            standings: Standings::default(),
+            wards,
+            blind: None,
+            mute: false,
+        }
     }
 
     /// Watches as the settings say at any time, until nobody can change them any more.
@@ -100,6 +126,9 @@ impl Watch {
         loop {
             self.settings.drift = settings.borrow_and_update().clone();
             let interval = self.settings.drift.interval;
+            if !self.heals() {
+                self.wards.tell(Told::Off).await;
+            }
             let rounds = async {
                 match interval {
                     Some(interval) => self.rounds(interval).await,
@@ -112,10 +141,15 @@ impl Watch {
             }
             if interval.is_some() && settings.borrow().interval.is_none() {
                 log::info!(target: SCOPE, "the drift watch is off");
-                (self.ledger, self.blind) = (Ledger::default(), None);
+                (self.ledger, self.standings, self.blind) = (Ledger::default(), Standings::default(), None);
                 self.show();
+                self.metrics.whole_node.off();
             }
         }
+    }
+
+    const fn heals(&self) -> bool {
+        self.settings.drift.heal && self.settings.drift.interval.is_some()
     }
 
     fn interval(&self) -> Duration {
@@ -127,12 +161,32 @@ impl Watch {
         log::info!(target: SCOPE, interval = format!("{interval:?}"); "watching the node's pods for drift");
         // The agents of many nodes start together.
         let share = spread(&self.settings.identity.node);
-        tokio::time::sleep(interval.min(LONGEST_START).mul_f64(share)).await;
+        if self.heals() {
+            // Whoever mends knows all pods soon; it is the interval of later rounds that is spread.
+            tokio::time::sleep(interval.min(LONGEST_DOUBT).mul_f64(share)).await;
+            let done = self.look_as_wished(&Wishes { new: true, ..Wishes::default() }).await;
+            self.conclude(&done);
+        }
+        self.rest_until(tokio::time::Instant::now() + interval.min(LONGEST_START).mul_f64(share)).await;
         loop {
             let start = tokio::time::Instant::now();
             let done = self.round(start).await;
             self.conclude(&done);
-            tokio::time::sleep_until(start + interval).await;
+            self.rest_until(start + interval).await;
+        }
+    }
+
+    /// Waits, and meanwhile looks at the pods that somebody wishes to be looked at.
+    async fn rest_until(&mut self, end: tokio::time::Instant) {
+        loop {
+            let wishes = tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(end) => return,
+                wishes = self.wards.wishes() => wishes,
+            };
+            if let Err(blind) = self.look_as_wished(&wishes).await {
+                log::debug!(target: SCOPE, "no pod can be looked at out of turn: {blind}");
+            }
         }
     }
 
@@ -150,17 +204,53 @@ impl Watch {
             Ok(()) | Err(_) => {}
         }
         self.blind = blind;
+        self.show();
     }
 
     async fn round(&mut self, start: tokio::time::Instant) -> Result<(), RoundError> {
+        let (cluster, ground, pods) = self.begin().await?;
+        let mut survey = None;
+        let mut doubted = Vec::new();
+        let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
+        for (index, pod) in (0..).zip(pods) {
+            // A quarter is left for the second looks.
+            self.rest_until(start + self.interval() / 4 * 3 / count * index).await;
+            let survey = match &survey {
+                Some(survey) => Arc::clone(survey),
+                None => survey.insert(self.survey(ground.wanted.clone()).await?).clone(),
+            };
+            doubted.extend(self.look_at(&cluster, pod, &survey, &ground.rules).await);
+        }
+        self.look_again(&cluster, &doubted, &ground).await
+    }
+
+    /// Looks at some pods at once, without waiting for their turn.
+    async fn look_as_wished(&mut self, wishes: &Wishes) -> Result<(), RoundError> {
+        let (cluster, ground, pods) = self.begin().await?;
+        let is_wished = |pod: &Candidate| {
+            wishes.pods.contains(&pod.uid) || (wishes.new && self.standings.is_unseen(&pod.uid))
+        };
+        let pods: Vec<Candidate> = pods.into_iter().filter(is_wished).collect();
+        if pods.is_empty() {
+            return Ok(());
+        }
+        let survey = self.survey(ground.wanted.clone()).await?;
+        let mut doubted = Vec::new();
+        for pod in pods {
+            doubted.extend(self.look_at(&cluster, pod, &survey, &ground.rules).await);
+        }
+        self.look_again(&cluster, &doubted, &ground).await
+    }
+
+    /// What there is to look at, and how.
+    async fn begin(&mut self) -> Result<(Cluster, Ground, Vec<Candidate>), RoundError> {
         let missing =
             [NET_ADMIN, SYS_ADMIN].into_iter().filter(|wanted| capabilities::has(*wanted) == Some(false));
         let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
         if !missing.is_empty() {
             return Err(RoundError::Capability(missing));
         }
-        let connection = self.connection.clone();
-        let cluster = &connection.get().map_err(|error| PodsError::Unreachable(error.to_string()))?;
+        let cluster = self.connection.get().map_err(|error| PodsError::Unreachable(error.to_string()))?;
         let conf = Arc::new(plugin_conf(&self.installer).map_err(RoundError::Entry)?);
         let rules = Arc::new(Rules {
             programming: conf.programming,
@@ -169,36 +259,52 @@ impl Watch {
         });
         let of_node = conf.clone();
         let pods = cluster.pods_of_node(move |pod| Candidate::of(pod, &of_node)).await?;
-        self.forget_others(&pods);
-        let wanted = pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
-        let wanted: Arc<BTreeSet<IpAddr>> = Arc::new(wanted);
-        let mut survey = None;
-        let mut doubted = Vec::new();
-        let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
-        for (index, pod) in (0..).zip(pods) {
-            // A quarter is left for the second looks.
-            tokio::time::sleep_until(start + self.interval() / 4 * 3 / count * index).await;
-            let survey = match &survey {
-                Some(survey) => Arc::clone(survey),
-                None => survey.insert(self.survey(wanted.clone()).await?).clone(),
-            };
-            let pod = Arc::new(pod);
-            let seen = looked(&pod, &survey, &rules).await;
-            if self.ledger.doubts(&pod.uid, &seen) {
-                doubted.push(pod);
-            } else {
-                self.settle(cluster, &pod, &seen).await;
-            }
-        }
-        self.look_again(cluster, &doubted, wanted, &conf, &rules).await
+        self.forget_others(&pods).await;
+        let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
+        Ok((cluster, Ground { conf, rules, wanted }, pods))
     }
 
-    fn forget_others(&mut self, pods: &[Candidate]) {
+    /// Looks at one pod; returns it where that has to be done a second time.
+    async fn look_at(
+        &mut self,
+        cluster: &Cluster,
+        pod: Candidate,
+        survey: &Arc<Survey>,
+        rules: &Arc<Rules>,
+    ) -> Option<Arc<Candidate>> {
+        let pod = Arc::new(pod);
+        let seen = looked(&pod, survey, rules).await;
+        if self.ledger.doubts(&pod.uid, &seen) {
+            return Some(pod);
+        }
+        self.settle(cluster, &pod, &seen).await;
+        self.entrust(&pod, survey, rules, &seen).await;
+        None
+    }
+
+    /// Hands a pod over to be watched, and mended where it has drifted.
+    async fn entrust(&self, pod: &Arc<Candidate>, survey: &Survey, rules: &Arc<Rules>, seen: &Comparison) {
+        let is_verified = match seen {
+            Comparison::AsPlanned => true,
+            Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => false,
+            Comparison::Trouble(_) => return,
+        };
+        if let (true, Ok(sandbox)) = (self.heals(), survey.find(&pod.addresses)) {
+            let (pod, rules, sandbox) = (pod.clone(), rules.clone(), sandbox.clone());
+            self.wards.tell(Told::Seen { pod, rules, sandbox, is_verified }).await;
+        }
+    }
+
+    async fn forget_others(&mut self, pods: &[Candidate]) {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        self.standings.keep(&uids);
         for pod in self.ledger.keep(&uids) {
             log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
         }
         self.show();
+        if self.heals() {
+            self.wards.tell(Told::Pods(uids.into_iter().map(str::to_owned).collect())).await;
+        }
     }
 
     async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Survey>, SurveyError> {
@@ -219,15 +325,14 @@ impl Watch {
         &mut self,
         cluster: &Cluster,
         doubted: &[Arc<Candidate>],
-        wanted: Arc<BTreeSet<IpAddr>>,
-        conf: &Conf,
-        rules: &Arc<Rules>,
+        ground: &Ground,
     ) -> Result<(), RoundError> {
+        let Ground { conf, rules, wanted } = ground;
         if doubted.is_empty() {
             return Ok(());
         }
         tokio::time::sleep(LONGEST_DOUBT.min(self.interval() / 8)).await;
-        let survey = self.survey(wanted).await?;
+        let survey = self.survey(wanted.clone()).await?;
         for pod in doubted {
             let Some(now) = same(cluster, pod, conf).await? else {
                 self.count("changed");
@@ -241,6 +346,7 @@ impl Watch {
                 continue;
             }
             self.settle(cluster, &now, &seen).await;
+            self.entrust(&now, &survey, rules, &seen).await;
         }
         Ok(())
     }
@@ -249,9 +355,12 @@ impl Watch {
     async fn settle(&mut self, cluster: &Cluster, pod: &Candidate, seen: &Comparison) {
         self.count(match seen {
             Comparison::AsPlanned => "as_planned",
-            Comparison::Different(_) | Comparison::Interference(_) => "drifted",
+            Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => {
+                "drifted"
+            }
             Comparison::Trouble(trouble) => trouble.word(),
         });
+        self.standings.note(&pod.uid, Standing::of(seen));
         let said = self.ledger.note(&pod.uid, &pod.name, seen, Instant::now());
         self.show();
         let name = pod.name.to_string();
@@ -271,7 +380,10 @@ impl Watch {
                 if event {
                     let origin = match seen {
                         Comparison::Interference(_) => INTERFERENCE,
-                        Comparison::Different(_) | Comparison::AsPlanned | Comparison::Trouble(_) => CHANGED,
+                        Comparison::Different(_)
+                        | Comparison::NotRedirected(_)
+                        | Comparison::AsPlanned
+                        | Comparison::Trouble(_) => CHANGED,
                     };
                     self.send_event(cluster, pod, &format!("{difference}. {origin}")).await;
                 }
@@ -308,6 +420,7 @@ impl Watch {
 
     fn show(&self) {
         self.metrics.drifted.set(i64::try_from(self.ledger.drifted()).unwrap_or(i64::MAX));
+        self.metrics.whole_node.show(&self.standings, self.blind);
     }
 }
 

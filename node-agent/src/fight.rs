@@ -13,13 +13,26 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The changes of others to what is ours.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Fight {
+    patience: usize,
     recent: VecDeque<Instant>,
     wait: Option<Duration>,
 }
 
+impl Default for Fight {
+    fn default() -> Self {
+        Self::after(PATIENCE)
+    }
+}
+
 impl Fight {
+    /// One that begins when so many changes were put right within a minute.
+    #[must_use]
+    pub const fn after(changes: usize) -> Self {
+        Self { patience: changes, recent: VecDeque::new(), wait: None }
+    }
+
     /// Notes that something of ours was put right, and says how long to leave the next change alone.
     pub fn put_right(&mut self, now: Instant) -> Option<Duration> {
         let last = self.recent.back().copied();
@@ -36,7 +49,8 @@ impl Fight {
         if is_calm {
             self.wait = None;
         }
-        if self.recent.len() < PATIENCE {
+        // Once it has begun, waiting does not end it: only calm does.
+        if self.wait.is_none() && self.recent.len() < self.patience {
             return None;
         }
         let wait = self.wait.map_or(FIRST_WAIT, |wait| (wait * 2).min(LONGEST_WAIT));
@@ -94,6 +108,20 @@ mod tests {
         assert_eq!(fight.put_right(now), None);
         assert_eq!(fight.put_right(now), None);
         assert_eq!(fight.put_right(now), Some(FIRST_WAIT));
+    }
+
+    #[test]
+    fn who_has_more_patience_waits_as_long_in_the_end() {
+        let (mut fight, mut now) = (Fight::after(60), Instant::now());
+        let mut waits = Vec::new();
+        for _ in 0..80 {
+            let wait = fight.put_right(now);
+            waits.push(wait.map_or(0, |wait| wait.as_secs()));
+            now += wait.unwrap_or(Duration::from_millis(100));
+        }
+        assert_eq!(waits[..59], [0; 59]);
+        assert_eq!(waits[59..67], [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!(waits[67..].iter().all(|wait| *wait == 60), "{waits:?}");
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //!
 //! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
 //! the loop; [`once`] does the same a single time. [`repair`] deals with pods that started before the plugin was there;
-//! [`drift`] compares the node's pods with what the plugin made of them; `pod-netns` finds their namespaces.
+//! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] mends what is not so any more, as soon as the kernel tells of it;
+//! `pod-netns` finds their namespaces.
 
 pub mod agent;
 pub mod cluster;
@@ -16,6 +17,7 @@ pub mod conflist;
 pub mod disk;
 pub mod drift;
 pub mod fight;
+pub mod heal;
 pub mod install;
 pub mod kubeconfig;
 pub mod leave;

@@ -12,6 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::drift::standing::WholeNode;
+use crate::heal::metrics::HealMetrics;
 use crate::repair::metrics::RepairMetrics;
 
 /// A metric as the documentation shows it.
@@ -67,6 +69,14 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_repair_given_up_total", "counter", "type", "Broken pods that were given up, after ten tries that count"),
     described("istio_cni_repair_waiting_pods", "gauge", "", "Broken pods that wait to be dealt with, now or later"),
     described("istio_cni_repair_queue_overflows_total", "counter", "", "Broken pods that did not fit into the queue and were left to the next list"),
+    described("istio_cni_meshed_pods", "gauge", "state", "Pods of the node that are to be redirected, by what the drift watch knows of them: verified, not_redirected, drifted, unknown (it cannot be told), unseen (not yet looked at); all 0 where the drift watch is off"),
+    described("istio_cni_heal_watched_pods", "gauge", "", "Pods in whose network namespace the agent listens for changes"),
+    described("istio_cni_heal_unwatched_pods", "gauge", "", "Pods that it would listen to as well, but there are too many, or their network namespace cannot be listened to; only the drift watch looks at them"),
+    described("istio_cni_heal_looks_total", "counter", "result", "Times a pod was looked at because something changed in its network namespace: as_planned, drifted, failed"),
+    described("istio_cni_heal_attempts_total", "counter", "reason", "Times a pod that had drifted was to be redirected as planned again, by how that ended; docs/agent.md has the reasons"),
+    described("istio_cni_heal_duration_seconds", "histogram", "", "How long after the kernel told of a change the pod was redirected as planned again, verified"),
+    described("istio_cni_heal_contested_pods", "gauge", "", "Pods whose rules another writer removes again and again, so that the agent waits before it answers"),
+    described("istio_cni_heal_lost_notifications_total", "counter", "", "Times the kernel had more to tell of a network namespace than could wait; it is then looked at all the same"),
     described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
 ];
 
@@ -158,6 +168,10 @@ pub struct Metrics {
     pub settings_refused: Gauge,
     /// See [`METRICS`].
     pub repair: RepairMetrics,
+    /// See [`METRICS`].
+    pub whole_node: WholeNode,
+    /// See [`METRICS`].
+    pub heal: HealMetrics,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
 }
 
@@ -197,6 +211,8 @@ impl Metrics {
             reloads: Family::default(),
             settings_refused: Gauge::default(),
             repair: RepairMetrics::default(),
+            whole_node: WholeNode::default(),
+            heal: HealMetrics::default(),
             reasons: Mutex::default(),
         };
         metrics.register(build);
@@ -246,6 +262,7 @@ impl Metrics {
         for result in ["applied", "refused"] {
             drop(self.reloads.get_or_create(&ResultLabel { result }));
         }
+        self.heal.start_at_nought();
         drop(self.adds.get_or_create(&AddLabels { outcome: "redirect", reason: String::new() }));
         drop(self.add_durations.get_or_create(&OutcomeLabel { outcome: "redirect" }));
     }
@@ -288,6 +305,14 @@ impl Metrics {
             self.repair.given_up.clone(),
             self.repair.waiting.clone(),
             self.repair.overflows.clone(),
+            self.whole_node.pods.clone(),
+            self.heal.watched.clone(),
+            self.heal.unwatched.clone(),
+            self.heal.looks.clone(),
+            self.heal.attempts.clone(),
+            self.heal.durations.clone(),
+            self.heal.contested.clone(),
+            self.heal.lost.clone(),
             build,
         );
     }

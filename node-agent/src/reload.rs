@@ -15,7 +15,7 @@ use crate::settings::{self, Notice, Problem, Settings};
 
 /// The settings that are read from the folder, whenever it changes. Where there is a folder, the environment does not count for them: it may be
 /// what the same ConfigMap said when the container started.
-pub const RELOADED: [&str; 11] = [
+pub const RELOADED: [&str; 12] = [
     "EXCLUDE_NAMESPACES",
     "NATIVE_NFTABLES",
     "NFT_SETS",
@@ -24,6 +24,7 @@ pub const RELOADED: [&str; 11] = [
     "LOG_LEVEL",
     "LOG_OUTPUT_LEVEL",
     "DRIFT_WATCH_INTERVAL",
+    "DRIFT_HEAL",
     "ISTIO_OUTBOUND_OWNER_GROUPS",
     "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE",
     "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR",

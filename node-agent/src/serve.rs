@@ -64,10 +64,16 @@ impl Served {
     pub async fn health(&self, request: Request<Incoming>) -> Answer {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
-            (&Method::GET | &Method::HEAD, "/readyz") => match self.verdict().await {
-                Ok(()) => text(StatusCode::OK, "ready\n"),
-                Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
-            },
+            (&Method::GET | &Method::HEAD, "/readyz") => {
+                let more =
+                    if is_verbose(&request) { self.metrics.whole_node.words() + "\n" } else { String::new() };
+                match self.verdict().await {
+                    Ok(()) => text(StatusCode::OK, format!("ready\n{more}")),
+                    Err(reason) => {
+                        text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n{more}"))
+                    }
+                }
+            }
             (_, "/healthz" | "/readyz") => only("GET"),
             _ => text(StatusCode::NOT_FOUND, "there are /healthz and /readyz\n"),
         }
@@ -114,6 +120,12 @@ impl Served {
             _ => text(StatusCode::NOT_FOUND, "there is /logging\n"),
         }
     }
+}
+
+/// Whether somebody wants to know about the pods that run, too: `/readyz?verbose`. Readiness is about those to come.
+fn is_verbose(request: &Request<Incoming>) -> bool {
+    let parameters = request.uri().query().into_iter().flat_map(|query| query.split('&'));
+    parameters.filter_map(|parameter| parameter.split('=').next()).any(|name| name == "verbose")
 }
 
 /// The levels of the agent's scopes.

@@ -164,6 +164,8 @@ pub struct Identity {
 pub struct DriftSettings {
     /// How often it looks, if at all.
     pub interval: Option<Duration>,
+    /// Whether what has drifted is mended.
+    pub heal: bool,
     /// What the container runtime's environment says for all pods: variables and values.
     pub environment: Vec<(&'static str, String)>,
 }
@@ -415,7 +417,8 @@ fn drift(raw: &mut Raw<'_>) -> DriftSettings {
     let is_wide = |name: &str| PROCESS_WIDE.iter().any(|key| key.setting().env.contains(&name));
     let given = raw.given().filter(|(setting, _, _)| is_wide(setting.name()));
     let environment = given.map(|(setting, _, value)| (setting.name(), value.to_owned())).collect();
-    DriftSettings { interval: (!interval.is_zero()).then_some(interval), environment }
+    let heal = raw.switch("DRIFT_HEAL");
+    DriftSettings { interval: (!interval.is_zero()).then_some(interval), heal, environment }
 }
 
 /// The shortest time between two looks at a pod.

@@ -7,53 +7,16 @@ mod process;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 
 use broken::Api;
 use e2e::netns::{Families, Namespace, Topology, pod_address, remote_address};
-use pods::{LIMIT, Sandboxes, mesh_pod, metric, redirect, wait, wait_at_least};
+use pods::{LIMIT, Proc, Sandboxes, hosts, mesh_pod, metric, redirect, wait, wait_at_least};
 use process::{CALICO, Node};
 use serde_json::{Value, json};
 
 const WEB: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
 const SHOP: &str = "11111111-2222-3333-4444-555555555555";
 const SUCCESS: &str = "istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}";
-
-/// The network namespace that the agent runs in, which stands for the host's: process 1 of this machine may not be looked at.
-fn hosts() -> PathBuf {
-    format!("/proc/{}/ns/net", std::process::id()).into()
-}
-
-/// The host's processes, as the agent sees them.
-struct Proc(tempfile::TempDir);
-
-impl Proc {
-    fn new(node: &mut Node) -> Self {
-        let proc = Self(tempfile::tempdir().expect("a folder"));
-        node.set("MOUNTED_PROC_DIR", &proc.0.path().display().to_string());
-        proc.add(1, "0::/init.scope\n", &hosts());
-        // What is no process.
-        fs::write(proc.0.path().join("uptime"), "1").expect("writes");
-        proc
-    }
-
-    fn add(&self, process: u32, cgroup: &str, namespace: &Path) {
-        let folder = self.0.path().join(process.to_string());
-        fs::create_dir_all(folder.join("ns")).expect("a folder");
-        fs::write(folder.join("cgroup"), cgroup).expect("writes");
-        symlink(namespace, folder.join("ns/net")).expect("a link");
-    }
-
-    /// A process of a pod, as containerd has it.
-    fn add_of(&self, process: u32, uid: &str, namespace: &Path) {
-        let slice = uid.replace('-', "_");
-        let path = format!(
-            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{process}.scope\n"
-        );
-        self.add(process, &path, namespace);
-    }
-}
 
 fn node() -> Node {
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);

@@ -205,6 +205,12 @@ impl Sandbox {
         &self.addresses
     }
 
+    /// Which namespace it is.
+    #[must_use]
+    pub const fn id(&self) -> NetnsId {
+        self.id
+    }
+
     fn has(&self, addresses: &[IpAddr]) -> bool {
         addresses.iter().all(|address| self.addresses.contains(address))
     }

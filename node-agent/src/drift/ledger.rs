@@ -56,7 +56,7 @@ impl Ledger {
         let record = self.records.get(uid);
         match look {
             Comparison::AsPlanned => false,
-            Comparison::Different(now) | Comparison::Interference(now) => {
+            Comparison::Different(now) | Comparison::NotRedirected(now) | Comparison::Interference(now) => {
                 record.and_then(|record| record.drift.as_ref()) != Some(now)
             }
             Comparison::Trouble(now) => record.and_then(|record| record.trouble) != Some(now.word()),
@@ -71,9 +71,9 @@ impl Ledger {
         let record = self.records.entry(uid.to_owned()).or_insert_with(|| Record::new(name.clone()));
         let said = match look {
             Comparison::AsPlanned => record.clear(),
-            Comparison::Different(difference) | Comparison::Interference(difference) => {
-                record.differs(difference, now)
-            }
+            Comparison::Different(difference)
+            | Comparison::NotRedirected(difference)
+            | Comparison::Interference(difference) => record.differs(difference, now),
             Comparison::Trouble(trouble) => record.troubled(trouble),
         };
         record.events.retain(|(_, at)| now.duration_since(*at) < EVENT_PAUSE);

@@ -3,7 +3,7 @@
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{owner, suitable};
-use netns_apply::{ApplyOptions, Mismatch, unreadable_tables, verify};
+use netns_apply::{ApplyOptions, Mismatch, cleanup_preview, unreadable_tables, verify};
 use redirect_core::pod::Decision;
 use redirect_core::settings::NamespaceFacts;
 
@@ -31,6 +31,8 @@ pub enum Comparison {
     AsPlanned,
     /// This is the first thing that is not.
     Different(String),
+    /// Nothing of the mesh is there; this is the first thing that is missing.
+    NotRedirected(String),
     /// All are, but rules of other programs come in their way.
     Interference(String),
     /// It cannot be told.
@@ -86,46 +88,55 @@ fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Comp
     // It may have gone since the survey.
     let netns = sandbox.open().map_err(|error| Trouble::NotFound(error.to_string()))?;
     let outside = owner();
-    let compared = netns.run(|| {
-        let there = addresses().map_err(|error| Trouble::Failed(error.to_string()))?;
-        if !candidate.addresses.iter().all(|address| there.contains(address)) {
-            return Err(Trouble::NotFound(format!(
-                "{} has lost the pod's addresses",
-                sandbox.path().display()
-            )));
-        }
-        let env = |name: &'static str| {
-            rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
-        };
-        let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
-        let decided = candidate.facts.decide_with(base_settings(rules.strict_capture, env), &facts);
-        match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
-            Decision::Skip(_) => Ok(Comparison::AsPlanned),
-            Decision::Redirect(redirect) => {
-                let Programming { backend, native_form } = rules.programming;
-                let options = ApplyOptions {
-                    backend: suitable(backend, owner() != outside),
-                    native_form,
-                    most_read: Some(MOST_RULES),
-                    ..ApplyOptions::default()
-                };
-                let mismatch = verify(&redirect.plan(), &options);
-                let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
-                    return Ok(Comparison::AsPlanned);
-                };
-                if matches!(mismatch, Mismatch::Interference(_)) {
-                    return Ok(Comparison::Interference(mismatch.to_string()));
-                }
-                let hidden = unreadable_tables(&options.programs);
-                if hidden.is_empty() {
-                    return Ok(Comparison::Different(mismatch.to_string()));
-                }
-                let hidden = hidden.join(", ");
-                Err(Trouble::Failed(format!(
-                    "{mismatch}; but there are legacy tables ({hidden}), and no iptables-legacy-save here to read them"
-                )))
-            }
-        }
-    });
+    let compared = netns.run(|| compare_here(candidate, rules, owner() != outside));
     compared.map_err(|error| Trouble::Failed(error.to_string()))?
+}
+
+/// Compares the calling thread's network namespace, which is to be the pod's, with the pod's plan.
+///
+/// # Errors
+/// Why it cannot be told.
+pub fn compare_here(candidate: &Candidate, rules: &Rules, is_foreign: bool) -> Result<Comparison, Trouble> {
+    let there = addresses().map_err(|error| Trouble::Failed(error.to_string()))?;
+    if !candidate.addresses.iter().all(|address| there.contains(address)) {
+        return Err(Trouble::NotFound("its network namespace has lost the pod's addresses".to_owned()));
+    }
+    let env = |name: &'static str| {
+        rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+    };
+    let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
+    let decided = candidate.facts.decide_with(base_settings(rules.strict_capture, env), &facts);
+    match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
+        Decision::Skip(_) => Ok(Comparison::AsPlanned),
+        Decision::Redirect(redirect) => {
+            let Programming { backend, native_form } = rules.programming;
+            let options = ApplyOptions {
+                backend: suitable(backend, is_foreign),
+                native_form,
+                most_read: Some(MOST_RULES),
+                ..ApplyOptions::default()
+            };
+            let mismatch = verify(&redirect.plan(), &options);
+            let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
+                return Ok(Comparison::AsPlanned);
+            };
+            judge(&mismatch, &options)
+        }
+    }
+}
+
+fn judge(mismatch: &Mismatch, options: &ApplyOptions) -> Result<Comparison, Trouble> {
+    if matches!(mismatch, Mismatch::Interference(_)) {
+        return Ok(Comparison::Interference(mismatch.to_string()));
+    }
+    let hidden = unreadable_tables(&options.programs);
+    if !hidden.is_empty() {
+        let hidden = hidden.join(", ");
+        return Err(Trouble::Failed(format!(
+            "{mismatch}; but there are legacy tables ({hidden}), and no iptables-legacy-save here to read them"
+        )));
+    }
+    let is_bare = cleanup_preview(options).is_ok_and(|ours| ours.is_empty());
+    let text = mismatch.to_string();
+    Ok(if is_bare { Comparison::NotRedirected(text) } else { Comparison::Different(text) })
 }

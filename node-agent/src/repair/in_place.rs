@@ -21,6 +21,7 @@ use super::action::{Outcome, Trouble};
 use super::filter::{Broken, Filter, Verdict};
 use super::sandbox::{self, Wanted};
 use crate::cluster::{Cluster, PodsError};
+use crate::drift::Rules;
 use crate::install::Installer;
 use crate::plugin_conf::plugin_conf;
 use crate::settings::Settings;
@@ -51,13 +52,11 @@ struct Patient {
 struct Practice {
     mounted: PathBuf,
     proc: PathBuf,
-    programming: Programming,
-    strict_capture: bool,
-    environment: Vec<(&'static str, String)>,
+    rules: Rules,
 }
 
 /// What was done.
-struct Mended {
+pub(crate) struct Mended {
     backend: String,
     changed: bool,
     severed: Severed,
@@ -106,9 +105,11 @@ impl Mender {
         let practice = Practice {
             mounted: self.mounted.clone(),
             proc: self.proc.clone(),
-            programming: conf.programming,
-            strict_capture: conf.strict_capture,
-            environment: self.environment.clone(),
+            rules: Rules {
+                programming: conf.programming,
+                strict_capture: conf.strict_capture,
+                environment: self.environment.clone(),
+            },
         };
         let mended = tokio::task::spawn_blocking(move || practice.mend(&patient)).await;
         let panicked =
@@ -162,50 +163,57 @@ impl Practice {
         let wanted = Wanted { uid: &patient.uid, addresses: &patient.addresses };
         let netns = sandbox::open(&wanted, &self.mounted, &self.proc)?;
         let outside = owner();
-        let entered = netns.run(|| self.inside(patient, owner() != outside));
+        let entered =
+            netns.run(|| redirect_here(&patient.uid, &patient.facts, &self.rules, owner() != outside));
         entered.map_err(|error| Trouble::new("not_applied", error))?
     }
-
-    /// In the pod's network namespace. The addresses are what the plan depends on, as at ADD, and not only the pod's.
-    fn inside(&self, patient: &Patient, is_foreign: bool) -> Result<Mended, Trouble> {
-        let not_applied = |error: &dyn std::fmt::Display| Trouble::new("not_applied", error.to_string());
-        let there = addresses().map_err(|error| not_applied(&error))?;
-        let env = |name: &'static str| {
-            self.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
-        };
-        let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
-        let decided = patient.facts.decide_with(base_settings(self.strict_capture, env), &facts);
-        let plan = match decided.map_err(|errors| Trouble::new("not_meshed", errors))? {
-            Decision::Redirect(redirect) => redirect.plan(),
-            Decision::Skip(reason) => return Err(Trouble::new("not_meshed", reason.explanation())),
-        };
-        let Programming { backend, native_form } = self.programming;
-        let options = ApplyOptions {
-            backend: suitable(backend, is_foreign),
-            native_form,
-            programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
-            patience: PATIENCE,
-            ..ApplyOptions::default()
-        };
-        let applied = apply(&plan, &options).map_err(|error| not_applied(&error))?;
-        for warning in &applied.warnings {
-            log::warn!(target: super::SCOPE, pod = patient.uid.as_str(); "{warning}");
-        }
-        let not_verified = |error: &dyn std::fmt::Display| Trouble::new("not_verified", error.to_string());
-        let options = ApplyOptions { most_read: Some(MOST_RULES), ..options };
-        if let Some(mismatch) = verify(&plan, &options).map_err(|error| not_verified(&error))? {
-            return Err(not_verified(&mismatch));
-        }
-        let severed = sever(&plan).map_err(|error| {
-            let text = format!("the rules are in force, but connections that were open before may go on beside the proxy: {error}");
-            Trouble::new("not_severed", text)
-        })?;
-        Ok(Mended { backend: applied.backend.to_string(), changed: applied.changed, severed })
+}
+/// Puts a pod's plan in force in the calling thread's network namespace, which is to be the pod's; verifies it, and ends what was open before. The
+/// addresses are what the plan depends on, as at ADD, and not only the pod's.
+pub(crate) fn redirect_here(
+    pod: &str,
+    facts: &PodFacts,
+    rules: &Rules,
+    is_foreign: bool,
+) -> Result<Mended, Trouble> {
+    let not_applied = |error: &dyn std::fmt::Display| Trouble::new("not_applied", error.to_string());
+    let there = addresses().map_err(|error| not_applied(&error))?;
+    let env = |name: &'static str| {
+        rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+    };
+    let namespace = NamespaceFacts::new(&there).with_names(&NameFiles);
+    let decided = facts.decide_with(base_settings(rules.strict_capture, env), &namespace);
+    let plan = match decided.map_err(|errors| Trouble::new("not_meshed", errors))? {
+        Decision::Redirect(redirect) => redirect.plan(),
+        Decision::Skip(reason) => return Err(Trouble::new("not_meshed", reason.explanation())),
+    };
+    let Programming { backend, native_form } = rules.programming;
+    let options = ApplyOptions {
+        backend: suitable(backend, is_foreign),
+        native_form,
+        programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
+        patience: PATIENCE,
+        ..ApplyOptions::default()
+    };
+    let applied = apply(&plan, &options).map_err(|error| not_applied(&error))?;
+    for warning in &applied.warnings {
+        log::warn!(target: super::SCOPE, pod = pod; "{warning}");
     }
+    let not_verified = |error: &dyn std::fmt::Display| Trouble::new("not_verified", error.to_string());
+    let options = ApplyOptions { most_read: Some(MOST_RULES), ..options };
+    if let Some(mismatch) = verify(&plan, &options).map_err(|error| not_verified(&error))? {
+        return Err(not_verified(&mismatch));
+    }
+    let severed = sever(&plan).map_err(|error| {
+        let text = format!("the rules are in force, but connections that were open before may go on beside the proxy: {error}");
+        Trouble::new("not_severed", text)
+    })?;
+    Ok(Mended { backend: applied.backend.to_string(), changed: applied.changed, severed })
 }
 
 impl Mended {
-    fn words(&self) -> String {
+    /// In words.
+    pub(crate) fn words(&self) -> String {
         let Severed { sockets, tracked } = self.severed;
         let rules =
             if self.changed { "its rules are in force now" } else { "its rules were in force already" };

@@ -9,11 +9,11 @@
 
 pub mod action;
 pub mod filter;
-mod in_place;
+pub(crate) mod in_place;
 pub mod metrics;
 pub mod processes;
 pub mod queue;
-mod sandbox;
+pub(crate) mod sandbox;
 pub mod selector;
 
 use std::collections::BTreeSet;

@@ -114,6 +114,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         given("DRIFT_WATCH_INTERVAL").is_some_and(|(_, _, interval)| !matches!(interval, "0" | "0s"));
     let by_template = (has_template, "the template in CNI_NETWORK_CONFIG says what the plugin is told");
     let in_place = raw.is_on("REPAIR_ENABLED") && raw.is_on("REPAIR_REPAIR_PODS");
+    let is_healed = is_watched && raw.is_on("DRIFT_HEAL");
     let by_no_watch = (!is_watched, "only the drift watch uses it, and DRIFT_WATCH_INTERVAL is not set");
     let cases = [
         ("ISTIO_OWNED_CNI_CONFIG", (!is_chained, "CHAINED_CNI_PLUGIN is false")),
@@ -148,11 +149,18 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         ),
         (
             "MOUNTED_PROC_DIR",
-            (!in_place, "only repairs in place look there, and REPAIR_REPAIR_PODS is not set"),
+            (
+                !in_place && !is_healed,
+                "only repairs in place and the healing of drift look there, and neither REPAIR_REPAIR_PODS nor DRIFT_HEAL is set",
+            ),
         ),
         ("REPAIR_DELETE_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
         ("REPAIR_LABEL_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
         ("REPAIR_LABEL_PODS", (raw.is_on("REPAIR_DELETE_PODS"), "REPAIR_DELETE_PODS wins")),
+        (
+            "DRIFT_HEAL",
+            (!is_watched, "only what the drift watch finds is mended, and DRIFT_WATCH_INTERVAL is not set"),
+        ),
         ("ISTIO_OUTBOUND_OWNER_GROUPS", by_no_watch),
         ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", by_no_watch),
         ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", by_no_watch),

@@ -88,7 +88,10 @@ fn defaults_are_those_of_the_interface() {
 
 #[test]
 fn the_drift_watch_is_off_unless_it_is_told_how_often() {
-    assert_eq!(settings(&[], &[]).drift, DriftSettings { interval: None, environment: Vec::new() });
+    assert_eq!(
+        settings(&[], &[]).drift,
+        DriftSettings { interval: None, heal: false, environment: Vec::new() }
+    );
     for off in ["", "0", "0s"] {
         assert_eq!(settings(&[], &[("DRIFT_WATCH_INTERVAL", off)]).drift.interval, None, "{off}");
     }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::net::{IpAddr, TcpListener};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use e2e::process::until;
 use netns_apply::ApplyOptions;
 use netns_apply::facts::addresses;
 use netns_apply::pod::{owner, suitable};
+use redirect_core::RulePlan;
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::NamespaceFacts;
@@ -192,6 +194,16 @@ impl Sandboxes {
     }
 }
 
+impl Sandboxes {
+    /// What a runtime does at a pod's end: its namespace is not mounted any more, and the file is gone.
+    pub fn remove(&mut self, name: &str) {
+        let path = self.folder.path().join(name);
+        run(Command::new("umount").arg(&path));
+        fs::remove_file(&path).expect("removes");
+        self.mounts.retain(|mount| *mount != path);
+    }
+}
+
 impl Drop for Sandboxes {
     fn drop(&mut self) {
         for path in &self.mounts {
@@ -217,16 +229,40 @@ pub fn redirect(namespace: &Namespace) {
 }
 
 pub fn redirect_with(namespace: &Namespace, choice: BackendChoice) {
+    redirect_as(namespace, &[], choice);
+}
+
+/// Likewise for a pod with more annotations.
+pub fn redirect_as(namespace: &Namespace, annotations: &[(&str, &str)], choice: BackendChoice) {
     let outside = owner();
     let applied = namespace.enter(|| {
-        let addresses = addresses().expect("addresses");
-        let decision =
-            PodFacts::sidecar([("sidecar.istio.io/status", "")]).decide(&NamespaceFacts::new(&addresses));
-        let Ok(Decision::Redirect(redirect)) = decision else { panic!("{decision:?}") };
         let backend = suitable(choice, owner() != outside);
-        netns_apply::apply(&redirect.plan(), &ApplyOptions { backend, ..ApplyOptions::default() })
+        netns_apply::apply(&plan(annotations), &ApplyOptions { backend, ..ApplyOptions::default() })
     });
     applied.expect("enters").expect("applies");
+}
+
+/// What is not as planned in the namespace of a pod with these annotations beside those of any sidecar.
+pub fn mismatch(
+    namespace: &Namespace,
+    annotations: &[(&str, &str)],
+    choice: BackendChoice,
+) -> Option<String> {
+    let outside = owner();
+    let verified = namespace.enter(|| {
+        let backend = suitable(choice, owner() != outside);
+        netns_apply::verify(&plan(annotations), &ApplyOptions { backend, ..ApplyOptions::default() })
+    });
+    verified.expect("enters").expect("looks").map(|mismatch| mismatch.to_string())
+}
+
+/// In the calling thread's network namespace.
+fn plan(annotations: &[(&str, &str)]) -> RulePlan {
+    let addresses = addresses().expect("addresses");
+    let all = [("sidecar.istio.io/status", "")].into_iter().chain(annotations.iter().copied());
+    let decision = PodFacts::sidecar(all).decide(&NamespaceFacts::new(&addresses));
+    let Ok(Decision::Redirect(redirect)) = decision else { panic!("{decision:?}") };
+    redirect.plan()
 }
 
 /// Waits until something is so; shows the agent's log if it never is.
@@ -301,5 +337,40 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// The network namespace that the agent runs in, which stands for the host's: process 1 of this machine may not be looked at.
+pub fn hosts() -> PathBuf {
+    format!("/proc/{}/ns/net", std::process::id()).into()
+}
+
+/// The host's processes, as the agent sees them.
+pub struct Proc(pub tempfile::TempDir);
+
+impl Proc {
+    pub fn new(node: &mut Node) -> Self {
+        let proc = Self(tempfile::tempdir().expect("a folder"));
+        node.set("MOUNTED_PROC_DIR", &proc.0.path().display().to_string());
+        proc.add(1, "0::/init.scope\n", &hosts());
+        // What is no process.
+        fs::write(proc.0.path().join("uptime"), "1").expect("writes");
+        proc
+    }
+
+    pub fn add(&self, process: u32, cgroup: &str, namespace: &Path) {
+        let folder = self.0.path().join(process.to_string());
+        fs::create_dir_all(folder.join("ns")).expect("a folder");
+        fs::write(folder.join("cgroup"), cgroup).expect("writes");
+        symlink(namespace, folder.join("ns/net")).expect("a link");
+    }
+
+    /// A process of a pod, as containerd has it.
+    pub fn add_of(&self, process: u32, uid: &str, namespace: &Path) {
+        let slice = uid.replace('-', "_");
+        let path = format!(
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{process}.scope\n"
+        );
+        self.add(process, &path, namespace);
     }
 }

@@ -100,6 +100,8 @@ pub const fn family_of(number: u8) -> Option<Family> {
 pub mod attribute {
     pub mod generation {
         pub const ID: u16 = 1;
+        pub const PROCESS: u16 = 2;
+        pub const PROCESS_NAME: u16 = 3;
     }
     pub mod batch {
         pub const GENERATION: u16 = 1;

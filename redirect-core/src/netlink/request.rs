@@ -24,6 +24,18 @@ pub fn generation_in(message: &Message<'_>) -> Option<u32> {
         .then(|| message.attributes().find(attribute::generation::ID)?.u32())?
 }
 
+/// Who made a generation, where a message tells that one was made: the process (strictly, its thread) as the initial pid namespace numbers it, and
+/// its name, which it gives itself.
+#[must_use]
+pub fn writer_in<'a>(message: &Message<'a>) -> Option<(u32, &'a str)> {
+    if message.kind != kind::NEW_GENERATION {
+        return None;
+    }
+    let process = message.attributes().find(attribute::generation::PROCESS)?.u32()?;
+    let name = message.attributes().find(attribute::generation::PROCESS_NAME)?.text()?;
+    Some((process, name))
+}
+
 /// All tables of all families.
 #[must_use]
 pub fn tables(sequence: u32) -> Vec<u8> {

@@ -1,0 +1,207 @@
+//! What the kernel tells of changes in a network namespace, without being asked.
+//!
+//! nf_tables tells its listeners of every transaction, and routing of every policy rule, route and address. Nobody tells of what is done to the tables
+//! of legacy iptables.
+//!
+//! An open socket keeps its network namespace alive, as a process in it would. Whoever subscribes has to let go when the pod ends.
+
+use netlink_sys::{
+    Socket,
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+};
+use nix::{errno::Errno, sys::socket::MsgFlags};
+use redirect_core::netlink::{Messages, request};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+};
+
+/// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h).
+const NFTABLES: u32 = 7;
+/// `RTNLGRP_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV4_RULE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`, `_IPV6_RULE` (linux/rtnetlink.h).
+const ROUTING: [u32; 6] = [5, 7, 8, 9, 11, 19];
+/// How much may wait to be read, in bytes of kernel memory; the kernel takes twice that. What does not fit is a loss that is told, and says as much.
+const WAITING: i32 = 16 * 1024;
+/// The largest message that is read whole. Of longer ones the beginning is enough.
+const LARGEST: usize = 16 * 1024;
+/// How many writers are named.
+const MOST_NAMED: usize = 3;
+
+/// One socket that hears of changes in the network namespace it was opened in. It is readable when there is something to hear.
+#[derive(Debug)]
+pub struct Subscription(Socket);
+
+/// What was heard.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// How many messages.
+    pub messages: usize,
+    /// Some were lost, so that anything may have changed.
+    pub lost: bool,
+    /// Who made changes of nf_tables, some of them: processes (strictly, threads) as the initial pid namespace numbers them, with the names that they
+    /// give themselves.
+    pub writers: BTreeSet<(u32, String)>,
+}
+
+impl Subscription {
+    /// Hears of changes of nf_tables in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// The kernel has none, or CAP_NET_ADMIN is missing there.
+    pub fn to_rules() -> io::Result<Self> {
+        Self::open(NETLINK_NETFILTER, &[NFTABLES])
+    }
+
+    /// Hears of changes of policy rules, routes and addresses in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// No socket is left.
+    pub fn to_routing() -> io::Result<Self> {
+        Self::open(NETLINK_ROUTE, &ROUTING)
+    }
+
+    fn open(protocol: isize, groups: &[u32]) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
+        socket.set_rx_buf_sz(WAITING)?;
+        socket.set_non_blocking(true)?;
+        socket.bind_auto()?;
+        for group in groups {
+            socket.add_membership(*group)?;
+        }
+        Ok(Self(socket))
+    }
+
+    /// Adds what has been told to `heard`, up to a number of datagrams; whether that was all.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn drain(&self, heard: &mut Heard, most: usize) -> io::Result<bool> {
+        let mut buffer = Vec::with_capacity(LARGEST);
+        for _ in 0..most {
+            buffer.clear();
+            match self.0.recv(&mut buffer, MsgFlags::MSG_DONTWAIT.bits()) {
+                Ok(_) => heard.take(&buffer),
+                Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+                    Some(Errno::EAGAIN) => return Ok(true),
+                    Some(Errno::EINTR) => {}
+                    Some(Errno::ENOBUFS) => heard.lost = true,
+                    Some(_) | None => return Err(error),
+                },
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Heard {
+    /// Whether there was anything.
+    #[must_use]
+    pub const fn is_nothing(&self) -> bool {
+        self.messages == 0 && !self.lost
+    }
+
+    fn take(&mut self, datagram: &[u8]) {
+        for message in Messages::new(datagram) {
+            self.messages = self.messages.saturating_add(1);
+            if let Some((process, name)) = request::writer_in(&message)
+                && self.writers.len() < MOST_NAMED
+            {
+                self.writers.insert((process, name.to_owned()));
+            }
+        }
+    }
+}
+
+impl AsFd for Subscription {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Subscription {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use e2e::netns::{Families, Namespace};
+
+    const MANY: usize = 1 << 20;
+
+    fn subscribed(namespace: &Namespace) -> [Subscription; 2] {
+        let open = || [Subscription::to_rules().unwrap(), Subscription::to_routing().unwrap()];
+        namespace.enter(open).unwrap()
+    }
+
+    fn heard(subscription: &Subscription) -> Heard {
+        let mut heard = Heard::default();
+        assert!(subscription.drain(&mut heard, MANY).unwrap());
+        heard
+    }
+
+    /// The kernel tells before the command that changes something ends.
+    #[test]
+    fn every_change_that_matters_is_told_and_reading_is_not() {
+        let there = Namespace::pod(Families::Dual).unwrap();
+        let elsewhere = Namespace::pod(Families::Dual).unwrap();
+        let [rules, routing] = subscribed(&there);
+        for change in [
+            "nft add table ip web",
+            "iptables-nft -t nat -A OUTPUT -j RETURN",
+            "ip6tables-nft -t nat -A OUTPUT -j RETURN",
+            "nft flush ruleset",
+        ] {
+            there.sh(change).unwrap();
+            let told = heard(&rules);
+            assert!(!told.is_nothing() && !told.lost, "{change}: {told:?}");
+            let program = change.split(' ').next().unwrap();
+            assert!(
+                told.writers.iter().any(|(_, name)| program.starts_with(name.as_str())),
+                "{change}: {told:?}"
+            );
+        }
+        for change in [
+            "ip -4 rule add fwmark 0x539 lookup 133",
+            "ip -4 rule del fwmark 0x539 lookup 133",
+            "ip -6 rule add fwmark 0x539 lookup 133",
+            "ip -4 route add local default dev lo table 133",
+            "ip -4 route flush table 133",
+            "ip -6 route add local default dev lo table 133",
+            "ip -6 addr add ::6/128 dev lo",
+            "ip -6 addr del ::6/128 dev lo",
+            "ip -4 addr add 127.0.0.6/32 dev lo",
+        ] {
+            there.sh(change).unwrap();
+            assert!(!heard(&routing).is_nothing(), "{change}");
+        }
+        assert!(heard(&rules).is_nothing(), "routing is no rule");
+        there
+            .sh("nft list ruleset; iptables-nft-save; ip rule; ip -6 route show table all; ip addr")
+            .unwrap();
+        elsewhere.sh("nft add table ip web; ip rule add fwmark 7 lookup 7").unwrap();
+        assert!(heard(&rules).is_nothing() && heard(&routing).is_nothing());
+    }
+
+    #[test]
+    fn more_than_fits_is_a_loss_and_listening_goes_on() {
+        let there = Namespace::pod(Families::V4).unwrap();
+        let [rules, routing] = subscribed(&there);
+        let lines: String =
+            (0..2000).map(|number| format!("rule add fwmark 7 lookup {}\n", 1000 + number)).collect();
+        there.ip_batch(&lines).unwrap();
+        assert!(heard(&routing).lost);
+        there.sh("ip rule add fwmark 8 lookup 8").unwrap();
+        let told = heard(&routing);
+        assert!(!told.lost && told.messages == 1, "{told:?}");
+        for _ in 0..3 {
+            there.sh("nft add table ip web; nft delete table ip web").unwrap();
+        }
+        let mut some = Heard::default();
+        assert!(!rules.drain(&mut some, 1).unwrap(), "there is more");
+        assert!(rules.drain(&mut some, MANY).unwrap() && some.writers.len() <= MOST_NAMED);
+    }
+}

@@ -1,0 +1,324 @@
+//! Healing of drift by the real program, on real network namespaces with real rules. Needs root.
+//!
+//! The drift watch looks once an hour here, so whatever is mended soon is mended because the kernel told of it.
+
+mod pods;
+mod process;
+
+use e2e::netns::{Families, Namespace};
+use e2e::process::until;
+use pods::{
+    Foreign, LIMIT, PodApi, Proc, Sandboxes, eth0, hosts, mesh_pod, metric, mismatch, redirect, redirect_as,
+    wait, wait_at_least,
+};
+use process::{CALICO, Node, get};
+use redirect_core::options::BackendChoice;
+use serde_json::{Value, json};
+
+const WATCHED: &str = "istio_cni_heal_watched_pods";
+const DELETE_RULE: &str = "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT";
+
+fn node() -> Node {
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.set("DRIFT_WATCH_INTERVAL", "1h");
+    node.set("DRIFT_HEAL", "true");
+    node
+}
+
+fn attempts(reason: &str) -> String {
+    format!("istio_cni_heal_attempts_total{{reason=\"{reason}\"}}")
+}
+
+fn state(state: &str) -> String {
+    format!("istio_cni_meshed_pods{{state=\"{state}\"}}")
+}
+
+fn is(node: &Node, name: &str, value: f64) -> bool {
+    metric(node, name) == Some(value)
+}
+
+fn uid(number: u8) -> String {
+    format!("0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1{number:02x}")
+}
+
+/// A pod whose UID is one that cgroups have.
+fn pod(name: &str, number: u8, addresses: &[&str]) -> Value {
+    let mut pod = mesh_pod(name, addresses);
+    pod["metadata"]["uid"] = json!(uid(number));
+    pod
+}
+
+fn lost_or_added(namespace: &Namespace, before: &e2e::netns::Snapshot) -> Vec<String> {
+    let changes = namespace.snapshot().expect("a snapshot").changes_since(before);
+    let words = changes.iter().filter(|change| !change.line.starts_with("the same lines in another order"));
+    words.map(ToString::to_string).collect()
+}
+
+/// What others have in a namespace.
+const THEIRS: &str =
+    "nft 'table inet theirs { chain out { type filter hook output priority 0; tcp dport 7 counter; }; }'
+iptables-nft -t filter -A FORWARD -p tcp --dport 7 -j ACCEPT
+iptables-nft -t nat -N THEIRS
+iptables-nft -t nat -A THEIRS -p tcp --dport 7 -j RETURN
+ip rule add fwmark 0x77 lookup 77
+ip route add 192.0.2.0/24 dev eth0 table 77";
+
+#[test]
+fn what_is_deleted_is_back_and_the_event_says_who_deleted_it() {
+    for (native, deletions) in [
+        (
+            "false",
+            &[
+                DELETE_RULE,
+                "iptables-nft -t nat -F ISTIO_REDIRECT",
+                "ip6tables-nft -t nat -F",
+                "nft delete table ip6 nat",
+                "ip -6 addr del ::6/128 dev lo",
+            ][..],
+        ),
+        (
+            "true",
+            &["nft delete table inet istio-proxy-nat", "nft flush chain inet istio-proxy-nat istio-output"],
+        ),
+    ] {
+        let mut node = node();
+        node.set("NATIVE_NFTABLES", native);
+        let choice = if native == "true" { BackendChoice::NativeNft } else { BackendChoice::Auto };
+        let proc = Proc::new(&mut node);
+        let mut sandboxes = Sandboxes::new(&mut node);
+        let web = sandboxes.add("cni-web", &["10.1.0.2", "fd00:10::2"]);
+        let shop = sandboxes.add("cni-shop", &["10.1.0.3"]);
+        for (number, namespace) in [(1, &web), (2, &shop)] {
+            redirect_as(namespace, &[], choice);
+            namespace.sh(THEIRS).expect("others' rules");
+            proc.add_of(70 + u32::from(number), &uid(number), &namespace.path());
+        }
+        let pods = vec![pod("web", 1, &["10.1.0.2", "fd00:10::2"]), pod("shop", 2, &["10.1.0.3"])];
+        let api = PodApi::start(&mut node, pods);
+        let agent = node.start_ready();
+        wait_at_least(&node, WATCHED, 2.0);
+        let [before, other] = [&web, &shop].map(|namespace| namespace.snapshot().expect("a snapshot"));
+        let listing = web.sh("nft list tables; nft list ruleset").expect("lists").stdout;
+        for (count, deletion) in (1_u8..).zip(deletions) {
+            web.sh(deletion).unwrap_or_else(|error| panic!("{deletion}: {error:#}\n{listing}"));
+            wait_at_least(&node, &attempts("healed"), f64::from(count));
+            assert_eq!(lost_or_added(&web, &before), [""; 0], "{deletion}\n{}", node.log());
+            assert_eq!(mismatch(&web, &[], choice), None, "{deletion}");
+        }
+        assert_eq!(lost_or_added(&shop, &other), [""; 0]);
+        wait(&node, "the event", || !api.events_about("web").is_empty());
+        let event = api.events_about("web").remove(0);
+        assert_eq!([&event["reason"], &event["type"]], ["RedirectHealed", "Normal"], "{event}");
+        let message = event["message"].as_str().expect("a message");
+        let program = if native == "true" { "nft (process" } else { "iptables (process" };
+        assert!(message.contains(program) && message.contains("in force now and verified"), "{message}");
+        assert!(api.events_about("shop").is_empty());
+        assert_eq!(agent.end(), Some(0));
+    }
+}
+
+/// The kernel gives a network namespace up, with all that is in it, when nobody holds it any more.
+#[test]
+fn when_a_pod_ends_nothing_of_its_namespace_is_kept() {
+    let mut node = node();
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let outside = Namespace::empty(Families::V4).expect("a namespace");
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    let stays = sandboxes.add("cni-stays", &["10.1.0.3"]);
+    redirect(&web);
+    redirect(&stays);
+    outside
+        .ip_batch(&format!(
+            "link add inside type veth peer name outside\nlink set inside netns {}\n",
+            web.name()
+        ))
+        .expect("a wire");
+    let pods = vec![pod("web", 1, &["10.1.0.2"]), pod("stays", 2, &["10.1.0.3"])];
+    let _api = PodApi::start(&mut node, pods);
+    let _agent = node.start_ready();
+    wait_at_least(&node, WATCHED, 2.0);
+    // Now only the runtime's mount holds it, and the agent's sockets.
+    drop(web);
+    assert!(outside.sh("ip link show dev outside").is_ok(), "the mount holds it");
+    sandboxes.remove("cni-web");
+    until("the other end of the wire to go with its namespace", LIMIT, &[], || {
+        Ok(outside.sh("ip link show dev outside").is_err().then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", node.log()));
+    wait(&node, "one pod to be watched", || is(&node, WATCHED, 1.0));
+}
+
+#[test]
+fn a_pod_whose_namespace_is_replaced_is_found_again() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let old = sandboxes.add("cni-1", &["10.1.0.2"]);
+    redirect(&old);
+    let _api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, WATCHED, 1.0);
+    let new = sandboxes.add("cni-2", &["10.1.0.2"]);
+    redirect(&new);
+    proc.add_of(71, &uid(1), &new.path());
+    drop(old);
+    sandboxes.remove("cni-1");
+    wait(&node, "the new one", || {
+        // Until it is watched, nobody is told.
+        let _ = new.sh(DELETE_RULE);
+        metric(&node, &attempts("healed")).is_some_and(|count| count >= 1.0)
+    });
+    wait(&node, "all to be as planned", || mismatch(&new, &[], BackendChoice::Auto).is_none());
+}
+
+#[test]
+fn a_running_pod_that_was_never_redirected_is_and_the_node_says_so() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let bare = sandboxes.add("cni-bare", &["10.1.0.2"]);
+    let good = sandboxes.add("cni-good", &["10.1.0.3"]);
+    redirect(&good);
+    let pods =
+        vec![pod("bare", 1, &["10.1.0.2"]), pod("good", 2, &["10.1.0.3"]), pod("lost", 3, &["10.1.0.4"])];
+    let _api = PodApi::start(&mut node, pods);
+    let agent = node.start_ready();
+    // Whose namespace it is cannot be told yet.
+    wait_at_least(&node, &attempts("not_found"), 1.0);
+    let verbose = || get(node.health, "/readyz?verbose").expect("answers");
+    let words = "ready\n1 of 3 meshed pods verified: 1 not redirected, 1 unknown\n";
+    wait(&node, "the node's answer", || verbose() == (200, words.to_owned()));
+    assert!(is(&node, &state("not_redirected"), 1.0) && is(&node, &state("verified"), 1.0));
+    assert_eq!(agent.readyz().expect("answers").1, "ready\n", "who does not ask is not told");
+    proc.add_of(71, &uid(1), &bare.path());
+    wait_at_least(&node, &attempts("healed"), 1.0);
+    assert_eq!(mismatch(&bare, &[], BackendChoice::Auto), None);
+    let words = "ready\n2 of 3 meshed pods verified: 1 unknown\n";
+    wait(&node, "the node's answer", || verbose() == (200, words.to_owned()));
+    wait(&node, "the gauge", || is(&node, "istio_cni_drifted_pods", 0.0));
+}
+
+#[test]
+fn what_was_verified_stays_although_annotations_and_settings_say_something_else_now() {
+    const PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
+    let mut node = node();
+    node.set("DRIFT_WATCH_INTERVAL", "1s");
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect(&web);
+    proc.add_of(71, &uid(1), &web.path());
+    let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, WATCHED, 1.0);
+    let before = web.snapshot().expect("a snapshot");
+    api.state().pods[0]["metadata"]["annotations"][PORTS] = json!("3306");
+    wait(&node, "the drift watch to say so", || is(&node, "istio_cni_drifted_pods", 1.0));
+    pods::wait_rounds(&node, 2.0);
+    web.sh(DELETE_RULE).expect("deletes");
+    wait_at_least(&node, &attempts("healed"), 1.0);
+    pods::wait_rounds(&node, 2.0);
+    assert_eq!(lost_or_added(&web, &before), [""; 0], "{}", node.log());
+    assert!(is(&node, &attempts("healed"), 1.0) && is(&node, "istio_cni_drifted_pods", 1.0));
+}
+
+/// What must not be touched, and why it is not.
+#[test]
+fn a_namespace_that_is_not_surely_the_pods_is_not_mended() {
+    type Scene = fn(&Proc, &Namespace);
+    let scenes: [(&str, Scene); 4] = [
+        ("no_process", |_, _| {}),
+        ("no_process", |proc, web| proc.add_of(71, &uid(9), &web.path())),
+        ("other_pod", |proc, web| {
+            proc.add_of(71, &uid(1), &web.path());
+            proc.add_of(72, &uid(9), &web.path());
+        }),
+        ("no_process", |proc, _| proc.add_of(71, &uid(1), &hosts())),
+    ];
+    for (index, (reason, scene)) in scenes.into_iter().enumerate() {
+        let mut node = node();
+        let proc = Proc::new(&mut node);
+        let mut sandboxes = Sandboxes::new(&mut node);
+        // Every namespace has it, also the host's, which is mounted there as well.
+        sandboxes.mount("default", &hosts());
+        let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+        redirect(&web);
+        scene(&proc, &web);
+        let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+        let _agent = node.start_ready();
+        wait_at_least(&node, WATCHED, 1.0);
+        web.sh("iptables-nft -t nat -F ISTIO_REDIRECT").expect("deletes");
+        let after = web.snapshot().expect("a snapshot");
+        wait_at_least(&node, &attempts(reason), 2.0);
+        assert_eq!(lost_or_added(&web, &after), [""; 0], "{index}: {reason}");
+        assert!(is(&node, &attempts("healed"), 0.0), "{index}: {reason}\n{}", node.log());
+        // It is the drift watch that says how pods are, without waiting for its hour.
+        wait(&node, "both events", || {
+            let events = api.events_about("web");
+            let has = |reason: &str| events.iter().any(|event| event["reason"] == reason);
+            has("RedirectNotHealed") && has("RedirectDrift")
+        });
+        assert_eq!(api.events_about("web").len(), 2, "{:?}", api.events_about("web"));
+    }
+}
+
+#[test]
+fn rules_of_others_that_come_in_the_way_stay_and_are_said() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect(&web);
+    proc.add_of(71, &uid(1), &web.path());
+    let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, WATCHED, 1.0);
+    web.sh("nft 'table ip theirs { chain out { type nat hook output priority -150; meta l4proto tcp redirect to :1; }; }'")
+        .expect("adds a table");
+    let before = web.snapshot().expect("a snapshot");
+    wait_at_least(&node, &attempts("interference"), 1.0);
+    wait(&node, "the event", || !api.events_about("web").is_empty());
+    assert_eq!(api.events_about("web")[0]["reason"], "RedirectDrift");
+    assert_eq!(lost_or_added(&web, &before), [""; 0]);
+    web.sh("nft delete table ip theirs").expect("deletes");
+    wait(&node, "the node's answer", || is(&node, &state("verified"), 1.0));
+}
+
+#[test]
+fn a_pod_with_users_of_its_own_is_listened_to_and_mended() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let foreign = Foreign::start();
+    let pod_of = Namespace::attach(&foreign.network()).expect("attaches");
+    pod_of.ip_batch(&format!("link set lo up\n{}", eth0(&["10.1.0.2"]))).expect("addresses");
+    sandboxes.mount("cni-foreign", &pod_of.path());
+    redirect(&pod_of);
+    proc.add_of(71, &uid(1), &pod_of.path());
+    let _api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, WATCHED, 1.0);
+    pod_of.sh("nft delete table inet istio-proxy-nat").expect("deletes");
+    wait_at_least(&node, &attempts("healed"), 1.0);
+    assert_eq!(mismatch(&pod_of, &[], BackendChoice::NativeNft), None);
+}
+
+#[test]
+fn by_default_nothing_is_mended_and_nobody_listens() {
+    let mut node = node();
+    node.set("DRIFT_WATCH_INTERVAL", "1s");
+    node.set("DRIFT_HEAL", "false");
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect(&web);
+    proc.add_of(71, &uid(1), &web.path());
+    let _api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    pods::wait_rounds(&node, 2.0);
+    web.sh(DELETE_RULE).expect("deletes");
+    wait(&node, "the gauge", || is(&node, "istio_cni_drifted_pods", 1.0));
+    pods::wait_rounds(&node, 2.0);
+    assert!(is(&node, WATCHED, 0.0) && is(&node, &attempts("healed"), 0.0));
+    assert!(mismatch(&web, &[], BackendChoice::Auto).is_some());
+}
