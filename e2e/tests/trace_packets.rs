@@ -23,8 +23,8 @@ use netns_apply::{ApplyOptions, Live, apply};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt,
-    send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind, connect,
+    getsockname, getsockopt, send, setsockopt, socket, sockopt,
 };
 use redirect_core::{
     Family, Redirect, RulePlan,
@@ -32,7 +32,9 @@ use redirect_core::{
     options::{BackendChoice, Variant},
     rule::Protocol,
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    trace::{Detail, Fate, Listener, Packet, Rules, Sender},
+    trace::{
+        Change, Connection, ConnectionState, Detail, Fate, Listener, Packet, Rules, Sender, Step, Trace,
+    },
 };
 
 const THREADS: usize = 2;
@@ -186,11 +188,12 @@ impl Pod {
         let live = &self.live[usize::from(packet.family() == Family::V6)];
         let trace = live.trace(packet);
         tally.count(trace.fate());
-        let agrees = trace.may.iter().any(|fate| seen.is(*fate, packet));
+        let agrees = trace.may.iter().any(|fate| seen.is(*fate, packet))
+            || *seen == Seen::Nothing && packet.sender == Sender::Outside && stays(&trace, live);
         // Where nobody else has rules the plan alone says the same.
         let planned = Rules::of_plan(&self.plan, packet.family()).fate(packet);
-        let foreign = !self.foreign.is_empty();
-        if agrees && (foreign || trace.fate() == planned) {
+        let says_the_same = trace.may.contains(&planned) && seen.is(planned, packet);
+        if agrees && (!self.foreign.is_empty() || says_the_same) {
             return None;
         }
         Some(format!(
@@ -307,9 +310,24 @@ impl Seen {
             (Self::At(server), Fate::Untouched) => *server == addressed(packet),
             (Self::At(server), Fate::Redirected(STRANGER)) => server == "stranger",
             (Self::Nothing, Fate::Dropped) | (Self::Refused, Fate::Rejected | Fate::Broken) => true,
-            _ => false,
+            (Self::At(_) | Self::Refused | Self::Nothing, _) => false,
         }
     }
+}
+
+/// Whether what the pod answers never leaves it, so that nobody sees where the packet has come to: a rule of others gave the packet
+/// TPROXY's mark, and the answer gets the connection's.
+fn stays(trace: &Trace, live: &Rules) -> bool {
+    let mark =
+        trace.steps.iter().rev().find_map(|step| {
+            if let Step::Changed(Change::ConnectionMark(mark)) = step { *mark } else { None }
+        });
+    let Some((mark, source)) = mark.zip(trace.packet.source) else { return false };
+    let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
+    let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
+    let connection = Connection { state: ConnectionState::Reply, mark, translated_to: None };
+    let answer = live.trace(&Packet { connection, ..answer });
+    answer.steps.contains(&Step::Changed(Change::Rerouted(Some("lo".into()))))
 }
 
 /// Who serves where a packet is sent.
@@ -361,8 +379,8 @@ fn open(packet: &Packet) -> Result<(OwnedFd, Packet)> {
     let bound: SockaddrStorage = getsockname(fd.as_raw_fd())?;
     let port = bound
         .as_sockaddr_in()
-        .map(|address| address.port())
-        .or_else(|| bound.as_sockaddr_in6().map(|address| address.port()));
+        .map(SockaddrIn::port)
+        .or_else(|| bound.as_sockaddr_in6().map(SockaddrIn6::port));
     Ok((fd, Packet { source_port: port, ..packet.clone() }))
 }
 
@@ -429,7 +447,9 @@ fn try_plan(seed: u64) -> Result<(Vec<String>, Tally)> {
         let packet = random_packet(&mut dice);
         let live = &pod.live[usize::from(packet.family() == Family::V6)];
         // Who expects no answer need not wait long for it.
-        let may_be_lost = live.trace(&packet).may.contains(&Fate::Dropped);
+        let trace = live.trace(&packet);
+        let may_be_lost =
+            trace.may.contains(&Fate::Dropped) || packet.sender == Sender::Outside && stays(&trace, live);
         let patience = if may_be_lost { IMPATIENT } else { ANSWER };
         let (packet, seen) = play(&pod, &packet, patience)?;
         problems

@@ -122,10 +122,10 @@ fn traces() -> Vec<Value> {
     ];
     let mut odd = traces.first().unwrap().clone();
     odd.may.extend(fates);
-    let place = traces.iter().flat_map(|trace| &trace.steps).find_map(|step| match step {
-        Step::Chain { place, .. } => Some(place.clone()),
-        _ => None,
-    });
+    let place = traces
+        .iter()
+        .flat_map(|trace| &trace.steps)
+        .find_map(|step| if let Step::Chain { place, .. } = step { Some(place.clone()) } else { None });
     let place = trace::Place { rule: Some(1), ..place.unwrap() };
     odd.steps.extend([
         Step::Policy { place: place.clone() },
