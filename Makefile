@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults swap rollouts runtimes chart manifests check setup bench release
+.PHONY: demo test faults trace swap rollouts runtimes chart manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -25,6 +25,13 @@ swap:
 	scripts/setup-apt.sh
 	cargo build --locked -p istio-iptables -p e2e
 	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
+
+# 5,000 packets over 200 plans, each really sent and compared with its trace; 100,000 more compared with what two plans treat differently. `make
+# test` takes fewer.
+trace:
+	scripts/setup-apt.sh
+	TRACE_PLANS=200 cargo test --locked -p e2e --test trace_packets -- --nocapture
+	SAMPLES=100000 cargo test --release --locked -p redirect-core --test traffic_difference -- --nocapture
 
 # The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
 rollouts: setup

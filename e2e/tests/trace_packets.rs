@@ -8,7 +8,7 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -17,14 +17,14 @@ use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use common::mesh::{Mesh, any, loopback, other_address, passthrough};
 use e2e::netns::{client_address, pod_address, remote_address};
-use e2e::process::Patience;
+use e2e::process::{self, Patience};
 use e2e::traffic::{ANSWER, PROXY_ID, Report, TcpServer, UdpServer, as_user};
 use netns_apply::{ApplyOptions, Live, apply};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockname, getsockopt,
-    recv, send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind, connect,
+    getsockname, getsockopt, send, setsockopt, socket, sockopt,
 };
 use redirect_core::{
     Family, Redirect, RulePlan,
@@ -32,7 +32,9 @@ use redirect_core::{
     options::{BackendChoice, Variant},
     rule::Protocol,
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    trace::{Detail, Fate, Listener, Packet, Rules, Sender},
+    trace::{
+        Change, Connection, ConnectionState, Detail, Fate, Listener, Packet, Rules, Sender, Step, Trace,
+    },
 };
 
 const THREADS: usize = 2;
@@ -82,9 +84,9 @@ const FORMS: [(&str, BackendChoice, NativeForm); 4] = [
 const SETTINGS: [(Key, usize, &[&str]); 17] = [
     (Key::InterceptionMode, 2, &["TPROXY"]),
     (Key::InboundExcludePorts, 2, &["8081", "15008", "8080:8081"]),
-    (Key::OutboundExcludePorts, 2, &["81", "4443", "53", "80:81"]),
+    (Key::OutboundExcludePorts, 3, &["81", "4443", "53", "80:81"]),
     (Key::OutboundPorts, 3, &["81", "4443", "80:4443"]),
-    (Key::OutboundExcludeRanges, 2, &["198.51.100.2/32,2001:db8::2/128", "198.51.100.0/24", "2001:db8::/32"]),
+    (Key::OutboundExcludeRanges, 4, &["198.51.100.2/32,2001:db8::2/128", "198.51.100.0/24", "2001:db8::/32"]),
     (Key::ExcludeInterfaces, 6, &["eth1", "eth0", "et+"]),
     (Key::VirtualInterfaces, 8, &["eth1", "eth0"]),
     (Key::ProxyUid, 4, &["1337,7", "7"]),
@@ -100,9 +102,16 @@ const SETTINGS: [(Key, usize, &[&str]); 17] = [
 ];
 
 /// What the two settings may be that are always said.
-const INBOUND: [&str; 4] = ["*", "*", "8080", "8080,15008"];
-const OUTBOUND: [&str; 5] =
-    ["*", "*", "198.51.100.0/24,2001:db8::/64", "198.51.100.1/32,127.0.0.0/8", "2001:db8::1/128,::1/128"];
+const INBOUND: [&str; 5] = ["*", "*", "*", "8080", "8080,15008"];
+const OUTBOUND: [&str; 7] = [
+    "*",
+    "*",
+    "*",
+    "*",
+    "198.51.100.0/24,2001:db8::/64",
+    "198.51.100.1/32,127.0.0.0/8",
+    "2001:db8::1/128,::1/128",
+];
 
 /// Rules of others. `$ipt` is iptables or ip6tables of a variant, `$far` and `$other` services far away, `$pod` the pod. They
 /// concern packets that open connections, so that the answer comes back.
@@ -137,7 +146,7 @@ struct Pod {
     plan: RulePlan,
     foreign: Vec<String>,
     live: [Rules; 2],
-    _more: (Vec<TcpServer>, Vec<UdpServer>),
+    more: (Vec<TcpServer>, Vec<UdpServer>),
 }
 
 impl Pod {
@@ -159,7 +168,19 @@ impl Pod {
         }
         let live = mesh.pod().enter(|| Live::now(&ApplyOptions::default()))??;
         let live = Family::BOTH.map(|family| live.rules(family, Some(&plan)));
-        Ok(Self { mesh, words, plan, foreign, live, _more: more })
+        Ok(Self { mesh, words, plan, foreign, live, more })
+    }
+
+    /// Where a datagram has come to. Its answer may get lost: conntrack zones keep apart what does not belong together, also
+    /// where only the query was left alone.
+    fn arrived(&self, packet: &Packet, patience: Duration) -> Seen {
+        let from = packet.source.zip(packet.source_port).map(|(ip, port)| SocketAddr::new(ip, port));
+        let found = process::until("the datagram", patience, &[], || {
+            let more = self.more.1.iter().flat_map(UdpServer::received);
+            let mut all = self.mesh.datagrams().into_iter().chain(more);
+            Ok(all.find(|report| Some(report.peer) == from))
+        });
+        found.map_or(Seen::Nothing, |report| Seen::At(report.server))
     }
 
     /// What the trace says against what the kernel does; nothing where they agree.
@@ -167,11 +188,12 @@ impl Pod {
         let live = &self.live[usize::from(packet.family() == Family::V6)];
         let trace = live.trace(packet);
         tally.count(trace.fate());
-        let agrees = trace.may.iter().any(|fate| seen.is(*fate, packet));
+        let agrees = trace.may.iter().any(|fate| seen.is(*fate, packet))
+            || *seen == Seen::Nothing && packet.sender == Sender::Outside && stays(&trace, live);
         // Where nobody else has rules the plan alone says the same.
         let planned = Rules::of_plan(&self.plan, packet.family()).fate(packet);
-        let foreign = !self.foreign.is_empty();
-        if agrees && (foreign || trace.fate() == planned) {
+        let says_the_same = trace.may.contains(&planned) && seen.is(planned, packet);
+        if agrees && (!self.foreign.is_empty() || says_the_same) {
             return None;
         }
         Some(format!(
@@ -250,8 +272,8 @@ fn random_packet(dice: &mut Dice) -> Packet {
             packet(dice.pick(&[8080, 8081, 15008]))
         };
     }
-    let uid = dice.pick(&[1000, 1000, PROXY_ID, 0, 7]);
-    let gid = dice.pick(&[1000, 1000, PROXY_ID, 7, 2000]);
+    let uid = dice.pick(&[1000, 1000, 1000, 1000, PROXY_ID, 0, 7]);
+    let gid = dice.pick(&[1000, 1000, 1000, 1000, PROXY_ID, 7, 2000]);
     let local = |source, to| Packet::from_pod(uid, gid, at(source, 0), to);
     let far = if dice.one_in(2) { remote_address(v6) } else { other_address(v6) };
     let mut packet = match dice.below(8) {
@@ -288,9 +310,24 @@ impl Seen {
             (Self::At(server), Fate::Untouched) => *server == addressed(packet),
             (Self::At(server), Fate::Redirected(STRANGER)) => server == "stranger",
             (Self::Nothing, Fate::Dropped) | (Self::Refused, Fate::Rejected | Fate::Broken) => true,
-            _ => false,
+            (Self::At(_) | Self::Refused | Self::Nothing, _) => false,
         }
     }
+}
+
+/// Whether what the pod answers never leaves it, so that nobody sees where the packet has come to: a rule of others gave the packet
+/// TPROXY's mark, and the answer gets the connection's.
+fn stays(trace: &Trace, live: &Rules) -> bool {
+    let mark =
+        trace.steps.iter().rev().find_map(|step| {
+            if let Step::Changed(Change::ConnectionMark(mark)) = step { *mark } else { None }
+        });
+    let Some((mark, source)) = mark.zip(trace.packet.source) else { return false };
+    let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
+    let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
+    let connection = Connection { state: ConnectionState::Reply, mark, translated_to: None };
+    let answer = live.trace(&Packet { connection, ..answer });
+    answer.steps.contains(&Step::Changed(Change::Rerouted(Some("lo".into()))))
 }
 
 /// Who serves where a packet is sent.
@@ -310,33 +347,41 @@ fn play(pod: &Pod, packet: &Packet, patience: Duration) -> Result<(Packet, Seen)
         Sender::Outside => (&pod.mesh.topology.client, (0, 0)),
         Sender::Local { uid, gid } => (pod.mesh.pod(), (uid, gid)),
     };
-    namespace.enter(|| as_user(owner.0, owner.1, || exchange(packet, patience)))?
-}
-
-fn exchange(packet: &Packet, patience: Duration) -> Result<(Packet, Seen)> {
-    let family = if packet.family() == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let sent = |packet: &Packet| as_user(owner.0, owner.1, || open(packet));
+    let (fd, sent) = namespace.enter(|| sent(packet))??;
     let is_tcp = packet.protocol == Protocol::Tcp;
-    let kind = if is_tcp { SockType::Stream } else { SockType::Datagram };
-    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
-    if packet.mark != 0 {
-        setsockopt(&fd, sockopt::Mark, &packet.mark).context("cannot set the mark")?;
-    }
-    let source = SocketAddr::new(packet.source.context("no source")?, 0);
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(source))
-        .with_context(|| format!("cannot bind to {source}"))?;
-    let bound: SockaddrStorage = getsockname(fd.as_raw_fd())?;
-    let port = bound
-        .as_sockaddr_in()
-        .map(|address| address.port())
-        .or_else(|| bound.as_sockaddr_in6().map(|address| address.port()));
-    let sent = Packet { source_port: port, ..packet.clone() };
     let seen = match connected(&fd, packet.destination, is_tcp, patience) {
-        Ok(()) => answered(fd, is_tcp, patience)?,
+        Ok(()) if is_tcp => answered(fd, patience)?,
+        Ok(()) => pod.arrived(&sent, patience),
         Err(Errno::ECONNREFUSED | Errno::ECONNRESET) => Seen::Refused,
         Err(Errno::ETIMEDOUT | Errno::EPERM) => Seen::Nothing,
         Err(error) => return Err(error).with_context(|| packet.to_string()),
     };
     Ok((sent, seen))
+}
+
+/// A socket for a packet, and the packet with the socket's port.
+fn open(packet: &Packet) -> Result<(OwnedFd, Packet)> {
+    let family = if packet.family() == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let kind = if packet.protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
+    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    if packet.mark != 0 {
+        setsockopt(&fd, sockopt::Mark, &packet.mark).context("cannot set the mark")?;
+    }
+    let source = SocketAddr::new(packet.source.context("no source")?, 0);
+    // The kernel takes a moment until an address that was just added can be used.
+    process::until("the address of the packet", process::SHORT, &[], || {
+        match bind(fd.as_raw_fd(), &SockaddrStorage::from(source)) {
+            Err(Errno::EADDRNOTAVAIL) => Ok(None),
+            bound => Ok(Some(bound.with_context(|| format!("cannot bind to {source}"))?)),
+        }
+    })?;
+    let bound: SockaddrStorage = getsockname(fd.as_raw_fd())?;
+    let port = bound
+        .as_sockaddr_in()
+        .map(SockaddrIn::port)
+        .or_else(|| bound.as_sockaddr_in6().map(SockaddrIn6::port));
+    Ok((fd, Packet { source_port: port, ..packet.clone() }))
 }
 
 fn connected(fd: &OwnedFd, to: SocketAddr, is_tcp: bool, patience: Duration) -> nix::Result<()> {
@@ -359,25 +404,20 @@ fn connected(fd: &OwnedFd, to: SocketAddr, is_tcp: bool, patience: Duration) -> 
     Ok(())
 }
 
-fn answered(fd: OwnedFd, is_tcp: bool, patience: Duration) -> Result<Seen> {
+fn answered(fd: OwnedFd, patience: Duration) -> Result<Seen> {
     if Patience::new(patience).wait_for(&fd, PollFlags::POLLIN).is_err() {
         return Ok(Seen::Nothing);
     }
     let mut buffer = vec![0; 2048];
-    if !is_tcp {
-        return Ok(match recv(fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-            Ok(length) => Seen::At(server_of(&buffer[..length])?),
-            Err(Errno::ECONNREFUSED) => Seen::Refused,
-            Err(error) => return Err(error.into()),
-        });
-    }
     let mut stream = TcpStream::from(fd);
     stream.set_nonblocking(false)?;
     let mut line = Vec::new();
     while !line.contains(&b'\n') {
-        match stream.read(&mut buffer)? {
-            0 => break,
-            length => line.extend_from_slice(&buffer[..length]),
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => line.extend_from_slice(&buffer[..length]),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Seen::Refused),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(Seen::At(server_of(&line)?))
@@ -407,7 +447,9 @@ fn try_plan(seed: u64) -> Result<(Vec<String>, Tally)> {
         let packet = random_packet(&mut dice);
         let live = &pod.live[usize::from(packet.family() == Family::V6)];
         // Who expects no answer need not wait long for it.
-        let may_be_lost = live.trace(&packet).may.contains(&Fate::Dropped);
+        let trace = live.trace(&packet);
+        let may_be_lost =
+            trace.may.contains(&Fate::Dropped) || packet.sender == Sender::Outside && stays(&trace, live);
         let patience = if may_be_lost { IMPATIENT } else { ANSWER };
         let (packet, seen) = play(&pod, &packet, patience)?;
         problems

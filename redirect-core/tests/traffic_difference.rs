@@ -94,7 +94,7 @@ impl Constants {
             Match::SourcePort(is) | Match::DestinationPort(is) => self.port(&is.value),
             Match::DestinationPorts(is) => is.value.iter().for_each(|range| self.port(range)),
             Match::OwnerUid(is) | Match::OwnerGid(is) => {
-                self.ids.extend([is.value, is.value.wrapping_add(1)])
+                self.ids.extend([is.value, is.value.wrapping_add(1)]);
             }
             Match::InInterface(is) | Match::OutInterface(is) => {
                 self.interfaces.push(is.value.name().to_owned());
@@ -102,7 +102,7 @@ impl Constants {
             }
             Match::Mark(is) => self.marks.push(is.value.value()),
             Match::ConnMark(is) => self.marks.extend([is.value.value(), is.value.value() | !is.value.mask()]),
-            _ => {}
+            Match::Protocol(_) | Match::TcpFlags(_) | Match::Tracked(_) | _ => {}
         }
     }
 }
@@ -116,14 +116,13 @@ fn packet(constants: &Constants, random: &mut impl FnMut() -> usize) -> Option<P
     let addresses = &constants.addresses[random() % 2];
     let (source, destination) = (pick(addresses, random), pick(addresses, random));
     let interface = pick(&constants.interfaces, random);
-    let is_local = random() % 3 != 0;
+    let is_local = !random().is_multiple_of(3);
     let strange = interface != "lo" && destination.is_loopback()
-        || is_v4_loopback(destination) && interface != "lo"
         || !is_local && (interface == "lo" || source.is_loopback());
     if strange {
         return None;
     }
-    let is_tcp = random() % 4 != 0;
+    let is_tcp = !random().is_multiple_of(4);
     let states = [
         ConnectionState::New,
         ConnectionState::New,
@@ -158,10 +157,6 @@ fn packet(constants: &Constants, random: &mut impl FnMut() -> usize) -> Option<P
             translated_to: None,
         },
     })
-}
-
-fn is_v4_loopback(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V4(address) if address.is_loopback())
 }
 
 /// Two plans, and what becomes of a packet by each.

@@ -12,8 +12,8 @@ use crate::{
 use nix::errno::Errno;
 use redirect_core::{
     DNS_PORT, DnsCapture, Family, InboundPorts, InterceptionMode,
-    plan::FamilyRules,
     rule::Protocol,
+    trace::Rules,
     values::{PASSTHROUGH_V4, PASSTHROUGH_V6},
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -56,14 +56,24 @@ impl Aims {
         let mut aims = Self::default();
         // The probe that is expected to vanish goes first: whatever arrives after it was sent after it.
         for (family, own) in families {
-            let mut aim =
-                Aim { request, family: *family, own: *own, rules: plan.rules(*family), aims: &mut aims };
+            let mut aim = Aim {
+                request,
+                family: *family,
+                own: *own,
+                rules: Rules::of_plan(&plan, *family),
+                aims: &mut aims,
+            };
             aim.proxy();
             aim.tproxy();
         }
         for (family, own) in families {
-            let mut aim =
-                Aim { request, family: *family, own: *own, rules: plan.rules(*family), aims: &mut aims };
+            let mut aim = Aim {
+                request,
+                family: *family,
+                own: *own,
+                rules: Rules::of_plan(&plan, *family),
+                aims: &mut aims,
+            };
             aim.proxy_to_self();
             aim.own_address();
             aim.passthrough();
@@ -81,7 +91,7 @@ struct Aim<'a, 'r> {
     request: &'a Request<'r>,
     family: Family,
     own: IpAddr,
-    rules: FamilyRules,
+    rules: Rules,
     aims: &'a mut Aims,
 }
 

@@ -1,20 +1,13 @@
-//! What a plan does with one packet of this process, from the socket to where it arrives.
-//!
-//! The packet goes the kernel's way: mangle and nat in OUTPUT; then, where it stays in the pod, mangle in PREROUTING.
-//! (nat in PREROUTING is not asked again for a packet that nat in OUTPUT has seen, and raw changes no destination.)
+//! What a plan does with one packet of this process, from the socket to where it arrives: the trace of the plan's rules, in the words
+//! of a validation.
 
-use ipnet::IpNet;
 use redirect_core::{
     Family,
-    plan::FamilyRules,
-    rule::{Chain, Hook, Is, Match, Protocol, Rule, Table, Target, TcpFlags},
-    state::Entry,
-    values::{Port, PortRange},
+    rule::{Protocol, TcpFlags},
+    trace::{self, Connection, Interface, Rules, Sender},
+    values::Port,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-/// How many chains deep a plan may go; far more than any does.
-const DEEPEST: usize = 16;
 
 /// Whose packets: user and group of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,151 +52,35 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
 }
 
 /// What these rules do with a packet.
-pub(crate) fn fate(rules: &FamilyRules, packet: &Packet) -> Fate {
-    let mut walk = Walk { rules, packet: *packet, hook: Hook::Output, mark: 0, connection_mark: 0 };
-    if walk.table(Table::Mangle) != Step::Done {
-        return Fate::Unknown;
-    }
-    let redirected = match walk.table(Table::Nat) {
-        Step::Redirect(port) => Some(port),
-        Step::Done => None,
-        Step::Tproxy | Step::Unknown => return Fate::Unknown,
+pub(crate) fn fate(rules: &Rules, packet: &Packet) -> Fate {
+    let sender = Sender::Local { uid: packet.who.uid, gid: packet.who.gid };
+    let interface = if packet.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
+    let packet = trace::Packet {
+        sender,
+        protocol: packet.protocol,
+        source: packet.source,
+        source_port: None,
+        destination: packet.destination,
+        interface,
+        flags: if packet.protocol == Protocol::Tcp { TcpFlags::SYN } else { 0 },
+        mark: 0,
+        connection: Connection::default(),
     };
-    if let Some(port) = redirected {
-        let family = Family::of(&packet.destination.ip());
-        walk.packet.destination = SocketAddr::new(loopback(family), port.number());
-        walk.packet.stays = true;
-    }
-    if !walk.packet.stays {
-        return Fate::Untouched;
-    }
-    walk.hook = Hook::Prerouting;
-    match (walk.table(Table::Mangle), redirected) {
-        (Step::Done, Some(port)) => Fate::Redirected(port),
-        (Step::Done, None) => Fate::Untouched,
-        (Step::Tproxy, None) => Fate::Tproxied,
-        (Step::Tproxy | Step::Redirect(_) | Step::Unknown, _) => Fate::Unknown,
-    }
-}
-
-/// Where a table ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// Accepted, or nothing more said.
-    Done,
-    Redirect(Port),
-    Tproxy,
-    Unknown,
-}
-
-struct Walk<'a> {
-    rules: &'a FamilyRules,
-    packet: Packet,
-    hook: Hook,
-    mark: u32,
-    connection_mark: u32,
-}
-
-impl Walk<'_> {
-    fn table(&mut self, table: Table) -> Step {
-        self.chain(table, &Chain::Hook(self.hook), 0).unwrap_or(Step::Done)
-    }
-
-    /// `None` when the chain ends without a decision, or returns.
-    fn chain(&mut self, table: Table, chain: &Chain, depth: usize) -> Option<Step> {
-        if depth > DEEPEST {
-            return Some(Step::Unknown);
+    match rules.fate(&packet) {
+        trace::Fate::Untouched => Fate::Untouched,
+        trace::Fate::Proxy { rewritten: false, .. } => Fate::Tproxied,
+        trace::Fate::Proxy { rewritten: true, port, .. } => {
+            Port::new(port).map_or(Fate::Unknown, Fate::Redirected)
         }
-        for entry in self.rules.state().rules(table, chain) {
-            let Entry::Rule(rule) = entry else { return Some(Step::Unknown) };
-            match self.matches(rule) {
-                Some(true) => {}
-                Some(false) => continue,
-                None => return Some(Step::Unknown),
-            }
-            match &rule.target {
-                Target::Accept => return Some(Step::Done),
-                Target::Drop => return Some(Step::Unknown),
-                Target::Return => return None,
-                Target::Jump(to) => {
-                    if let Some(step) = self.chain(table, to, depth + 1) {
-                        return Some(step);
-                    }
-                }
-                Target::Redirect(port) => return Some(Step::Redirect(*port)),
-                Target::Tproxy { .. } => return Some(Step::Tproxy),
-                Target::SetMark(mark) => self.mark = mark.value(),
-                Target::SaveMark => self.connection_mark = self.mark,
-                Target::RestoreMark => self.mark = self.connection_mark,
-                Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
-                // Zones change nothing about where packets go.
-                Target::ConntrackZone(_) => {}
-                _ => return Some(Step::Unknown),
-            }
-        }
-        None
+        // Nobody else has rules here, and what is dropped proves nothing.
+        trace::Fate::Redirected(_)
+        | trace::Fate::Translated
+        | trace::Fate::Broken
+        | trace::Fate::Dropped
+        | trace::Fate::Rejected
+        | trace::Fate::Unknown
+        | _ => Fate::Unknown,
     }
-
-    /// Whether all conditions hold; `None` where that cannot be told.
-    fn matches(&self, rule: &Rule) -> Option<bool> {
-        let mut all = Some(true);
-        for condition in &rule.matches {
-            match self.holds(condition) {
-                Some(true) => {}
-                Some(false) => return Some(false),
-                None => all = None,
-            }
-        }
-        all
-    }
-
-    fn holds(&self, condition: &Match) -> Option<bool> {
-        let packet = &self.packet;
-        let port = packet.destination.port();
-        match condition {
-            Match::Source(net) => packet.source.map(|source| is(net, |net| covers(net, source))),
-            Match::Destination(net) => Some(is(net, |net| covers(net, packet.destination.ip()))),
-            Match::InInterface(name) | Match::OutInterface(name) => {
-                match (packet.stays, name.value.covers("lo")) {
-                    (true, lo) => Some(lo != name.not),
-                    // The other interface's name is not known, but it is not lo's.
-                    (false, true) if !name.value.is_prefix() => Some(name.not),
-                    (false, _) => None,
-                }
-            }
-            Match::Protocol(protocol) => Some(*protocol == packet.protocol),
-            Match::SourcePort(_) => None,
-            Match::DestinationPort(range) => Some(is(range, |range| range.contains(port))),
-            Match::DestinationPorts(ranges) => Some(is(ranges, |ranges| any(ranges, port))),
-            Match::TcpFlags(flags) => {
-                Some(packet.protocol == Protocol::Tcp && is(flags, |flags| flags.covers(TcpFlags::SYN)))
-            }
-            // The packet opens a connection.
-            Match::Tracked(_) => Some(false),
-            Match::OwnerUid(uid) => self.owner(uid, packet.who.uid),
-            Match::OwnerGid(gid) => self.owner(gid, packet.who.gid),
-            Match::Mark(mark) => Some(is(mark, |mark| mark.value() == self.mark)),
-            Match::ConnMark(mark) => Some(is(mark, |mark| mark.covers(self.connection_mark))),
-            _ => None,
-        }
-    }
-
-    /// Only packets that leave a socket have an owner.
-    fn owner(&self, wanted: &Is<u32>, own: u32) -> Option<bool> {
-        (self.hook == Hook::Output).then(|| is(wanted, |id| *id == own))
-    }
-}
-
-fn is<T>(condition: &Is<T>, holds: impl Fn(&T) -> bool) -> bool {
-    holds(&condition.value) != condition.not
-}
-
-fn any(ranges: &[PortRange], port: u16) -> bool {
-    ranges.iter().any(|range| range.contains(port))
-}
-
-fn covers(net: &IpNet, address: IpAddr) -> bool {
-    net.contains(&address)
 }
 
 #[cfg(test)]
@@ -218,7 +95,7 @@ mod tests {
     const PROXY: Identity = Identity { uid: 1337, gid: 1337 };
     const APP: Identity = Identity { uid: 1000, gid: 1000 };
 
-    fn rules(flags: &[(Key, &'static str)]) -> FamilyRules {
+    fn rules(flags: &[(Key, &'static str)]) -> Rules {
         let mut raw = RawSettings::new();
         raw.set(Key::InboundPorts, "*", Source::Flag("b"));
         raw.set(Key::OutboundRanges, "*", Source::Flag("i"));
@@ -226,7 +103,8 @@ mod tests {
             raw.set(*key, *text, Source::Flag("x"));
         }
         let addresses = ["10.1.0.2".parse().unwrap()];
-        Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan().rules(Family::V4)
+        let plan = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan();
+        Rules::of_plan(&plan, Family::V4)
     }
 
     fn packet(who: Identity, source: Option<&str>, destination: &str, stays: bool) -> Packet {
@@ -255,7 +133,7 @@ mod tests {
         let fate = |to, stays| fate(&rules, &packet(APP, None, to, stays));
         assert_eq!(fate("192.0.2.1:80", false), redirected(15001));
         assert_eq!(fate("192.0.2.1:53", false), redirected(15053));
-        assert_eq!(fate("127.0.0.1:8080", true), Fate::Unknown, "its source is not known");
+        assert_eq!(fate("127.0.0.1:8080", true), Fate::Untouched, "wherever it comes from");
     }
 
     #[test]

@@ -106,6 +106,25 @@ impl Region {
         self.numbers(Field::Group)
     }
 
+    /// Likewise, of TCP's flags.
+    #[must_use]
+    pub fn flags(&self) -> Option<Vec<(u8, u8)>> {
+        self.numbers(Field::Flags)
+    }
+
+    /// What connection tracking says about them.
+    #[must_use]
+    pub fn states(&self) -> Vec<ConnectionState> {
+        let all = [
+            ConnectionState::New,
+            ConnectionState::Related,
+            ConnectionState::Established,
+            ConnectionState::Reply,
+            ConnectionState::Invalid,
+        ];
+        all.into_iter().filter(|state| self.packets.get(Field::State).contains(state.number())).collect()
+    }
+
     /// Likewise, of marks that they have at first.
     #[must_use]
     pub fn marks(&self) -> Option<Vec<(u32, u32)>> {
@@ -144,15 +163,7 @@ impl Region {
         let number = |field: Field| u32::try_from(first(field)).unwrap_or_default();
         let port = |field: Field| u16::try_from(first(field)).unwrap_or_default();
         let family = self.packets.family;
-        let states = [
-            ConnectionState::New,
-            ConnectionState::Related,
-            ConnectionState::Established,
-            ConnectionState::Reply,
-            ConnectionState::Invalid,
-        ];
-        let state = states.into_iter().find(|state| self.packets.get(Field::State).contains(state.number()));
-        let state = state.unwrap_or(ConnectionState::New);
+        let state = self.states().first().copied().unwrap_or(ConnectionState::New);
         let is_known = matches!(state, ConnectionState::Established | ConnectionState::Reply);
         let by = self.packets.get(Field::Interface);
         let usual = ["lo", "eth0", "eth1"].into_iter().find(|name| by.contains(interface(name)));

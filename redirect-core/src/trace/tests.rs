@@ -60,9 +60,10 @@ fn the_usual_ways() {
 #[test]
 fn the_setting_behind_the_deciding_rule_is_told() {
     let rules = rules(&[(Key::OutboundExcludePorts, "3306")]);
-    let setting = |packet: &Packet| match rules.trace(packet).deciding() {
-        Some(Step::Rule { origin: Some(origin), .. }) => Some((origin.setting, origin.source)),
-        _ => None,
+    let setting = |packet: &Packet| {
+        let trace = rules.trace(packet);
+        let Some(Step::Rule { origin: Some(origin), .. }) = trace.deciding() else { return None };
+        Some((origin.setting, origin.source))
     };
     assert_eq!(setting(&app("192.0.2.1:3306")), Some((Key::OutboundExcludePorts, Source::Flag("x"))));
     assert_eq!(setting(&app("192.0.2.1:80")), Some((Key::OutboundRanges, Source::Flag("-i"))));
