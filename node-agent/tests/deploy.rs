@@ -68,7 +68,7 @@ fn the_drift_watch_is_switched_on_by_what_is_marked() {
     );
     let (manifest, marked) = (with_drift_watch(), manifest().matches("# drift-watch: ").count());
     assert!(!manifest.contains("# drift-watch: "));
-    assert_eq!(marked, 9, "eight and the command");
+    assert_eq!(marked, 8, "seven and the command");
     let directory =
         SETTINGS.iter().find(|setting| setting.name() == "MOUNTED_CNI_NETNS_DIR").expect("a setting");
     for part in [

@@ -1,4 +1,5 @@
-{{/* What the values switch on, as YAML: what is done with broken pods, whether the agent enters pods, and what it may do. */}}
+{{/* What the values switch on, as YAML: what is done with broken pods, whether the agent enters pods and reads
+     what their processes are, and what it may do. */}}
 {{- define "istio-cni.powers" -}}
 {{- $repair := "" }}
 {{- if .repair.enabled }}
@@ -16,6 +17,7 @@
 {{- if eq $repair "delete" }}{{ $verbs = append $verbs "delete" }}{{ end }}
 repair: {{ $repair | quote }}
 watches: {{ $watches }}
+readsProcesses: {{ eq $repair "in-place" }}
 entersPods: {{ or $watches (eq $repair "in-place") }}
 tellsOfPods: {{ or $watches (ne $repair "") }}
 podVerbs: {{ toJson $verbs }}

@@ -42,8 +42,8 @@
 {{- if and (ne $values.cniNetnsDir $defaults.cniNetnsDir) (not $powers.entersPods) (ne $values.platform "minikube") }}
 {{- $warnings = append $warnings "cniNetnsDir: only the drift watch and repairs in place look there" }}
 {{- end }}
-{{- if and (not $values.useAppArmorAnnotation) (not $powers.entersPods) }}
-{{- $warnings = append $warnings "useAppArmorAnnotation: the agent enters no pods, and runs under the runtime's AppArmor profile" }}
+{{- if and (not $values.useAppArmorAnnotation) (not $powers.readsProcesses) }}
+{{- $warnings = append $warnings "useAppArmorAnnotation: the agent reads nothing of other processes, and runs under the runtime's AppArmor profile" }}
 {{- end }}
 {{- if and (ne $values.pluginToken.lifetime $defaults.pluginToken.lifetime) (not $values.pluginToken.enabled) }}
 {{- $warnings = append $warnings "pluginToken.lifetime: pluginToken.enabled is false" }}
