@@ -21,11 +21,13 @@ use crate::tools;
 
 mod controllers;
 mod pki;
+mod sending;
 
 use pki::Authority;
 
 pub use controllers::Controllers;
 pub use pki::Identity;
+pub use sending::Sending;
 
 /// How long a start may take on a busy machine.
 const START: Duration = Duration::from_secs(180);

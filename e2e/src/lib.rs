@@ -24,6 +24,7 @@
 //! Everything needs root. Nothing here skips: what cannot run is an error, and errors are [`anyhow::Error`], because the only
 //! thing a test does with one is fail and show it.
 
+pub mod agent;
 pub mod cnitool;
 pub mod image;
 pub mod kube;

@@ -10,10 +10,11 @@ use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -74,7 +75,7 @@ impl Runtime {
 pub struct Node<'a> {
     // Dropped in this order.
     kubelet: Mutex<Option<Background>>,
-    containerd: Background,
+    containerd: RwLock<Background>,
     _relay: Option<Relay>,
     host: Host,
     folder: TempDir,
@@ -113,7 +114,7 @@ impl<'a> Node<'a> {
         let name = host.name().to_owned();
         let relay = api.map(|api| Relay::start(host.namespace(), api.port())).transpose()?;
         config::write_all(folder.path(), runtime, &name, api)?;
-        let containerd = start_containerd(runtime, &host, folder.path())?;
+        let containerd = RwLock::new(start_containerd(runtime, &host, folder.path())?);
         let kubelet = Mutex::new(None);
         let node = Self { kubelet, containerd, _relay: relay, host, folder, _turn: turn, name, runtime, api };
         for plugin in ["bridge", "host-local", "loopback", "portmap"] {
@@ -188,7 +189,7 @@ impl<'a> Node<'a> {
     pub fn configure(&self, file: &str, content: &Value) -> Result<()> {
         let before = self.loads(file);
         self.write_conf(file, content)?;
-        until("containerd to load the network configuration", START, &[&self.containerd], || {
+        until("containerd to load the network configuration", START, &[&self.containerd()], || {
             Ok((self.loads(file) > before).then_some(()))
         })
     }
@@ -260,7 +261,7 @@ impl<'a> Node<'a> {
 
     /// All containerd has logged, at level debug.
     pub fn containerd_log(&self) -> String {
-        self.containerd.log()
+        self.containerd().log()
     }
 
     /// Ends the kubelet and starts it again. Its pods run on.
@@ -269,11 +270,54 @@ impl<'a> Node<'a> {
         self.start_kubelet()
     }
 
+    /// Kills containerd and starts it again. Containers run on; whatever it was at, such as a plugin, dies with it.
+    pub fn restart_containerd(&self) -> Result<()> {
+        let mut containerd = self.containerd.write().unwrap_or_else(PoisonError::into_inner);
+        containerd.signal(Signal::SIGKILL)?;
+        containerd.wait(START)?;
+        *containerd = start_containerd(self.runtime, &self.host, self.folder.path())?;
+        Ok(())
+    }
+
+    /// What a reboot does: every process dies, without a word, and what is in memory is forgotten: `/run`, the containers, the interfaces.
+    /// `boot` happens before containerd and the kubelet start again. Files on disk stay, as do pods of the API server.
+    pub fn reboot(&self, boot: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut kubelet = self.kubelet.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut containerd = self.containerd.write().unwrap_or_else(PoisonError::into_inner);
+        // All of this process-id namespace but its first process.
+        self.host.kill_all()?;
+        for process in kubelet.iter().chain([&*containerd]) {
+            process.wait(START)?;
+        }
+        kubelet.take();
+        self.run(&process::command("sh", ["-ec", &self.forget_script()]))?.ok()?;
+        boot()?;
+        *containerd = start_containerd(self.runtime, &self.host, self.folder.path())?;
+        drop(containerd);
+        self.start_kubelet()
+    }
+
+    /// Takes away what memory held: mounts, `/run`, containerd's state, the bridge and what hangs on it. Mounts of the machine that the node's
+    /// own `/run` covers are listed as well, and are out of reach.
+    fn forget_script(&self) -> String {
+        let folder = self.folder.path().display();
+        format!(
+            r"cut -d' ' -f2 /proc/mounts | grep -E '^(/run/|{folder}/(containerd-state|kubelet)/)' | sort -r |
+                 while read -r mounted; do umount -l $mounted 2>/dev/null || true; done
+             rm -rf /run/* '{folder}/containerd-state'
+             ip -o link | sed -n 's/^[0-9]*: \(cni0\|veth[^:@]*\).*/\1/p' | xargs -r -n1 ip link delete"
+        )
+    }
+
+    fn containerd(&self) -> RwLockReadGuard<'_, Background> {
+        self.containerd.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn start_kubelet(&self) -> Result<()> {
         let folder = self.folder.path();
         let command = self.command(&config::kubelet_command(folder, &self.name, self.api.is_some())?);
         let kubelet = Background::start("kubelet", &command, &folder.join("kubelet.log"))?.killed_on_drop();
-        until("the kubelet to answer", START, &[&kubelet, &self.containerd], || Ok(self.pods().ok()))?;
+        until("the kubelet to answer", START, &[&kubelet, &self.containerd()], || Ok(self.pods().ok()))?;
         if let Some(api) = self.api {
             until("the node to be registered", START, &[&kubelet], || {
                 Ok(api.get("node", "", &self.name).ok())
@@ -295,7 +339,7 @@ impl<'a> Node<'a> {
     fn tails(&self) -> String {
         let kubelet = self.kubelet.lock().unwrap_or_else(PoisonError::into_inner);
         let kubelet = kubelet.as_ref().map(Background::tail).unwrap_or_default();
-        format!("{}{kubelet}", self.containerd.tail())
+        format!("{}{kubelet}", self.containerd().tail())
     }
 }
 

@@ -4,20 +4,19 @@
 mod agent_support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use agent_support::host_agent::HostAgent;
 use agent_support::{
     LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, agent_pod, apply_manifest, assert_redirected,
-    ensure_none_failed_or_bypassed, entries, import_image, is_ready, programs, run_dir, wait_loaded,
+    ensure_none_failed_or_bypassed, entries, import_image, is_ready, metric, programs, run_dir, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{Node, plain_pod, sidecar_pod};
-use e2e::process::{self, Background, once_in, until};
+use e2e::process::{self, once_in, until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -154,15 +153,6 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
     assert_redirected(&node, &after)
 }
 
-/// A metric of the agent on the node's network.
-fn metric(node: &Node<'_>, name: &str) -> Result<Option<f64>> {
-    let curl =
-        process::command("curl", ["--silent", "--fail", "--max-time", "5", "http://127.0.0.1:15014/metrics"]);
-    let answer = node.namespace().run(&curl)?;
-    let value = answer.stdout.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    Ok(value.and_then(|value| value.parse().ok()))
-}
-
 #[test]
 fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
     let api = ApiServer::start()?;
@@ -212,103 +202,6 @@ fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
         Ok(metric(&node, "istio_cni_drifted_pods")?.filter(|value| *value == 0.0).map(drop))
     })
     .with_context(log)
-}
-
-/// An agent that runs on the node outside of any pod, with the service account's token.
-struct HostAgent<'n> {
-    node: &'n Node<'n>,
-    program: PathBuf,
-    image: PathBuf,
-    account: PathBuf,
-    port: u16,
-    plugin_account: &'static str,
-    /// The entry, where it is not the built-in one.
-    template: Option<&'static str>,
-    running: Option<Background>,
-}
-
-impl<'n> HostAgent<'n> {
-    fn new(node: &'n Node<'n>, api: &ApiServer, programs: &Path) -> Result<Self> {
-        let (image, account) = (node.state_dir().join("image"), node.state_dir().join("account"));
-        for folder in [&image, &account, &run_dir(node)] {
-            fs::create_dir(folder)?;
-        }
-        fs::copy(programs.join("istio-cni"), image.join("istio-cni"))?;
-        fs::copy(api.ca_path(), account.join("ca.crt"))?;
-        fs::write(account.join("token"), api.token(NAMESPACE, "istio-cni")?)?;
-        // Another build can be tried, such as the static one of the image.
-        let program =
-            std::env::var_os("INSTALL_CNI").map_or_else(|| programs.join("install-cni"), Into::into);
-        Ok(Self {
-            node,
-            program,
-            image,
-            account,
-            port: api.port(),
-            plugin_account: "istio-cni-plugin",
-            template: None,
-            running: None,
-        })
-    }
-
-    fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.env_clear().args(["--log_output_level=info", "--ctrlz_port=0"]);
-        for (name, path) in [
-            ("MOUNTED_CNI_NET_DIR", &self.node.conf_dir()),
-            ("MOUNTED_CNI_BIN_DIR", &self.node.bin_dir()),
-            ("SOURCE_CNI_BIN_DIR", &self.image),
-            ("CNI_AGENT_RUN_DIR", &run_dir(self.node)),
-            ("SERVICE_ACCOUNT_DIR", &self.account),
-        ] {
-            command.env(name, path);
-        }
-        command
-            .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-            .env("KUBERNETES_SERVICE_PORT", self.port.to_string());
-        command
-            .env("POD_NAMESPACE", NAMESPACE)
-            .env("POD_NAME", "istio-cni-node-x")
-            .env("NODE_NAME", self.node.name())
-            .env("PLUGIN_SERVICE_ACCOUNT", self.plugin_account)
-            .envs(self.template.map(|template| ("CNI_NETWORK_CONFIG", template)));
-        self.node.command(&command)
-    }
-
-    fn start(&mut self) -> Result<()> {
-        let log = self.node.state_dir().join("agent.log");
-        self.running = Some(Background::start("install-cni", &self.command(), &log)?.killed_on_drop());
-        Ok(())
-    }
-
-    fn wait_ready(&self) -> Result<()> {
-        let ready = process::command(
-            "curl",
-            ["--silent", "--fail", "--max-time", "30", "http://127.0.0.1:8000/readyz"],
-        );
-        let running: Vec<&Background> = self.running.iter().collect();
-        until("the agent to be ready", POD, &running, || {
-            Ok(self.node.namespace().run(&ready)?.ok().ok().map(drop))
-        })
-    }
-
-    fn stop(&mut self, signal: Signal) -> Result<()> {
-        if let Some(running) = self.running.take() {
-            running.signal(signal)?;
-            running.wait(POD)?;
-        }
-        Ok(())
-    }
-
-    /// A new version of the plugin in the image: bytes after an executable's end change nothing but its content.
-    fn new_version(&self, version: usize) -> Result<()> {
-        let mut content = fs::read(self.image.join("istio-cni"))?;
-        content.extend_from_slice(version.to_string().as_bytes());
-        let new = self.image.join("istio-cni.new");
-        fs::write(&new, content)?;
-        fs::set_permissions(&new, fs::metadata(self.image.join("istio-cni"))?.permissions())?;
-        Ok(fs::rename(new, self.image.join("istio-cni"))?)
-    }
 }
 
 #[test]
@@ -419,13 +312,4 @@ fn a_rotated_token_serves_the_next_pod_without_a_flap() -> Result<()> {
     let pod = node.start_pod(&sidecar_pod("after"))?;
     pod.wait_running(POD)?;
     assert_redirected(&node, &pod)
-}
-
-impl HostAgent<'_> {
-    /// Ready at this moment, or an error that says why not.
-    fn wait_ready_now(&self) -> Result<()> {
-        let ready =
-            process::command("curl", ["--silent", "--fail-with-body", "http://127.0.0.1:8000/readyz"]);
-        self.node.namespace().run(&ready)?.ok().map(drop)
-    }
 }

@@ -1,25 +1,23 @@
 //! The repair controller and a real API server, with the roles of the manifest as it ships: broken pods are dealt with as configured, others
 //! never, whoever changes them meanwhile.
 
+mod agent_support;
+
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
+use agent_support::fleet::FleetAgent;
+use agent_support::{MANIFEST, NAMESPACE as SYSTEM};
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
-use e2e::port::free_port;
-use e2e::process::{Background, SHORT, until};
-use e2e::program;
+use e2e::process::{SHORT, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
-const SYSTEM: &str = "istio-system";
 const NAMESPACE: &str = "shop";
-const MANIFEST: &str = include_str!("../../deploy/istio-cni-node.yaml");
-const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
 const LABEL: &str = "cni.istio.io/uninitialized";
 
 /// A pod in some state, and whether it is broken.
@@ -227,45 +225,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// An agent with the rights of its service account, and the settings of the ConfigMap.
-    fn agent(&self, env: &[(&str, &str)]) -> Result<Background> {
-        let mut command = Command::new(program::under_test("install-cni")?);
-        command.args(["--log_output_level=debug", "--ctrlz_port=0"]).env_clear();
-        for (name, part) in [
-            ("MOUNTED_CNI_NET_DIR", "net.d"),
-            ("MOUNTED_CNI_BIN_DIR", "bin"),
-            ("SOURCE_CNI_BIN_DIR", "image"),
-            ("CNI_AGENT_RUN_DIR", "run"),
-            ("SERVICE_ACCOUNT_DIR", "account"),
-            ("MOUNTED_CNI_NETNS_DIR", "netns"),
-        ] {
-            fs::create_dir_all(self.path(part))?;
-            command.env(name, self.path(part));
-        }
-        fs::copy(program::under_test("istio-cni")?, self.path("image/istio-cni"))?;
-        fs::write(self.path("net.d/10-net.conflist"), CONFLIST)?;
-        fs::copy(self.api.ca_path(), self.path("account/ca.crt"))?;
-        fs::write(self.path("account/token"), self.api.token(SYSTEM, "istio-cni")?)?;
-        let config = self.api.get("configmap", SYSTEM, "istio-cni-config")?;
-        for (name, value) in config["data"].as_object().context("data")? {
-            command.env(name, value.as_str().unwrap_or_default());
-        }
-        let port = self.api.port().to_string();
-        let (health, monitoring) = (free_port()?.to_string(), free_port()?.to_string());
-        fs::write(self.path("monitoring"), &monitoring)?;
-        let common = [
-            ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
-            ("KUBERNETES_SERVICE_PORT", &port),
-            ("POD_NAMESPACE", SYSTEM),
-            ("POD_NAME", "istio-cni-node-x"),
-            ("NODE_NAME", "node-1"),
-            ("HEALTH_PORT", &health),
-            ("MONITORING_PORT", &monitoring),
-            ("MONITORING_ADDRESS", "127.0.0.1"),
-            ("MOUNTED_PROC_DIR", "/proc"),
-        ];
-        command.envs(common).envs(env.iter().copied());
-        Ok(Background::start("install-cni", &command, &self.path("log"))?.killed_on_drop())
+    /// The agent of the first node.
+    fn agent(&self, env: &[(&str, &str)]) -> Result<FleetAgent> {
+        FleetAgent::start(&self.api, self.folder.path(), "node-1", env)
     }
 
     /// None where it is gone.
@@ -288,21 +250,15 @@ impl Cluster {
         Ok(about.map(|event| (text(&event["reason"]), text(&event["message"]))).collect())
     }
 
-    fn metric(&self, name: &str) -> Result<Option<f64>> {
-        let url = format!("http://127.0.0.1:{}/metrics", fs::read_to_string(self.path("monitoring"))?);
-        let text = Command::new("curl").args(["-s", &url]).output()?.stdout;
-        let text = String::from_utf8(text)?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(line.and_then(|value| value.parse().ok()))
-    }
-
-    fn wait_metric(&self, name: &str, least: f64, agent: &Background) -> Result<()> {
-        until(name, LIMIT, &[agent], || Ok(self.metric(name)?.filter(|value| *value >= least).map(drop)))
+    fn wait_metric(&self, name: &str, least: f64, agent: &FleetAgent) -> Result<()> {
+        until(name, LIMIT, &[&agent.process], || {
+            Ok(agent.metric(name)?.filter(|value| *value >= least).map(drop))
+        })
     }
 
     /// Waits for what is told of a pod; it is told after it is counted.
-    fn wait_event(&self, pod: &str, agent: &Background) -> Result<()> {
-        until("the event", LIMIT, &[agent], || Ok((!self.events(pod)?.is_empty()).then_some(())))
+    fn wait_event(&self, pod: &str, agent: &FleetAgent) -> Result<()> {
+        until("the event", LIMIT, &[&agent.process], || Ok((!self.events(pod)?.is_empty()).then_some(())))
     }
 
     /// Whether the agent's account may do something with pods.
@@ -337,10 +293,10 @@ fn play(action: &str, scenarios: &[Scenario], env: &[(&str, &str)]) -> Result<()
         scenarios.iter().map(|scenario| cluster.pod(scenario.name)).collect::<Result<_>>()?;
     let agent = cluster.agent(env)?;
     for scenario in scenarios.iter().filter(|scenario| scenario.broken) {
-        until(scenario.name, LIMIT, &[&agent], || {
+        until(scenario.name, LIMIT, &[&agent.process], || {
             Ok(is_dealt_with(action, cluster.pod(scenario.name)?.as_ref()).then_some(()))
         })
-        .with_context(|| agent.log())?;
+        .with_context(|| agent.process.log())?;
     }
     // Who comes while it is watched comes behind all others.
     let count = scenarios.iter().filter(|scenario| scenario.broken).count();
@@ -352,7 +308,7 @@ fn play(action: &str, scenarios: &[Scenario], env: &[(&str, &str)]) -> Result<()
     let kind = action.trim_start_matches("repair-");
     let success = format!("istio_cni_repair_pods_repaired_total{{type=\"{kind}\",result=\"success\"}}");
     cluster.wait_metric(&success, f64::from(u32::try_from(count + 1)?), &agent)?;
-    ensure!(cluster.metric(&success)? == Some(f64::from(u32::try_from(count + 1)?)), "each once");
+    ensure!(agent.metric(&success)? == Some(f64::from(u32::try_from(count + 1)?)), "each once");
     for (scenario, before) in scenarios.iter().zip(before) {
         let after = cluster.pod(scenario.name)?;
         let events = cluster.events(scenario.name)?;
@@ -369,7 +325,7 @@ fn play(action: &str, scenarios: &[Scenario], env: &[(&str, &str)]) -> Result<()
     }
     for result in ["fail", "skip"] {
         let name = format!("istio_cni_repair_pods_repaired_total{{type=\"{kind}\",result=\"{result}\"}}");
-        ensure!(cluster.metric(&name)?.unwrap_or_default() == 0.0, "{name}\n{}", agent.log());
+        ensure!(agent.metric(&name)?.unwrap_or_default() == 0.0, "{name}\n{}", agent.process.log());
     }
     Ok(())
 }
@@ -399,21 +355,21 @@ fn pods_whose_namespace_is_not_found_are_left_as_they_are() -> Result<()> {
         USUAL.iter().map(|scenario| cluster.pod(scenario.name)).collect::<Result<_>>()?;
     let agent = cluster.agent(&[])?;
     for scenario in USUAL.iter().filter(|scenario| scenario.broken) {
-        until(scenario.name, LIMIT, &[&agent], || {
+        until(scenario.name, LIMIT, &[&agent.process], || {
             let events = cluster.events(scenario.name)?;
             Ok(events
                 .iter()
                 .any(|(reason, message)| reason == "RepairBrokenPod" && message.contains("could not be"))
                 .then_some(()))
         })
-        .with_context(|| agent.log())?;
+        .with_context(|| agent.process.log())?;
     }
     for (scenario, before) in USUAL.iter().zip(before) {
         ensure!(cluster.pod(scenario.name)? == before, "{} was touched", scenario.name);
         ensure!(scenario.broken != cluster.events(scenario.name)?.is_empty(), "{}", scenario.name);
     }
     ensure!(
-        cluster.metric("istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}")?
+        agent.metric("istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}")?
             == Some(0.0)
     );
     Ok(())
@@ -466,13 +422,13 @@ fn an_api_server_that_is_restarted_is_found_again_and_nothing_is_done_twice() ->
         cluster.put(&[pod(name)])?;
         cluster
             .wait_metric(success, f64::from(u32::try_from(index + 2)?), &agent)
-            .with_context(|| agent.log())?;
+            .with_context(|| agent.process.log())?;
         cluster.wait_event(name, &agent)?;
     }
     for name in ["before", "one", "two"] {
         ensure!(is_dealt_with("repair-label", cluster.pod(name)?.as_ref()), "{name}");
         ensure!(cluster.events(name)?.len() == 1, "{name}: {:?}", cluster.events(name)?);
     }
-    ensure!(cluster.metric(success)? == Some(3.0));
+    ensure!(agent.metric(success)? == Some(3.0));
     Ok(())
 }

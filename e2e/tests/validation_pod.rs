@@ -5,37 +5,15 @@ mod common;
 mod validation_support;
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use e2e::image::Image;
 use e2e::node::Node;
-use e2e::process;
 use serde_json::Value;
-use validation_support::{INJECTED, istio_validation};
+use validation_support::{INJECTED, MANIFEST, image};
 
-const MANIFEST: &str = include_str!("../manifests/validated-pod.yaml");
 /// How long the kubelet may take to start, or start again, a container on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
-
-/// The program alone, with the libraries it is linked against.
-fn image() -> Result<Image> {
-    let program = istio_validation();
-    let mut image =
-        Image::new("docker.io/local/istio-validation:1").program("bin/istio-validation", program)?;
-    let libraries = process::run(&mut process::command("ldd", [program]), process::SHORT)?.ok()?.stdout;
-    let paths = libraries.split_whitespace().filter(|word| word.starts_with('/'));
-    for path in paths {
-        let relative = path.trim_start_matches('/');
-        let folders = Path::new(relative).ancestors().skip(1).filter(|folder| *folder != Path::new(""));
-        for folder in folders.collect::<Vec<_>>().into_iter().rev() {
-            image = image.folder(&folder.to_string_lossy());
-        }
-        image = image.program(relative, Path::new(path))?;
-    }
-    Ok(image.entrypoint(&["/bin/istio-validation"]))
-}
 
 /// How the container has ended, now or before it was started again, if that was with this exit code.
 fn ended(pod: &Value, code: i64) -> Option<Value> {

@@ -4,7 +4,13 @@ mod broken;
 mod pods;
 mod process;
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use broken::{Api, Fault, Verb};
+use e2e::process::EARLY;
 use pods::{mesh_pod, metric, wait, wait_at_least};
 use process::{CALICO, Node};
 use serde_json::{Value, json};
@@ -205,6 +211,136 @@ fn what_was_done_without_a_word_is_not_done_twice() {
         // What it sees of the pod by now tells it that nothing is left to do.
         let version = api.pod("web").expect("the pod")["metadata"]["resourceVersion"].clone();
         assert_eq!(version, "102", "changed once: {kind}");
+    }
+}
+
+/// The agent waits five seconds for an answer, then asks again.
+#[test]
+fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twice() {
+    for (action, kind, verb) in [(DELETE, "delete", Verb::Delete), (LABEL, "label", Verb::Patch)] {
+        let mut node = node(action);
+        let api = Api::start(&mut node);
+        api.put(broken_pod("slow", 1));
+        api.fail(&[(verb, Fault::Hang), (verb, Fault::DoneAndHang)]);
+        api.fail(&[(Verb::List, Fault::Hang), (Verb::Watch, Fault::Hang)]);
+        let _agent = node.start_ready();
+        // Neither list nor watch nor the first try are answered; the second try is, which nobody is told.
+        wait(&node, "two tries", || metric(&node, &attempts(kind, "unanswered")) == Some(2.0));
+        pass_by(&node, &api, kind);
+        let version = api.pod("slow").expect("the pod")["metadata"]["resourceVersion"].clone();
+        assert_eq!((api.changes_of("slow").len(), version), (1, json!("102")), "{kind}\n{}", node.log());
+        assert_eq!(metric(&node, &repaired(kind, "fail")), Some(0.0), "{kind}");
+        assert!(node.log().contains("does not answer within 5s"), "{}", node.log());
+    }
+}
+
+#[test]
+fn an_event_that_nobody_takes_holds_up_no_other_pod_for_long() {
+    let mut node = node(LABEL);
+    let api = Api::start(&mut node);
+    api.fail(&[(Verb::Event, Fault::Hang), (Verb::Event, Fault::Status(500))]);
+    for name in ["one", "two", "three"] {
+        api.put(broken_pod(name, 1));
+    }
+    let _agent = node.start_ready();
+    wait_at_least(&node, &repaired("label", "success"), 3.0);
+    wait_at_least(&node, "istio_cni_events_total{result=\"failed\"}", 2.0);
+    wait_at_least(&node, "istio_cni_events_total{result=\"sent\"}", 1.0);
+    assert_eq!(api.state().changes.len(), 3, "the label is not given again for want of an event");
+}
+
+#[test]
+fn an_agent_that_is_killed_between_change_and_event_does_nothing_twice() {
+    for (action, kind) in DONE {
+        let mut node = node(action);
+        let api = Api::start(&mut node);
+        api.put(broken_pod("web", 1));
+        api.fail(&[(Verb::Event, Fault::Hang)]);
+        let agent = node.start_ready();
+        wait(&node, "the event to be begun", || api.state().faults.is_empty());
+        agent.kill();
+        assert_eq!((api.changes_of("web").len(), api.events_about("web").len()), (1, 0), "{kind}");
+        let _agent = node.start_ready();
+        pass_by(&node, &api, kind);
+        assert_eq!(api.changes_of("web").len(), 1, "{kind}");
+        // Who asks why there is no event finds that it was done before this agent came.
+        let skipped = if kind == "label" { Some(1.0) } else { None };
+        assert_eq!(metric(&node, &repaired(kind, "skip")), skipped, "{kind}");
+    }
+}
+
+/// A server that is asked too often says so, and is not asked before the time it names: lists and watches included.
+#[test]
+fn a_server_that_says_when_to_come_back_is_not_asked_before() {
+    let mut node = node(DELETE);
+    let api = Api::start(&mut node);
+    api.put(broken_pod("web", 1));
+    api.fail(&[
+        (Verb::List, Fault::Later(6)),
+        (Verb::Watch, Fault::Later(6)),
+        (Verb::Delete, Fault::Later(6)),
+    ]);
+    let start = Instant::now();
+    let _agent = node.start_ready();
+    wait_at_least(&node, &repaired("delete", "success"), 1.0);
+    // The pauses alone, without what the server asks for, are of less than four seconds altogether.
+    assert!(start.elapsed() >= Duration::from_secs(12), "{:?}\n{}", start.elapsed(), node.log());
+    assert_eq!(api.changes_of("web").len(), 1);
+}
+
+/// Takes five minutes, which is how long a watch may say nothing: `make race` plays it.
+#[test]
+#[ignore = "takes five minutes: make race"]
+fn a_watch_that_stays_silent_is_made_anew_and_misses_nobody() {
+    let mut node = node(DELETE);
+    let api = Api::start(&mut node);
+    api.fail(&[(Verb::Watch, Fault::SilentWatch)]);
+    let _agent = node.start_ready();
+    wait(&node, "the watch", || api.state().watches == 1);
+    api.put(broken_pod("unseen", 1));
+    let waited = e2e::process::until("the pod to be seen", Duration::from_secs(900), &[], || {
+        Ok((done(&node, "delete") >= 1.0).then_some(()))
+    });
+    waited.unwrap_or_else(|error| panic!("{error:#}\n{}", node.log()));
+    assert_eq!(api.state().lists, 1, "it went on from where it was");
+    assert_eq!(metric(&node, "istio_cni_watch_restarts_total{watch=\"pods\"}"), Some(1.0));
+}
+
+/// The clock of the day jumps by days; what waits, waits by the kernel's monotonic clock.
+#[test]
+fn a_clock_that_jumps_makes_no_pod_wait_and_none_be_tried_more_often() {
+    for jump in ["-3d", "+3d"] {
+        let mut node = node(DELETE);
+        let clock = node.path("clock");
+        fs::write(&clock, "+0").expect("writes");
+        let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+        assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
+        for (name, value) in [
+            ("LD_PRELOAD", library.as_str()),
+            ("FAKETIME_TIMESTAMP_FILE", &clock.display().to_string()),
+            ("FAKETIME_NO_CACHE", "1"),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ] {
+            node.set(name, value);
+        }
+        let api = Api::start(&mut node);
+        api.put(broken_pod("web", 1));
+        api.fail(&[(Verb::Delete, Fault::Later(3)), (Verb::Delete, Fault::Later(3))]);
+        let _agent = node.start_ready();
+        wait_at_least(&node, &attempts("delete", "unanswered"), 1.0);
+        fs::write(&clock, jump).expect("writes");
+        wait_at_least(&node, &repaired("delete", "success"), 1.0);
+        assert_eq!(metric(&node, &attempts("delete", "unanswered")), Some(2.0), "{jump}");
+        let waited =
+            metric(&node, "istio_cni_repair_delay_seconds_sum{type=\"delete\"}").expect("the metric");
+        assert!((4.0..EARLY.as_secs_f64()).contains(&waited), "{jump}: {waited}\n{}", node.log());
+        wait(&node, "the event", || !api.events_about("web").is_empty());
+        let days: BTreeSet<String> = node
+            .log()
+            .lines()
+            .filter_map(|line| line.split_once('T').map(|(day, _)| day.to_owned()))
+            .collect();
+        assert!(days.len() > 1, "the clock did jump: {}", node.log());
     }
 }
 

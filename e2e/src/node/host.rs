@@ -98,6 +98,19 @@ impl Host {
         let target = self.first_process.to_string();
         process::prefixed(&["nsenter", "--target", &target, "--mount", "--pid", "--net", "--"], command)
     }
+
+    /// Kills every process but the first, and waits until they are gone.
+    pub(super) fn kill_all(&self) -> Result<()> {
+        // The shell is spared by `kill -1`, which means all others that it sees.
+        let mut kill = self.command(&process::command("sh", ["-c", "kill -s KILL -- -1; exit 0"]));
+        process::run(&mut kill, Duration::from_secs(120))?.ok()?;
+        let mut count = self.command(&process::command("sh", ["-c", "ls -d /proc/[0-9]* | wc -l"]));
+        until("the node's processes to be gone", Duration::from_secs(120), &[&self.keeper], || {
+            let count = process::run(&mut count, Duration::from_secs(120))?.ok()?;
+            // The first process, the shell and its two.
+            Ok((count.stdout.trim().parse::<u32>()? <= 4).then_some(()))
+        })
+    }
 }
 
 impl Drop for Host {

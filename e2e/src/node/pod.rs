@@ -90,11 +90,16 @@ impl<'a> Pod<'a> {
     }
 
     /// Waits until the pod is as `is_so` wants it, and returns what that returns.
-    pub fn wait<T>(&self, what: &str, deadline: Duration, is_so: impl Fn(&Value) -> Option<T>) -> Result<T> {
+    pub fn wait<T>(
+        &self,
+        what: &str,
+        deadline: Duration,
+        mut is_so: impl FnMut(&Value) -> Option<T>,
+    ) -> Result<T> {
         let mut last = None;
         let waited = until(&format!("pod {} {what}", self.name), deadline, &[], || {
             last = self.object()?;
-            Ok(last.as_ref().and_then(&is_so))
+            Ok(last.as_ref().and_then(&mut is_so))
         });
         waited.map_err(|error| {
             let status = last.map_or("unknown to the kubelet".to_owned(), |pod| pod["status"].to_string());

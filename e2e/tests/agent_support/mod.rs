@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod fleet;
+pub mod host_agent;
+
 use std::fs;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -182,6 +185,15 @@ pub fn is_ready(pod: &Value) -> Option<()> {
 
 /// The entry with more patience than a machine that stands still for a minute uses up, and less than a kubelet has.
 pub const PATIENT_ENTRY: &str = r#"{"name":"istio-cni","type":"istio-cni","plugin_log_level":"info","cni_agent_run_dir":"__CNI_AGENT_RUN_DIR__","pod_namespace":"__POD_NAMESPACE__","add_timeout":"100s"}"#;
+
+/// A metric of the agent on the node's network.
+pub fn metric(node: &Node<'_>, name: &str) -> Result<Option<f64>> {
+    let curl =
+        process::command("curl", ["--silent", "--fail", "--max-time", "5", "http://127.0.0.1:15014/metrics"]);
+    let answer = node.namespace().run(&curl)?;
+    let value = answer.stdout.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    Ok(value.and_then(|value| value.parse().ok()))
+}
 
 pub fn entries(node: &Node<'_>) -> Result<String> {
     Ok(fs::read_to_string(node.conf_dir().join(PRIMARY_CONFLIST))?)

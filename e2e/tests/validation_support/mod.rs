@@ -10,12 +10,16 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
+use e2e::image::Image;
 use e2e::netns::Namespace;
 use e2e::process::{self, Output, SHORT};
 use e2e::program;
 use e2e::traffic::PROXY_ID;
 use serde_json::Value;
 use tempfile::NamedTempFile;
+
+/// A pod as the injector writes it, validated before it may start.
+pub const MANIFEST: &str = include_str!("../../manifests/validated-pod.yaml");
 
 /// Flags as the injector writes them.
 pub const INJECTED: &str =
@@ -30,6 +34,24 @@ pub const APP: (u32, u32) = (1000, 1000);
 pub fn istio_validation() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| program::under_test("istio-validation").expect("istio-validation is built"))
+}
+
+/// The image of [`MANIFEST`]: the program alone, with the libraries it is linked against.
+pub fn image() -> Result<Image> {
+    let program = istio_validation();
+    let mut image =
+        Image::new("docker.io/local/istio-validation:1").program("bin/istio-validation", program)?;
+    let libraries = process::run(&mut process::command("ldd", [program]), process::SHORT)?.ok()?.stdout;
+    let paths = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+    for path in paths {
+        let relative = path.trim_start_matches('/');
+        let folders = Path::new(relative).ancestors().skip(1).filter(|folder| *folder != Path::new(""));
+        for folder in folders.collect::<Vec<_>>().into_iter().rev() {
+            image = image.folder(&folder.to_string_lossy());
+        }
+        image = image.program(relative, Path::new(path))?;
+    }
+    Ok(image.entrypoint(&["/bin/istio-validation"]))
 }
 
 /// A run of the program: how it ended, and the termination message it left.

@@ -59,6 +59,14 @@ pub enum PodsError {
         /// What the server says.
         message: String,
     },
+    /// Not now: the server says when to come back.
+    #[error("cannot read the node's pods: {text}")]
+    Later {
+        /// What else it says.
+        text: String,
+        /// When.
+        after: Duration,
+    },
     /// No answer, or another one.
     #[error("cannot read the node's pods: {0}")]
     Unreachable(String),
@@ -69,9 +77,12 @@ impl From<Failure> for PodsError {
         match failure {
             Failure::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
             Failure::Forbidden(words) => Self::Denied { code: 403, message: words.text },
+            Failure::Busy { retry_after: Some(after), .. } => {
+                Self::Later { text: failure.to_string(), after }
+            }
             Failure::Impossible(_)
             | Failure::NotFound(_)
-            | Failure::Busy { .. }
+            | Failure::Busy { retry_after: None, .. }
             | Failure::Garbled { .. }
             | Failure::Untrusted { .. }
             | Failure::Unreachable { .. }

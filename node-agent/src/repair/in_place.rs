@@ -121,6 +121,7 @@ impl Mender {
 fn unread(error: PodsError) -> Outcome {
     match error {
         PodsError::NoNode | PodsError::Denied { .. } => Trouble::new("refused", error).into(),
+        PodsError::Later { text, after } => Outcome::Unanswered { text, retry_after: Some(after) },
         PodsError::Unreachable(text) => Outcome::Unanswered { text, retry_after: None },
     }
 }

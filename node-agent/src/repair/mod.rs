@@ -360,8 +360,9 @@ impl PodsUnavailable {
     const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Watch(WatchEnd::Broken { retry_after, .. }) => *retry_after,
+            Self::List(PodsError::Later { after, .. }) => Some(*after),
             Self::NoClient(_)
-            | Self::List(_)
+            | Self::List(PodsError::NoNode | PodsError::Denied { .. } | PodsError::Unreachable(_))
             | Self::Watch(WatchEnd::InTime | WatchEnd::Expired | WatchEnd::Denied(_)) => None,
         }
     }

@@ -24,6 +24,12 @@ pub enum Fault {
     Silence,
     /// It is done, and then the connection is closed without a word.
     DoneInSilence,
+    /// It never answers, and keeps the connection.
+    Hang,
+    /// It is done, and never answered.
+    DoneAndHang,
+    /// A watch begins, and nothing ever comes.
+    SilentWatch,
     /// A watch says in its stream that it has an error of this code.
     InStream(u16),
 }
@@ -245,7 +251,11 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
         Some(Fault::Status(status)) => return send(&mut stream, status, &failure(status), None),
         Some(Fault::Later(seconds)) => return send(&mut stream, 429, &failure(429), Some(seconds)),
         Some(Fault::Silence) => return,
-        Some(Fault::DoneInSilence | Fault::InStream(_)) | None => {}
+        Some(Fault::Hang) => {
+            drop(state);
+            return hang(&mut stream);
+        }
+        Some(Fault::DoneInSilence | Fault::DoneAndHang | Fault::SilentWatch | Fault::InStream(_)) | None => {}
     }
     let name = path.split("/pods/").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
@@ -279,9 +289,16 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
         }
     };
     drop(state);
-    if fault != Some(Fault::DoneInSilence) {
-        send(&mut stream, status, &answer, None);
+    match fault {
+        Some(Fault::DoneInSilence) => {}
+        Some(Fault::DoneAndHang) => hang(&mut stream),
+        _ => send(&mut stream, status, &answer, None),
     }
+}
+
+/// Until the client has enough.
+fn hang(stream: &mut TcpStream) {
+    let _ = stream.read(&mut [0]);
 }
 
 fn watch(mut stream: TcpStream, query: &str, shared: &(Mutex<State>, Condvar), fault: Option<Fault>) {
@@ -305,6 +322,10 @@ fn watch(mut stream: TcpStream, query: &str, shared: &(Mutex<State>, Condvar), f
         chunk(&(json!({"type": "ERROR", "object": status}).to_string() + "\n"));
         chunk("");
         return;
+    }
+    if fault == Some(Fault::SilentWatch) {
+        drop(state);
+        return hang(&mut stream);
     }
     let epoch = state.epoch;
     while alive && state.epoch == epoch {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use e2e::agent::DIRECTORIES;
 use e2e::port::free_port;
 use e2e::process::Patience;
 
@@ -40,7 +41,7 @@ impl Node {
         let folder = tempfile::tempdir().expect("a folder");
         let [health, monitoring, control] = std::array::from_fn(|_| free_port().expect("a port"));
         let mut node = Self { folder, env: BTreeMap::new(), health, monitoring, control };
-        for part in ["net.d", "bin", "image", "run", "account"] {
+        for (_, part) in DIRECTORIES {
             fs::create_dir(node.path(part)).expect("makes");
         }
         fs::write(node.path("image/istio-cni"), PLUGIN).expect("writes");
@@ -50,13 +51,7 @@ impl Node {
         for (name, text) in confs {
             fs::write(node.path("net.d").join(name), text).expect("writes");
         }
-        for (name, part) in [
-            ("MOUNTED_CNI_NET_DIR", "net.d"),
-            ("MOUNTED_CNI_BIN_DIR", "bin"),
-            ("SOURCE_CNI_BIN_DIR", "image"),
-            ("CNI_AGENT_RUN_DIR", "run"),
-            ("SERVICE_ACCOUNT_DIR", "account"),
-        ] {
+        for (name, part) in DIRECTORIES {
             let path = node.path(part).display().to_string();
             node.set(name, &path);
         }

@@ -1,0 +1,74 @@
+//! Agents of nodes that exist at the API server only, with the rights of their service account and the settings of the ConfigMap.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use e2e::agent::DIRECTORIES;
+use e2e::kube::ApiServer;
+use e2e::port::free_port;
+use e2e::process::Background;
+use e2e::program;
+
+use super::NAMESPACE;
+
+const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
+
+/// One of them, while it runs.
+pub struct FleetAgent {
+    pub process: Background,
+    monitoring: u16,
+}
+
+impl FleetAgent {
+    /// Starts the agent of a node, with a folder of its own.
+    pub fn start(api: &ApiServer, folder: &Path, node: &str, env: &[(&str, &str)]) -> Result<Self> {
+        let mut command = Command::new(program::under_test("install-cni")?);
+        command.args(["--log_output_level=debug", "--ctrlz_port=0"]).env_clear();
+        for (name, part) in DIRECTORIES.into_iter().chain([("MOUNTED_CNI_NETNS_DIR", "netns")]) {
+            fs::create_dir_all(folder.join(part))?;
+            command.env(name, folder.join(part));
+        }
+        fs::copy(program::under_test("istio-cni")?, folder.join("image/istio-cni"))?;
+        fs::write(folder.join("net.d/10-net.conflist"), CONFLIST)?;
+        fs::copy(api.ca_path(), folder.join("account/ca.crt"))?;
+        fs::write(folder.join("account/token"), api.token(NAMESPACE, "istio-cni")?)?;
+        let config = api.get("configmap", NAMESPACE, "istio-cni-config")?;
+        for (name, value) in config["data"].as_object().context("data")? {
+            command.env(name, value.as_str().unwrap_or_default());
+        }
+        let monitoring = free_port()?;
+        let (port, health) = (api.port().to_string(), free_port()?.to_string());
+        let common = [
+            ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
+            ("KUBERNETES_SERVICE_PORT", &port),
+            ("POD_NAMESPACE", NAMESPACE),
+            ("POD_NAME", "istio-cni-node-x"),
+            ("NODE_NAME", node),
+            ("HEALTH_PORT", &health),
+            ("MONITORING_PORT", &monitoring.to_string()),
+            ("MONITORING_ADDRESS", "127.0.0.1"),
+            ("MOUNTED_PROC_DIR", "/proc"),
+        ];
+        command.envs(common).envs(env.iter().copied());
+        let process = Background::start("install-cni", &command, &folder.join("log"))?.killed_on_drop();
+        Ok(Self { process, monitoring })
+    }
+
+    /// A metric; none while the agent does not answer, or has no such metric.
+    pub fn metric(&self, name: &str) -> Result<Option<f64>> {
+        let url = format!("http://127.0.0.1:{}/metrics", self.monitoring);
+        let text = Command::new("curl").args(["-s", &url]).output()?.stdout;
+        let text = String::from_utf8(text)?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(line.and_then(|value| value.parse().ok()))
+    }
+
+    /// The most memory it ever had, in KiB.
+    pub fn most_memory(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+}
