@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults swap rollouts runtimes check setup bench release
+.PHONY: demo test faults swap heal rollouts runtimes check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -25,6 +25,14 @@ swap:
 	scripts/setup-apt.sh
 	cargo build --locked -p istio-iptables -p e2e
 	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
+
+# A thousand random deletions of pods' rules, all healed by the release build, and what it costs that nothing is deleted; prints figures. `make test`
+# deletes fewer and has no bound on time.
+heal:
+	scripts/setup-apt.sh
+	export INSTALL_CNI="$$(scripts/release.sh install-cni)/install-cni"; \
+	HEALS=1000 cargo test --locked -p install-cni --test heal_random -- --nocapture --test-threads=1 && \
+	IDLE_SECONDS=600 cargo test --locked -p install-cni --test idle an_agent_that_heals -- --nocapture
 
 # The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
 rollouts: setup
