@@ -105,6 +105,12 @@ impl Ward {
         &self.charge.sandbox
     }
 
+    /// Whether nobody listens any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// The drift watch has looked at it again.
     pub fn tell(&self, pod: Arc<Candidate>, rules: Arc<Rules>, is_verified: bool) {
         let later = Self::order(pod, rules, is_verified);
