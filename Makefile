@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults trace swap rollouts runtimes chart manifests check setup bench release
+.PHONY: demo test faults heal trace swap rollouts runtimes chart manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -32,6 +32,14 @@ trace:
 	scripts/setup-apt.sh
 	TRACE_PLANS=200 cargo test --locked -p e2e --test trace_packets -- --nocapture
 	SAMPLES=100000 cargo test --release --locked -p redirect-core --test traffic_difference -- --nocapture
+
+# A thousand random deletions of pods' rules, all healed by the release build, and what it costs that nothing is deleted; prints figures. `make test`
+# deletes fewer and has no bound on time.
+heal:
+	scripts/setup-apt.sh
+	export INSTALL_CNI="$$(scripts/release.sh install-cni)/install-cni"; \
+	HEALS=1000 cargo test --locked -p install-cni --test heal_random -- --nocapture --test-threads=1 && \
+	IDLE_SECONDS=600 cargo test --locked -p install-cni --test idle an_agent_that_heals -- --nocapture
 
 # The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
 rollouts: setup

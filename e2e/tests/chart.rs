@@ -18,7 +18,7 @@ use e2e::tools;
 use serde_json::{Value, json};
 
 /// What the manifest has switched off: the mark of its lines, and the values that switch it on.
-fn features() -> [(&'static str, Value); 4] {
+fn features() -> [(&'static str, Value); 5] {
     let repair = |name: &str| {
         let mut repair = json!({"repairPods": false});
         repair[name] = json!(true);
@@ -26,6 +26,10 @@ fn features() -> [(&'static str, Value); 4] {
     };
     [
         ("drift-watch", json!({"repair": {"enabled": false}, "driftWatch": {"interval": "5m"}})),
+        (
+            "drift-heal",
+            json!({"repair": {"enabled": false}, "driftWatch": {"interval": "10m", "heal": true}}),
+        ),
         ("repair-in-place", repair("repairPods")),
         ("repair-delete", repair("deletePods")),
         ("repair-label", repair("labelPods")),
@@ -316,6 +320,7 @@ fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Resu
         json!({"nftSets": true, "global": {"nativeNftables": true}}),
         // Where repairs are made in place, the agent may already what the watch needs.
         json!({"driftWatch": {"interval": "5m"}}),
+        json!({"driftWatch": {"interval": "5m", "heal": true}}),
     ] {
         ensure!(template(followed.clone())? == before, "{followed} rolls the pods");
     }

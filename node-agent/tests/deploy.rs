@@ -84,6 +84,25 @@ fn the_drift_watch_is_switched_on_by_what_is_marked() {
 }
 
 #[test]
+fn healing_is_switched_on_by_what_is_marked() {
+    const MARK: &str = "# drift-heal: ";
+    assert_eq!(manifest().matches(MARK).count(), 12, "with the command");
+    let switched = manifest().replace(MARK, "");
+    for part in [
+        "\n  - {apiGroups: [\"\"], resources: [pods], verbs: [list]}\n",
+        "\n  - {apiGroups: [\"\"], resources: [events], verbs: [create]}\n",
+        "\n  DRIFT_WATCH_INTERVAL: 10m\n  DRIFT_HEAL: \"true\"\n",
+        "\n              add: [NET_ADMIN, SYS_ADMIN, SYS_PTRACE]\n",
+        "mountPath: /host/proc, readOnly: true}\n",
+        "mountPath: /host/var/run/netns, mountPropagation: HostToContainer, readOnly: true}\n",
+        "\n        - name: cni-netns-dir\n          hostPath: {path: /var/run/netns, type: DirectoryOrCreate}\n",
+        "\n        - name: host-proc\n          hostPath: {path: /proc, type: Directory}\n",
+    ] {
+        assert!(switched.contains(part), "{part}\n{switched}");
+    }
+}
+
+#[test]
 fn each_repair_is_switched_on_by_what_is_marked() {
     for (action, marked, parts) in [
         (

@@ -159,3 +159,51 @@ fn an_agent_that_watches_for_drift_does_not_grow() {
     );
     drop(namespaces);
 }
+
+/// An agent that listens to 200 pods, none of which changes.
+#[test]
+fn an_agent_that_heals_costs_next_to_nothing_while_nothing_drifts() {
+    let (seconds, is_release) = (seconds(), is_release());
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.set("DRIFT_WATCH_INTERVAL", "10m");
+    node.set("DRIFT_HEAL", "true");
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let pods = all_pods();
+    let namespaces: Vec<Namespace> = pods
+        .iter()
+        .map(|pod| {
+            let addresses = pods::addresses_of(pod).iter().map(ToString::to_string).collect::<Vec<_>>();
+            let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+            let namespace = sandboxes.add(pod["metadata"]["name"].as_str().expect("a name"), &addresses);
+            redirect(&namespace);
+            namespace
+        })
+        .collect();
+    let _api = PodApi::start(&mut node, pods);
+    let agent = node.start_ready();
+    let descriptors = || fs::read_dir(format!("/proc/{}/fd", agent.id())).expect("a process").count();
+    let before = descriptors();
+    pods::wait_at_least(&node, "istio_cni_heal_looks_total{result=\"as_planned\"}", f64::from(PODS));
+    assert_eq!(metric(&node, "istio_cni_heal_watched_pods"), Some(f64::from(PODS)));
+    let each = (descriptors() - before) as f64 / f64::from(PODS);
+    assert!((1.9..2.1).contains(&each), "{each} descriptors for a pod");
+    let (used, resident) = (processor_seconds(agent.id()), memory_kib(agent.id(), "VmRSS:"));
+    let looks = || metric(&node, &check("as_planned")).expect("a number");
+    let looked = looks();
+    thread::sleep(Duration::from_secs(u64::from(seconds)));
+    let used = processor_seconds(agent.id()) - used;
+    let now = memory_kib(agent.id(), "VmRSS:");
+    println!(
+        "{seconds} s, {PODS} pods listened to, {each} descriptors each, {} looks of the drift watch: {resident} KiB resident at first, {now} KiB at the end, {} KiB at most, {:.3} % of a core",
+        looks() - looked,
+        memory_kib(agent.id(), "VmHWM:"),
+        used / f64::from(seconds) * 100.0
+    );
+    assert!(now <= if is_release { 16 * 1024 } else { 48 * 1024 }, "{now} KiB");
+    assert!(now <= resident + 4096, "grew from {resident} to {now} KiB");
+    // Of a short time one look of the drift watch is much, and a debug build is slower.
+    if is_release && seconds >= 300 {
+        assert!(used <= f64::from(seconds) * 0.001, "{used} s");
+    }
+    drop(namespaces);
+}

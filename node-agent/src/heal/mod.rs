@@ -241,7 +241,8 @@ impl Healer {
             }
             Told::Seen { pod, rules, sandbox, is_verified } => {
                 let uid = pod.uid.clone();
-                match self.wards.get(&uid).filter(|ward| ward.sandbox().id() == sandbox.id()) {
+                let is_there = |ward: &&Ward| !ward.is_over() && ward.sandbox().id() == sandbox.id();
+                match self.wards.get(&uid).filter(is_there) {
                     Some(ward) => ward.tell(pod, rules, is_verified),
                     None => self.ward(&uid, Ward::order(pod, rules, is_verified), sandbox).await,
                 }
@@ -283,7 +284,7 @@ impl Healer {
         let now = Instant::now();
         self.wards.retain(|_, ward| {
             let sandbox = ward.sandbox();
-            Netns::open(sandbox.path()).is_ok_and(|there| there.id() == sandbox.id())
+            !ward.is_over() && Netns::open(sandbox.path()).is_ok_and(|there| there.id() == sandbox.id())
         });
         let path = &self.common.paths.netns;
         let directory = self.directory.get_or_insert_default();

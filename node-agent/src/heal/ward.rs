@@ -105,6 +105,12 @@ impl Ward {
         &self.charge.sandbox
     }
 
+    /// Whether nobody listens any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// The drift watch has looked at it again.
     pub fn tell(&self, pod: Arc<Candidate>, rules: Arc<Rules>, is_verified: bool) {
         let later = Self::order(pod, rules, is_verified);
@@ -288,12 +294,18 @@ impl Attendant {
         if matches!(outcome, Outcome::Healed { .. }) {
             self.charge.order.lock().unwrap_or_else(PoisonError::into_inner).is_verified = true;
         }
-        let is_news = match outcome {
-            Outcome::Healed { .. } => self.charge.is_reported.swap(false, Ordering::Relaxed),
-            Outcome::Interference(_) | Outcome::Failed(_) => next.say.is_some(),
-            Outcome::AsPlanned | Outcome::Gone => false,
+        let was_reported = match outcome {
+            Outcome::Healed { .. } | Outcome::AsPlanned => {
+                self.charge.is_reported.swap(false, Ordering::Relaxed)
+            }
+            Outcome::Interference(_) | Outcome::Failed(_) | Outcome::Gone => false,
         };
-        if is_news {
+        let is_new = match next.say {
+            Some((Say::Failed | Say::Recovered, _)) => true,
+            // Nobody was told of it before.
+            Some((Say::Healed | Say::Contested(_), _)) | None => false,
+        };
+        if was_reported || is_new {
             // It is the drift watch that says how pods are.
             let uid = order.pod.uid.clone();
             self.common.wishes.add(|wishes| wishes.pods.extend([uid]));

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use e2e::netns::{Families, Namespace};
+use e2e::netns::{Families, Namespace, Snapshot};
 use e2e::process::until;
 use netns_apply::ApplyOptions;
 use netns_apply::facts::addresses;
@@ -373,4 +373,24 @@ impl Proc {
         );
         self.add(process, &path, namespace);
     }
+}
+
+/// What others have in a namespace.
+pub const THEIRS: &str =
+    "nft 'table inet theirs { chain out { type filter hook output priority 0; tcp dport 7 counter; }; }'
+iptables-nft -t filter -A FORWARD -p tcp --dport 7 -j ACCEPT
+iptables-nft -t nat -N THEIRS
+iptables-nft -t nat -A THEIRS -p tcp --dport 7 -j RETURN
+ip rule add fwmark 0x77 lookup 77
+ip route add 192.0.2.0/24 dev eth0 table 77";
+
+/// What is in a namespace and was not before, or the other way round. Order aside, and the numbers that the kernel gives to policy rules: both
+/// are compared by [`mismatch`] as far as they matter.
+pub fn lost_or_added(namespace: &Namespace, before: &Snapshot) -> Vec<String> {
+    let changes = namespace.snapshot().expect("a snapshot").changes_since(before);
+    let is_numbered = |line: &str| line.ends_with("fwmark 0x539 lookup 133");
+    let changes = changes.iter().filter(|change| {
+        !change.line.starts_with("the same lines in another order") && !is_numbered(change.line.trim_end())
+    });
+    changes.map(ToString::to_string).collect()
 }

@@ -8,16 +8,17 @@
 {{- $repair = ternary "in-place" $repair .repair.repairPods }}
 {{- end }}
 {{- $watches := not (has .driftWatch.interval (list "" "0" "0s")) }}
+{{- $reads := or (eq $repair "in-place") (and $watches .driftWatch.heal) }}
 {{- $capabilities := list }}
 {{- if or $watches (eq $repair "in-place") }}{{ $capabilities = list "NET_ADMIN" "SYS_ADMIN" }}{{ end }}
-{{- if eq $repair "in-place" }}{{ $capabilities = append $capabilities "SYS_PTRACE" }}{{ end }}
+{{- if $reads }}{{ $capabilities = append $capabilities "SYS_PTRACE" }}{{ end }}
 {{- $verbs := list }}
 {{- if or $watches $repair }}{{ $verbs = append $verbs "list" }}{{ end }}
 {{- if $repair }}{{ $verbs = append $verbs "watch" }}{{ end }}
 {{- if eq $repair "delete" }}{{ $verbs = append $verbs "delete" }}{{ end }}
 repair: {{ $repair | quote }}
 watches: {{ $watches }}
-readsProcesses: {{ eq $repair "in-place" }}
+readsProcesses: {{ $reads }}
 entersPods: {{ or $watches (eq $repair "in-place") }}
 tellsOfPods: {{ or $watches (ne $repair "") }}
 podVerbs: {{ toJson $verbs }}
@@ -37,6 +38,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- if and .nftSets .global.nativeNftables }}{{ $_ := set $config "NFT_SETS" true }}{{ end }}
 {{- if .strictCapture }}{{ $_ := set $config "STRICT_CAPTURE" true }}{{ end }}
 {{- if $powers.watches }}{{ $_ := set $config "DRIFT_WATCH_INTERVAL" .driftWatch.interval }}{{ end }}
+{{- if and $powers.watches .driftWatch.heal }}{{ $_ := set $config "DRIFT_HEAL" true }}{{ end }}
 {{- if $powers.repair }}
 {{- $_ := set $config (get (dict "in-place" "REPAIR_REPAIR_PODS" "delete" "REPAIR_DELETE_PODS" "label" "REPAIR_LABEL_PODS") $powers.repair) true }}
 {{- if ne .repair.initContainerName "istio-validation" }}{{ $_ := set $config "REPAIR_INIT_CONTAINER_NAME" .repair.initContainerName }}{{ end }}
@@ -71,7 +73,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{/* A hash of what the agent reads only when it starts. It follows the rest by itself, without a rollout. */}}
 {{- define "istio-cni.checksum" }}
 {{- $config := include "istio-cni.config" . | fromYaml }}
-{{- range list "EXCLUDE_NAMESPACES" "NATIVE_NFTABLES" "NFT_SETS" "STRICT_CAPTURE" "CNI_NETWORK_CONFIG" "LOG_LEVEL" "LOG_OUTPUT_LEVEL" "DRIFT_WATCH_INTERVAL" "ISTIO_OUTBOUND_OWNER_GROUPS" "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR" }}
+{{- range list "EXCLUDE_NAMESPACES" "NATIVE_NFTABLES" "NFT_SETS" "STRICT_CAPTURE" "CNI_NETWORK_CONFIG" "LOG_LEVEL" "LOG_OUTPUT_LEVEL" "DRIFT_WATCH_INTERVAL" "DRIFT_HEAL" "ISTIO_OUTBOUND_OWNER_GROUPS" "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR" }}
 {{- $_ := unset $config . }}
 {{- end }}
 {{- toYaml $config | sha256sum }}

@@ -33,6 +33,9 @@
 {{- if and $values.nftSets (not $values.global.nativeNftables) }}
 {{- $warnings = append $warnings "nftSets: only native nftables rules have sets, and global.nativeNftables is false" }}
 {{- end }}
+{{- if and $values.driftWatch.heal (not $powers.watches) }}
+{{- $warnings = append $warnings "driftWatch.heal: nothing is watched, driftWatch.interval is not set" }}
+{{- end }}
 {{- if and $values.global.networkPolicy.enabled $values.hostNetwork }}
 {{- $warnings = append $warnings "global.networkPolicy.enabled: Kubernetes applies no NetworkPolicy to pods on the node's network, and hostNetwork is true" }}
 {{- end }}
