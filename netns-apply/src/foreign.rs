@@ -25,14 +25,24 @@ use std::{io, time::Instant};
 /// # Errors
 /// The namespace cannot be looked at.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
-    let mut ruleset = nf_tables(options)?;
-    for family in Family::BOTH {
-        legacy(&options.programs, family, options.most_read, &mut ruleset)?;
-    }
+    let ruleset = ruleset(options)?;
     // A namespace whose addresses cannot be read is entered for nothing: without them no traffic can be judged.
     let (addresses, interfaces) = (unread(facts::addresses())?, unread(facts::interfaces())?);
     let pod = Pod { addresses: &addresses, interfaces: &interfaces };
     Ok(interference::find(&ruleset, plan, &pod))
+}
+
+/// Every rule in the calling thread's network namespace, whoever's: those of nf_tables, and legacy tables that something installed
+/// here can list.
+///
+/// # Errors
+/// The namespace cannot be looked at.
+pub fn ruleset(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
+    let mut ruleset = nf_tables(options)?;
+    for family in Family::BOTH {
+        legacy(&options.programs, family, options.most_read, &mut ruleset)?;
+    }
+    Ok(ruleset)
 }
 
 fn unread<T>(answer: io::Result<T>) -> Result<T, ApplyError> {
