@@ -3,6 +3,9 @@
 mod plugin_support;
 mod redirectctl_support;
 
+use std::fs;
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use redirectctl_support::{Patient, States, redirectctl};
 use serde_json::Value;
@@ -115,5 +118,64 @@ fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
         excluded.contains("ends at: untouched") && excluded.contains("excludeInboundPorts"),
         "{excluded}"
     );
+    Ok(())
+}
+
+/// What somebody notices who has such a pod, in the words of docs/troubleshooting.md.
+fn symptom(state: &str) -> Option<&'static str> {
+    Some(match state {
+        "plugin never ran" => "The sidecar sees no traffic at all; the mesh's policies do not apply",
+        "foreign accept" => "Calls of the application pass by the proxy although every rule is there",
+        "foreign nat chain" => "Connections to one port of the pod reach another program",
+        "foreign drop" => "Calls of the application hang, and the proxy never sees them",
+        "port excluded" => "One port of the application is reached without the proxy",
+        "nobody answers DNS" => "No name can be resolved in the pod",
+        "no proxy yet" => "Every connection is refused",
+        "stranger on the port" => "Connections reach a process that is not the proxy",
+        "capture removed" => "Calls of the application pass by the proxy, those to it do not",
+        "hook removed" => "Connections to the pod pass by the proxy, its own calls do not",
+        "one family removed" => "IPv6 passes by the proxy, IPv4 does not",
+        "policy rule removed" => "With TPROXY, connections to the pod hang",
+        "passthrough address removed" => "IPv6 connections to the application fail behind the proxy",
+        "legacy rules beside" => "Redirection works on some nodes only, or to the wrong port",
+        "table asleep" => "All rules are listed, and none has an effect",
+        "lo without address" => "Proxy and application cannot reach each other",
+        "annotation that nobody understands" => "The pod is not created: error of the plugin, code 100",
+        "annotation that is misspelt" => "An annotation has no effect",
+        "one family not captured" => "In a dual-stack pod, one family passes by the proxy",
+        "application with the proxy's user" => "Calls of one container pass by the proxy",
+        "init container before the proxy" => "An init container has no network",
+        "proxy taken away afterwards" => "A pod without a proxy has no network",
+        "sandboxed runtime" => "Every rule is in force, and no traffic is redirected",
+        _ => return None,
+    })
+}
+
+#[test]
+fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
+    let mut page = fs::read_to_string(&path)?;
+    let mut told = String::new();
+    for state in States::broken() {
+        let symptom = symptom(state.name).with_context(|| format!("{}: has no symptom", state.name))?;
+        let patient = state.patient(0)?;
+        let netns = patient.namespace().path().display().to_string();
+        let output = redirectctl(&["netns", &netns, "-f", &patient.manifest()?])?;
+        let lines = output
+            .stdout
+            .lines()
+            .skip_while(|line| !line.starts_with("error") && !line.starts_with("warning"));
+        let findings: Vec<&str> = lines.collect();
+        told += &format!("### {symptom}\n\n```text\n{}\n```\n\n", findings.join("\n"));
+    }
+    let begin = "<!-- states -->\n";
+    let start = page.find(begin).context("a place for it")? + begin.len();
+    let end = start + page[start..].find("<!-- end -->").context("an end of it")?;
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        page.replace_range(start..end, &told);
+        fs::write(path, page)?;
+    } else {
+        assert_eq!(&page[start..end], told, "run UPDATE_DOCS=1 cargo test -p e2e --test redirectctl_states");
+    }
     Ok(())
 }
