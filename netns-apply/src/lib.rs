@@ -48,7 +48,7 @@ pub use error::{Aftermath, ApplyError, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
-pub use foreign::{Live, interference};
+pub use foreign::{Live, interference, ruleset};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]

@@ -4,6 +4,7 @@ mod table;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,9 +14,11 @@ use cni_core::selection::Programming;
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
+use netns_apply::{ApplyOptions, observe, ruleset};
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings};
-use redirect_core::{Redirect, json};
+use redirect_core::trace::{Detail, Packet, Rules};
+use redirect_core::{Redirect, RulePlan, json};
 use settings_cli::{Input, Line, Program, RunOptions};
 
 use crate::cause::Finding;
@@ -23,16 +26,23 @@ use crate::diagnosis::{Decided, findings};
 use crate::input::{self, Trouble};
 use crate::inspect::inspect;
 use crate::node::Node;
+use crate::packet::{Said, packet};
 use crate::paper::Layout;
 use crate::plan::{self, Format};
 use crate::pod::Pod;
 use crate::report::{self, Report};
 use crate::scan::Scan;
-use crate::{FAILED, FINE, show, why};
+use crate::traffic::{self, Compared};
+use crate::{FAILED, FINE, FOUND, show, why};
 pub use table::{COMMANDS, Definition, PROGRAM};
 
 /// Where runtimes keep pods' network namespaces.
 pub(crate) const NETNS_DIR: &str = "/var/run/netns";
+
+/// What flags begin with where a manifest could stand.
+const FLAGS: &str = "flags:";
+/// The address of a pod that has none yet: one of the documentation.
+const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// What a command answers: text for standard output, and the exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -222,7 +232,7 @@ impl Given {
         wrong
     }
 
-    fn addresses(&self) -> Result<Vec<std::net::IpAddr>, String> {
+    fn addresses(&self) -> Result<Vec<IpAddr>, String> {
         let Some(text) = self.flag("address") else { return Ok(Vec::new()) };
         let parse =
             |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is no address"));
@@ -295,7 +305,7 @@ fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, SkipReason>,
     }
     if addresses.is_empty() {
         log::warn!(target: DEFAULT_SCOPE, "the pod has no address yet; the plan is made for an IPv4 address; --address says others");
-        addresses.push(std::net::Ipv4Addr::new(192, 0, 2, 1).into());
+        addresses.push(SOMEWHERE);
     }
     let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
     match node.decide(pod, &NamespaceFacts::new(&addresses)) {
@@ -357,7 +367,7 @@ fn verify(given: &Given) -> Result<Answer, Trouble> {
     let options = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?;
     let programming = Programming { backend: options.backend, native_form: options.native_form };
     let netns = Netns::open(&path).map_err(Trouble::of)?;
-    let looked = inspect(&netns, programming, |facts| {
+    let looked = inspect(&netns, Some(programming), |facts| {
         let wanted = of_settings(&given.input.settings, facts);
         (wanted.as_ref().ok().map(|redirect| redirect.plan()), wanted)
     });
@@ -421,6 +431,104 @@ fn node_name(given: &Given) -> Result<String, Trouble> {
     }
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(Trouble::of)?;
     Ok(name.trim().to_lowercase())
+}
+
+/// `trace`
+fn trace(given: &Given) -> Result<Answer, Trouble> {
+    let said = Said {
+        sender: given.flag("as"),
+        to: given
+            .flag("to")
+            .ok_or_else(|| Trouble::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp"))?,
+        from: given.flag("from"),
+        interface: given.flag("interface"),
+        mark: given.flag("mark"),
+        state: given.flag("state"),
+    };
+    let (rules, packet) = match given.flag("netns") {
+        Some(path) => in_namespace(path, &said, given)?,
+        None => {
+            let redirect = match given.pod()? {
+                Some(pod) => match decide(&pod, given)? {
+                    Ok(redirect) => redirect,
+                    Err(reason) => return Ok(skipped(&pod, reason, given)),
+                },
+                None => settings_here(given)?,
+            };
+            let plan = redirect.plan();
+            let packet =
+                packet(&said, Some(&plan), &given.addresses().map_err(Trouble::of)?).map_err(Trouble)?;
+            (Rules::of_plan(&plan, packet.family()), packet)
+        }
+    };
+    let trace = rules.trace(&packet);
+    let detail = if given.flag("every") == Some("true") { Detail::Every } else { Detail::Met };
+    let text =
+        if given.is_json() { pretty(&traffic::trace_json(&trace)) } else { traffic::told(&trace, detail) };
+    Ok(Answer { text, code: FINE })
+}
+
+/// All rules of a network namespace, whoever's; those of the pod that is given know their settings.
+fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Packet), Trouble> {
+    let pod = given.pod()?;
+    let netns = Netns::open(path).map_err(Trouble::of)?;
+    let read = netns.run(|| {
+        let addresses = facts::addresses().map_err(Trouble::of)?;
+        let plan = pod.as_ref().and_then(|pod| {
+            Node::default().decide(pod, &NamespaceFacts::new(&addresses).with_names(&NameFiles)).plan()
+        });
+        let packet = packet(said, plan.as_ref(), &addresses).map_err(Trouble)?;
+        let options = ApplyOptions::default();
+        let ruleset = ruleset(&options).map_err(Trouble::of)?;
+        let routing = observe(&options).map_err(Trouble::of)?.routing;
+        Ok((Rules::of_ruleset(&ruleset, &routing, packet.family(), plan.as_ref()), packet))
+    });
+    read.map_err(Trouble::of)?
+}
+
+/// `diff`
+fn diff(given: &Given) -> Result<Answer, Trouble> {
+    let (mut plans, mut wrong) = (Vec::new(), Vec::new());
+    for operand in &given.operands {
+        match side(operand, given) {
+            Ok(plan) => plans.push(plan),
+            Err(Trouble(all)) => wrong.extend(all.into_iter().map(|what| format!("{operand}: {what}"))),
+        }
+    }
+    let [before, after] = plans.as_slice() else { return Err(Trouble(wrong)) };
+    let compared = Compared::of(before, after);
+    let text = if given.is_json() { pretty(&compared.json()) } else { compared.text(given.layout) };
+    Ok(Answer { text, code: if compared.traffic.is_empty() { FINE } else { FOUND } })
+}
+
+/// The plan of one side: of a manifest, or of flags. A pod that is left alone has the plan of nothing.
+fn side(operand: &str, given: &Given) -> Result<RulePlan, Trouble> {
+    let Some(words) = operand.strip_prefix(FLAGS) else {
+        return Ok(match decide(&input::pod_of_file(operand)?, given)? {
+            Ok(redirect) => redirect.plan(),
+            Err(_) => RulePlan::empty(),
+        });
+    };
+    let words = words.split_whitespace().map(|word| OsString::from(word.trim_matches('\'')));
+    let plan = COMMANDS
+        .iter()
+        .find(|command| command.takes_settings)
+        .ok_or_else(|| Trouble::of("no flags are known"))?;
+    let line = match plan.line().read(words) {
+        Ok(Line::Work(line)) => line,
+        Ok(Line::Print(_)) => return Err(Trouble::of("asks for help, not for rules")),
+        Err(usage) => return Err(Trouble::of(usage)),
+    };
+    let settings = plan.program().input(line, []).settings;
+    let refused: Vec<String> = settings.refused().iter().map(ToString::to_string).collect();
+    if !refused.is_empty() {
+        return Err(Trouble(refused));
+    }
+    let mut addresses = given.addresses().map_err(Trouble::of)?;
+    if addresses.is_empty() {
+        addresses.push(SOMEWHERE);
+    }
+    Ok(of_settings(&settings, &NamespaceFacts::new(&addresses))?.plan())
 }
 
 /// `why`

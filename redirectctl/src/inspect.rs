@@ -8,7 +8,7 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsError};
 use netns_apply::pod::{owner, suitable};
-use netns_apply::{ApplyOptions, Mismatch, observe, unreadable_tables, verify};
+use netns_apply::{ApplyError, ApplyOptions, Mismatch, observe, unreadable_tables, verify};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
@@ -65,13 +65,13 @@ fn kernel(error: &dyn std::fmt::Display) -> LookError {
 }
 
 /// Looks into a namespace. `plan` makes the plan that it is compared with, from the facts of the namespace; whatever else it makes is
-/// handed back.
+/// handed back. Where nobody says what programs the rules, those that are found are compared as what they are.
 ///
 /// # Errors
 /// The namespace cannot be looked into.
 pub fn inspect<T: Send>(
     netns: &Netns,
-    programming: Programming,
+    programming: Option<Programming>,
     plan: impl FnOnce(&NamespaceFacts<'_>) -> (Option<RulePlan>, T) + Send,
 ) -> Result<(Inspection, T), LookError> {
     let outside = owner();
@@ -79,21 +79,22 @@ pub fn inspect<T: Send>(
         let addresses = facts::addresses().map_err(|error| kernel(&error))?;
         let (plan, more) = plan(&NamespaceFacts::new(&addresses).with_names(&NameFiles));
         let foreign = owner() != outside;
-        let options = ApplyOptions {
+        let options = |programming: Programming| ApplyOptions {
             backend: suitable(programming.backend, foreign),
             native_form: programming.native_form,
             most_read: Some(MOST_RULES),
             ..ApplyOptions::default()
         };
-        let observed = observe(&options).map_err(|error| kernel(&error))?;
+        let usual = programming.unwrap_or_else(|| Programming::new(false, false));
+        let observed = observe(&options(usual)).map_err(|error| kernel(&error))?;
+        let candidates = programming.map_or_else(|| found(&observed), |programming| vec![programming]);
+        let options = options(candidates.first().copied().unwrap_or(usual));
         let hidden = unreadable_tables(&options.programs);
         let in_force = in_force(&observed);
         // Where there is nothing, nothing is to be compared: every rule would be told as missing.
         let compared = plan.as_ref().filter(|_| !in_force.is_empty());
-        let mismatch = match compared {
-            Some(plan) => verify(plan, &options).map_err(|error| kernel(&error))?,
-            None => None,
-        };
+        let mismatch = compared.map_or(Ok(None), |plan| compare(plan, &candidates, &options));
+        let mismatch = mismatch.map_err(|error| kernel(&error))?;
         let lacking = match &plan {
             Some(plan) if in_force.is_empty() => lacking(plan, options.backend),
             Some(_) | None => Vec::new(),
@@ -101,6 +102,34 @@ pub fn inspect<T: Send>(
         let listeners = listeners().map_err(|error| kernel(&error))?;
         Ok((Inspection { addresses, in_force, listeners, hidden, mismatch, lacking, foreign }, more))
     })?
+}
+
+/// What may have programmed the rules that are there, the likeliest first.
+fn found(observed: &Observation) -> Vec<Programming> {
+    if observed.native.is_empty() {
+        vec![Programming::new(false, false)]
+    } else {
+        vec![Programming::new(true, false), Programming::new(true, true)]
+    }
+}
+
+/// Compares with the plan as each of these would have programmed it. What differs by all of them is told by the first.
+fn compare(
+    plan: &RulePlan,
+    candidates: &[Programming],
+    options: &ApplyOptions,
+) -> Result<Option<Mismatch>, ApplyError> {
+    let mut first = None;
+    for programming in candidates {
+        let options = ApplyOptions { native_form: programming.native_form, ..options.clone() };
+        match verify(plan, &options)? {
+            Some(Mismatch::Different(differences)) => {
+                first.get_or_insert(Mismatch::Different(differences));
+            }
+            other => return Ok(other),
+        }
+    }
+    Ok(first)
 }
 
 fn in_force(observed: &Observation) -> Vec<InForce> {

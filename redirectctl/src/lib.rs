@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod listeners;
 pub mod meaning;
 pub mod node;
+pub mod packet;
 pub mod paper;
 pub mod picture;
 pub mod plan;
@@ -17,6 +18,7 @@ pub mod pod;
 pub mod report;
 pub mod scan;
 pub mod show;
+pub mod traffic;
 pub mod why;
 
 use std::ffi::OsString;

@@ -111,10 +111,10 @@ impl Node {
         }
     }
 
-    /// What programs pods' rules.
+    /// What programs pods' rules, where the configuration is known.
     #[must_use]
-    pub fn programming(&self) -> Programming {
-        self.conf.as_ref().map_or_else(|| Programming::new(false, false), |conf| conf.programming)
+    pub fn programming(&self) -> Option<Programming> {
+        self.conf.as_ref().map(|conf| conf.programming)
     }
 
     /// Why a pod is left alone for its name, if so.
@@ -164,7 +164,7 @@ mod tests {
             (codes(&good), good.order.as_slice()),
             (vec![], &["ptp".to_owned(), PLUGIN.to_owned()][..])
         );
-        assert_eq!(good.programming(), Programming::new(true, false));
+        assert_eq!(good.programming(), Some(Programming::new(true, false)));
         let pod = |namespace: &str| PodName { namespace: namespace.into(), name: "x".into() };
         assert_eq!(good.skips(&pod("kube-system")), Some(SkipReason::NamespaceExcluded));
         assert_eq!(good.skips(&pod("shop")), None);

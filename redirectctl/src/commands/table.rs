@@ -116,6 +116,11 @@ const CONF: Row = Row::new(
     "The network configurations of the node's runtime, whose entry of istio-cni says how pods are programmed.",
 )
 .flag("cni-conf-dir");
+const ADDRESS: Row = Row::new(
+    Takes::List("ADDRESSES"),
+    "The pod's addresses, which decide about address families. Without them those of the pod's status count, or of the network namespace.",
+)
+.flag("address");
 const NODE_CONF: Row = Row { default: CONF_DIR, ..CONF };
 const NETNS_FOLDER: Row = Row::new(Takes::Path, "Where the node's runtime keeps network namespaces.")
     .flag("netns-dir")
@@ -135,11 +140,7 @@ pub const COMMANDS: &[Definition] = &[
             POD,
             KUBECONFIG,
             CONF,
-            Row::new(
-                Takes::List("ADDRESSES"),
-                "The pod's addresses, which decide about address families. Without them those of the pod's status count, or of the network namespace.",
-            )
-            .flag("address"),
+            ADDRESS,
             Row::new(Takes::Choice(Format::WORDS), "The language of the plan; dot and mermaid are pictures of the chains.")
                 .flag("format")
                 .default("text"),
@@ -241,6 +242,66 @@ pub const COMMANDS: &[Definition] = &[
             ),
         ]),
         run: super::scan,
+    },
+    Definition {
+        name: "trace",
+        alias: None,
+        full_name: "redirectctl trace",
+        about: "Follows one packet through the rules of a plan, or of a network namespace with all rules of others: every rule that is about it, the one that decides, and where it ends.",
+        operands: &[],
+        needs: 0,
+        rows: &[
+            Row::new(
+                Takes::Text("WHO"),
+                "Who sends the packet: app, proxy, outside, or a user of the pod as UID or UID:GID.",
+            )
+            .flag("as")
+            .default("app"),
+            Row::new(Takes::Text("IP:PORT"), "Where the packet goes; with /udp behind it, a datagram.").flag("to"),
+            Row::new(Takes::Text("IP"), "Where the packet comes from, with or without a port.").flag("from"),
+            Row::new(Takes::Text("NAME"), "By which interface it comes in or goes out.").flag("interface"),
+            Row::new(Takes::Text("MARK"), "Its mark.").flag("mark"),
+            Row::new(Takes::Choice(crate::packet::STATES), "What connection tracking says of it.").flag("state").default("new"),
+            Row::new(Takes::Switch, "Shows also the rules that are not about it, and why not.").flag("every").default("false"),
+            Row::new(Takes::Path, "A network namespace, whose rules are followed in place of a plan's.").flag("netns"),
+            FILE,
+            POD,
+            KUBECONFIG,
+            CONF,
+            ADDRESS,
+            OUTPUT,
+        ],
+        takes_settings: true,
+        pages: pages(&[
+            ("Where does a call of the application go?", "redirectctl trace -f pod.yaml --as app --to 198.51.100.1:443"),
+            (
+                "Somebody calls the pod; with all rules that are in force there",
+                "redirectctl trace --netns /run/netns/cni-1234 --as outside --to 10.1.0.2:8080",
+            ),
+            ("A DNS query, with every rule it meets", "redirectctl trace -f pod.yaml --to 10.96.0.10:53/udp --every"),
+        ]),
+        run: super::trace,
+    },
+    Definition {
+        name: "diff",
+        alias: None,
+        full_name: "redirectctl diff",
+        about: "Compares two pods or configurations: the rules that change, and exactly the traffic that changes its fate.",
+        operands: &[
+            ("BEFORE", "a pod's manifest, or flags:WORDS for flags of istio-iptables"),
+            ("AFTER", "likewise, what takes its place"),
+        ],
+        needs: 2,
+        rows: &[ADDRESS, CONF, OUTPUT],
+        takes_settings: false,
+        pages: pages(&[
+            ("What an annotation changes", "redirectctl diff before.yaml after.yaml"),
+            (
+                "What a flag changes",
+                "redirectctl diff 'flags:-b * -i *' 'flags:-b * -i * -o 3306' --address 10.1.0.2,fd00::2",
+            ),
+        ]),
+        run: super::diff,
     },
     Definition {
         name: "why",
