@@ -17,7 +17,7 @@ use redirect_core::{
     model::{Refused, Tables, Writer},
     netlink::{Batch, NativeForm, NativeState, Observed},
     parse,
-    plan::FamilyRules,
+    plan::{FamilyRules, PlannedRule},
     render,
     rule::{Chain, Hook, Match, Table, Target},
     settings::{Key, NamespaceFacts, RawSettings, SETTINGS, Source},
@@ -175,6 +175,35 @@ fn writers() -> impl Strategy<Value = Writer> {
 }
 
 proptest! {
+    #[test]
+    fn one_table_for_both_families_does_what_one_for_each_does(settings in settings()) {
+        let plan = settings.plan();
+        let place = |rule: &PlannedRule| plan.planned_rules().iter().position(|one| std::ptr::eq(one, rule)).unwrap();
+        for family in plan.families().iter().copied() {
+            let alone = plan.explained_rules(family);
+            for (table, chains) in plan.merged_rules() {
+                for (chain, rules) in chains {
+                    let covers = |rule: &&&PlannedRule| rule.scope().covers(family);
+                    let merged: Vec<usize> = rules.iter().filter(covers).map(|rule| place(rule)).collect();
+                    let alone = alone.get(&table).and_then(|chains| chains.get(&chain));
+                    let alone: Vec<usize> = alone.into_iter().flatten().map(|rule| place(rule)).collect();
+                    // Neighbours may change places where both only return; so any two may that stand the other way round.
+                    let mut sorted = (merged.clone(), alone.clone());
+                    sorted.0.sort_unstable();
+                    sorted.1.sort_unstable();
+                    prop_assert_eq!(sorted.0, sorted.1);
+                    for (index, one) in alone.iter().enumerate() {
+                        for two in &alone[index + 1..] {
+                            let at = |rule| merged.iter().position(|merged| merged == rule);
+                            let returns = |rule: &usize| plan.planned_rules()[*rule].rule().target == Target::Return;
+                            prop_assert!(at(one) < at(two) || returns(one) && returns(two), "{} {:?}", chain, rules);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn reading_what_is_rendered_gives_the_plan(settings in settings()) {
         let plan = settings.plan();

@@ -55,6 +55,12 @@ impl Group<'_> {
         self
     }
 
+    /// The same, asked for by this one instead.
+    pub(super) const fn said_by(mut self, source: Source) -> Self {
+        self.source = source;
+        self
+    }
+
     /// Adds a rule behind the last one of its chain.
     pub(super) fn append<const N: usize>(
         &mut self,

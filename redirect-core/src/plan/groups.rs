@@ -122,9 +122,11 @@ fn inbound(r: &Redirect, rules: &mut Rules<'_>) {
     match r.inbound() {
         InboundPorts::None => {}
         InboundPorts::AllExcept(ports) => {
-            let mut group = rules.group(Key::InboundExcludePorts, "this inbound port is left alone");
-            for port in ports {
-                group.append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
+            for (place, port) in ports.iter().enumerate() {
+                rules
+                    .group(Key::InboundExcludePorts, "this inbound port is left alone")
+                    .said_by(r.source_of_excluded_inbound(place))
+                    .append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
             }
             capture_inbound(r, &[tcp()], rules);
         }
@@ -403,7 +405,14 @@ fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut Rules<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Families, RedirectBuilder, render::rule_text, rule::Chain, values::PortRange};
+    use crate::{
+        Families, RedirectBuilder,
+        pod::{Decision, PodFacts},
+        render::rule_text,
+        rule::Chain,
+        settings::{NamespaceFacts, Source},
+        values::PortRange,
+    };
     use alloc::string::String;
 
     /// The rules that a setting asks for, in their order, with their chains.
@@ -415,6 +424,30 @@ mod tests {
 
     fn sidecar() -> RedirectBuilder {
         Redirect::sidecar(Families::Both)
+    }
+
+    #[test]
+    fn what_every_pod_excludes_is_not_said_to_be_annotated() {
+        let name = "traffic.sidecar.istio.io/excludeInboundPorts";
+        let pod = PodFacts::sidecar([(name, "9000,15021")]);
+        let addresses = [IpAddr::from([10, 1, 0, 2])];
+        let Ok(Decision::Redirect(redirect)) = pod.decide(&NamespaceFacts::new(&addresses)) else { panic!() };
+        let plan = redirect.plan();
+        let excluded =
+            plan.planned_rules().iter().filter(|planned| planned.because == Key::InboundExcludePorts);
+        let told: Vec<(String, Source)> =
+            excluded.map(|planned| (rule_text(&planned.rule), planned.source())).collect();
+        let rule = |port: u16| alloc::format!("-p tcp -m tcp --dport {port} -j RETURN");
+        let annotated = Source::Annotation(name);
+        assert_eq!(
+            told,
+            [
+                (rule(9000), annotated),
+                (rule(15021), annotated),
+                (rule(15020), Source::Default),
+                (rule(15090), Source::Default)
+            ]
+        );
     }
 
     #[test]

@@ -184,6 +184,10 @@ impl RulePlan {
 
     /// The rules of all families as they will stand where one table serves both (native nftables), each with the
     /// planned rule it comes from.
+    ///
+    /// A rule that goes before another is counted in among those of both families, as the reference does it. So in TPROXY
+    /// mode two rules of `ISTIO_INBOUND` stand the other way round than in the tables of IPv4 alone: what comes from
+    /// 127.0.0.6, and what is loopback traffic but not the proxy's. Both return, so it makes no difference to a packet.
     #[must_use]
     pub fn merged_rules(&self) -> BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>> {
         self.folded(|planned| match planned.scope {

@@ -235,4 +235,9 @@ impl Redirect {
     pub fn source(&self, key: Key) -> Source {
         self.sources.0.of(key)
     }
+
+    /// Who asked for the excluded inbound port at this place: a pod's own are excluded although nobody lists them.
+    pub(crate) fn source_of_excluded_inbound(&self, place: usize) -> Source {
+        self.sources.0.of_excluded_inbound(place)
+    }
 }

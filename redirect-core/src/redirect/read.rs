@@ -9,13 +9,18 @@ use super::{
     },
 };
 use crate::{
-    settings::{InputErrors, Key, NameLookup, NamespaceFacts, RawSettings, Source, Star},
+    settings::{InputErrors, Key, NameLookup, NamespaceFacts, RawSettings, Source, Sources, Star},
     values::{
         Cidrs, InterfaceName, Mark, Port, PortRange, PortSyntax, Problem, RouteTable, decimal, parse_bool,
         parse_cidr, parse_word,
     },
 };
-use alloc::{collections::BTreeSet, string::ToString, vec, vec::Vec};
+use alloc::{
+    collections::BTreeSet,
+    string::{String, ToString},
+    vec,
+    vec::Vec,
+};
 use ipnet::{IpNet, Ipv4Net};
 
 impl Redirect {
@@ -64,7 +69,8 @@ impl Reader<'_> {
         put(&mut draft.proxy_uids, uids);
         let gids = self.proxy_gids(draft);
         put(&mut draft.proxy_gids, gids);
-        put(&mut draft.inbound, self.inbound());
+        let inbound = self.inbound(&mut draft.sources.0);
+        put(&mut draft.inbound, inbound);
         put(&mut draft.outbound, self.outbound());
         put(&mut draft.outbound_exclude, Cidrs::read(self, Key::OutboundExcludeRanges));
         put(&mut draft.owner_groups, self.owner_groups());
@@ -115,8 +121,8 @@ impl Reader<'_> {
         Some(draft.proxy_uids.clone())
     }
 
-    fn inbound(&mut self) -> Option<InboundPorts> {
-        let exclude = self.inbound_exclude();
+    fn inbound(&mut self, sources: &mut Sources) -> Option<InboundPorts> {
+        let exclude = self.inbound_exclude(sources);
         match self.raw.get(Key::InboundPorts).0 {
             "" => exclude.map(|_| InboundPorts::None),
             "*" => exclude.map(InboundPorts::AllExcept),
@@ -128,7 +134,7 @@ impl Reader<'_> {
     }
 
     /// In a pod, the proxy's own ports follow what the user excluded; a port written twice counts once.
-    fn inbound_exclude(&mut self) -> Option<Vec<PortRange>> {
+    fn inbound_exclude(&mut self, sources: &mut Sources) -> Option<Vec<PortRange>> {
         let said = Vec::<PortRange>::read(self, Key::InboundExcludePorts)?;
         if !self.raw.is_pod() {
             return Some(said);
@@ -138,8 +144,11 @@ impl Reader<'_> {
         let always = ALWAYS_EXCLUDED_INBOUND.iter().map(|port| (port.to_string(), PortRange::from(*port)));
         // As in the reference, the texts are compared: " 8080" and "8080" are two rules, which is harmless.
         let mut seen = BTreeSet::new();
-        let all = texts.zip(said).chain(always);
-        Some(all.filter(|(text, _)| seen.insert(text.clone())).map(|(_, range)| range).collect())
+        let mut first = |(text, range): (String, PortRange)| seen.insert(text).then_some(range);
+        let mut all: Vec<PortRange> = texts.zip(said).filter_map(&mut first).collect();
+        sources.list_inbound(all.len());
+        all.extend(always.filter_map(first));
+        Some(all)
     }
 
     fn outbound(&mut self) -> Option<OutboundRanges> {

@@ -63,21 +63,41 @@ impl<T> Eq for Provenance<T> {}
 
 /// Who asked for each setting that anybody said anything about, in the order of the keys.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sources(Vec<(Key, Source)>);
+pub(crate) struct Sources {
+    said: Vec<(Key, Source)>,
+    /// How many of the excluded inbound ports were listed, where those follow that every pod excludes.
+    listed_inbound: Option<usize>,
+}
 
 impl Sources {
     pub(crate) fn of(&self, key: Key) -> Source {
-        self.find(key).ok().and_then(|place| self.0.get(place)).map_or(Source::Default, |(_, source)| *source)
+        self.find(key)
+            .ok()
+            .and_then(|place| self.said.get(place))
+            .map_or(Source::Default, |(_, source)| *source)
     }
 
     pub(crate) fn set(&mut self, key: Key, source: Source) {
         match self.find(key) {
             Ok(place) => {
-                if let Some(said) = self.0.get_mut(place) {
+                if let Some(said) = self.said.get_mut(place) {
                     said.1 = source;
                 }
             }
-            Err(place) => self.0.insert(place, (key, source)),
+            Err(place) => self.said.insert(place, (key, source)),
+        }
+    }
+
+    /// Notes how many of the excluded inbound ports were listed; nobody has to say the others.
+    pub(crate) const fn list_inbound(&mut self, listed: usize) {
+        self.listed_inbound = Some(listed);
+    }
+
+    /// Who asked for the excluded inbound port at this place.
+    pub(crate) fn of_excluded_inbound(&self, place: usize) -> Source {
+        match self.listed_inbound {
+            Some(listed) if place >= listed => Source::Default,
+            Some(_) | None => self.of(Key::InboundExcludePorts),
         }
     }
 
@@ -86,11 +106,11 @@ impl Sources {
         // Who is the proxy's user may be said by other settings, and so may its group.
         let mut sources = Vec::with_capacity(said.len().saturating_add(2));
         sources.extend(said);
-        Self(sources)
+        Self { said: sources, listed_inbound: None }
     }
 
     /// The place of a key, or the one where it belongs.
     fn find(&self, key: Key) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&key, |(key, _)| *key)
+        self.said.binary_search_by_key(&key, |(key, _)| *key)
     }
 }
