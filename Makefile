@@ -55,7 +55,8 @@ runtimes: setup
 # What Helm makes of the chart, and what an API server makes of that. Builds Helm the first time (three minutes).
 chart: setup
 	scripts/setup-kube.sh helm
-	cargo test --locked -p e2e --test chart --test chart_cluster -- --ignored
+	cargo build --locked -p install-cni -p istio-cni -p e2e
+	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
 
 # Writes what is generated from the chart: deploy/istio-cni-node.yaml, and the chart's values.yaml.
 manifests:

@@ -1,5 +1,7 @@
 //! Rendering the chart: Helm as its users run it, and what comes out as objects.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
