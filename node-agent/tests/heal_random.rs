@@ -148,9 +148,8 @@ fn random_deletions(is_native: bool, count: usize) {
     for victim in &victims {
         assert_eq!(lost_or_added(&victim.namespace, &victim.before), [""; 0], "{}", node.log());
     }
-    let healed = metric(&node, "istio_cni_heal_attempts_total{reason=\"healed\"}").expect("a number");
     let asked = f64::from(u32::try_from(count).expect("few"));
-    assert!(healed >= asked, "{healed} of {asked}\n{}", node.log());
+    wait_at_least(&node, "istio_cni_heal_attempts_total{reason=\"healed\"}", asked);
     assert_eq!(metric(&node, "istio_cni_heal_contested_pods"), Some(0.0), "{}", node.log());
     let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
     println!(

@@ -4,27 +4,26 @@
 
 use std::time::{Duration, Instant};
 
-/// The first pause after a look.
-const FIRST: Duration = Duration::from_millis(10);
-/// The longest: with it, what is deleted is still back within a second.
-const LONGEST: Duration = Duration::from_millis(500);
-/// Who was looked at no more for so long begins anew.
-const QUIET: Duration = Duration::from_secs(2);
+/// The pause after a look, usually.
+const USUAL: Duration = Duration::from_millis(10);
+/// The pause after a look at a pod that was looked at too often: with it, what is deleted is still back within a second.
+const LONG: Duration = Duration::from_millis(500);
+/// How many looks may follow each other with the usual pause. One of them comes back with every long pause's time.
+const BURST: u32 = 20;
 
 /// The pauses after looks at one pod.
 #[derive(Debug, Default)]
 pub struct Pace {
-    last: Option<Instant>,
-    pause: Duration,
+    /// When all looks that were made will be forgotten.
+    paid: Option<Instant>,
 }
 
 impl Pace {
     /// How long to pause after a look that has just ended.
     pub fn looked(&mut self, now: Instant) -> Duration {
-        let is_quiet = self.last.is_none_or(|last| now.duration_since(last) > QUIET);
-        self.last = Some(now);
-        self.pause = if is_quiet { FIRST } else { (self.pause * 2).min(LONGEST) };
-        self.pause
+        let paid = self.paid.map_or(now, |paid| paid.max(now)) + LONG;
+        self.paid = Some(paid.min(now + LONG * BURST));
+        if paid.duration_since(now) < LONG * BURST { USUAL } else { LONG }
     }
 }
 
@@ -35,18 +34,35 @@ mod tests {
     #[test]
     fn whoever_changes_something_all_the_time_is_looked_at_twice_a_second() {
         let (mut pace, start) = (Pace::default(), Instant::now());
-        let (mut now, mut looks) = (start, 0);
+        let (mut now, mut looks, mut usual) = (start, 0, 0);
         while now < start + Duration::from_secs(60) {
-            now += Duration::from_millis(3) + pace.looked(now);
+            let pause = pace.looked(now);
+            now += Duration::from_millis(3) + pause;
             looks += 1;
+            usual += u32::from(pause == USUAL);
         }
-        assert!((120..130).contains(&looks), "{looks}");
+        assert!((120..150).contains(&looks), "{looks}");
+        assert!((BURST - 1..BURST + 5).contains(&usual), "{usual}");
     }
 
     #[test]
     fn rare_changes_are_looked_at_at_once() {
         let (mut pace, start) = (Pace::default(), Instant::now());
-        let pauses = (1..100).map(|count| pace.looked(start + count * Duration::from_secs(3)));
-        assert!(pauses.into_iter().all(|pause| pause == FIRST));
+        // What is mended is looked at twice.
+        let moments = (1..1000_u32).map(|count| start + Duration::from_millis(u64::from(count) * 1001 / 2));
+        assert!(moments.map(|moment| pace.looked(moment)).all(|pause| pause == USUAL));
+    }
+
+    #[test]
+    fn who_was_quiet_for_a_while_begins_anew() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        for _ in 0..100 {
+            let _ = pace.looked(now);
+        }
+        assert_eq!(pace.looked(now), LONG);
+        now += LONG * BURST;
+        let burst = (0..BURST - 1).map(|_| pace.looked(now));
+        assert!(burst.into_iter().all(|pause| pause == USUAL));
+        assert_eq!(pace.looked(now), LONG);
     }
 }
