@@ -8,13 +8,16 @@ use crate::{
     facts,
     netlink::{Connection, NetlinkError},
     observe::legacy_tables,
+    routes::RouteSocket,
 };
 use redirect_core::{
     Family, RulePlan,
     interference::{self, Finding, Pod, ruleset::Ruleset},
     options::Variant,
+    routing::FoundRouting,
+    trace::Rules,
 };
-use std::{io, time::Instant};
+use std::{io, net::IpAddr, time::Instant};
 
 /// What comes in the way of a plan's rules in the calling thread's network namespace, the surest first. It presumes that the rules
 /// are in force; [`verify`](crate::verify()) asks that first.
@@ -25,24 +28,54 @@ use std::{io, time::Instant};
 /// # Errors
 /// The namespace cannot be looked at.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
-    let ruleset = ruleset(options)?;
-    // A namespace whose addresses cannot be read is entered for nothing: without them no traffic can be judged.
-    let (addresses, interfaces) = (unread(facts::addresses())?, unread(facts::interfaces())?);
-    let pod = Pod { addresses: &addresses, interfaces: &interfaces };
-    Ok(interference::find(&ruleset, plan, &pod))
+    let live = Live::hooks(options)?;
+    let pod = Pod { addresses: &live.addresses, interfaces: &live.interfaces };
+    Ok(interference::find(&live.ruleset, plan, &pod))
 }
 
-/// Every rule in the calling thread's network namespace, whoever's: those of nf_tables, and legacy tables that something installed
-/// here can list.
-///
-/// # Errors
-/// The namespace cannot be looked at.
-pub fn ruleset(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
-    let mut ruleset = nf_tables(options)?;
-    for family in Family::BOTH {
-        legacy(&options.programs, family, options.most_read, &mut ruleset)?;
+/// What packets meet in a network namespace, whoever put it there.
+#[derive(Debug, Clone, Default)]
+pub struct Live {
+    /// Everything that hangs on the hooks, of nf_tables and of the legacy tables.
+    pub ruleset: Ruleset,
+    /// Policy rules and routes such as TPROXY needs.
+    pub routing: Vec<FoundRouting>,
+    /// The addresses of its interfaces.
+    pub addresses: Vec<IpAddr>,
+    /// Its interfaces but for loopback.
+    pub interfaces: Vec<String>,
+}
+
+impl Live {
+    /// Looks at the calling thread's network namespace.
+    ///
+    /// Legacy tables that nothing installed here can list are passed over; see
+    /// [`unreadable_tables`](crate::unreadable_tables).
+    ///
+    /// # Errors
+    /// The namespace cannot be looked at.
+    pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
+        let mut live = Self::hooks(options)?;
+        live.routing = RouteSocket::open()?.observe()?;
+        Ok(live)
     }
-    Ok(ruleset)
+
+    /// The rules that packets of a family meet. With a plan, those that are its own know the settings behind them.
+    #[must_use]
+    pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> Rules {
+        Rules::of_ruleset(&self.ruleset, &self.routing, family, plan)
+    }
+
+    /// All but routing.
+    fn hooks(options: &ApplyOptions) -> Result<Self, ApplyError> {
+        let mut ruleset = nf_tables(options)?;
+        for family in Family::BOTH {
+            legacy(&options.programs, family, options.most_read, &mut ruleset)?;
+        }
+        // A namespace whose addresses cannot be read is entered for nothing: without them no traffic can be judged.
+        let (addresses, interfaces) = (unread(facts::addresses())?, unread(facts::interfaces())?);
+        Ok(Self { ruleset, routing: Vec::new(), addresses, interfaces })
+    }
 }
 
 fn unread<T>(answer: io::Result<T>) -> Result<T, ApplyError> {

@@ -46,7 +46,7 @@ pub use error::{Aftermath, ApplyError, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
-pub use foreign::{interference, ruleset};
+pub use foreign::{Live, interference};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]

@@ -24,6 +24,7 @@ use redirect_core::{
     settings::{RawSettings, SETTINGS, Source},
     state::RuleState,
     steps::{Goal, RulesIn},
+    trace::{self, Change, Connection, ConnectionState, Fate, Listener, Outcome, Packet, Rules, Step, Trace},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -84,6 +85,70 @@ fn documents() -> Vec<Value> {
     documents.push(every_source());
     documents.push(plan_document(&strict_plan()));
     documents.extend(differences());
+    documents.extend(traces());
+    documents
+}
+
+/// Traces of all kinds of packets and steps, and what two plans treat differently.
+fn traces() -> Vec<Value> {
+    let plan = strict_plan();
+    let outside = Packet::from_outside("192.0.2.1:4000".parse().unwrap(), "10.1.0.2:80".parse().unwrap());
+    let of_app =
+        Packet::from_pod(1000, 1000, "10.1.0.2:4000".parse().unwrap(), "192.0.2.1:80".parse().unwrap());
+    let states = [
+        ConnectionState::New,
+        ConnectionState::Related,
+        ConnectionState::Established,
+        ConnectionState::Reply,
+        ConnectionState::Invalid,
+    ];
+    let rules = Rules::of_plan(&plan, Family::V4);
+    let mut traces: Vec<Trace> = Vec::new();
+    for packet in [outside.by("eth0"), of_app.clone(), of_app.over_udp()] {
+        traces.extend(states.into_iter().map(|state| {
+            let to = "127.0.0.1:15001".parse().unwrap();
+            let connection = Connection { state, mark: 1337, translated_to: Some(to) };
+            rules.trace(&Packet { connection, ..packet.clone() })
+        }));
+    }
+    let fates = [
+        Fate::Proxy { listener: Listener::Outbound, port: 15001, rewritten: true },
+        Fate::Proxy { listener: Listener::Dns, port: 15053, rewritten: true },
+        Fate::Redirected(9),
+        Fate::Translated,
+        Fate::Broken,
+        Fate::Rejected,
+        Fate::Dropped,
+    ];
+    let mut odd = traces.first().unwrap().clone();
+    odd.may.extend(fates);
+    let place = traces.iter().flat_map(|trace| &trace.steps).find_map(|step| match step {
+        Step::Chain { place, .. } => Some(place.clone()),
+        _ => None,
+    });
+    let place = trace::Place { rule: Some(1), ..place.unwrap() };
+    odd.steps.extend([
+        Step::Policy { place: place.clone() },
+        Step::Changed(Change::Zone(1)),
+        Step::Changed(Change::Mark(None)),
+        Step::Changed(Change::Rerouted(Some("lo".into()))),
+        Step::Rule {
+            place,
+            depth: 0,
+            rule: "-m set -j DROP".into(),
+            outcome: Outcome::Unknown("-m set".into()),
+            is_own: false,
+            origin: None,
+        },
+    ]);
+    traces.push(odd);
+    let trace_schema = validator("trace");
+    let mut documents: Vec<Value> =
+        traces.iter().map(|trace| valid(&json::Trace::from(trace), &trace_schema)).collect();
+    let others = Redirect::sidecar(Families::V4).build().unwrap().plan();
+    let differences = trace::difference(&plan, &others);
+    let differences = json::TrafficDifferences::from(differences.as_slice());
+    documents.push(valid(&differences, &validator("trafficDifferences")));
     documents
 }
 

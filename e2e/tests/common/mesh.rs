@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use e2e::netns::{Families, Namespace, Topology, pod_address, remote_address};
-use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer, UdpServer, as_user};
+use e2e::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, UdpServer, as_user};
 
 /// The application's ports. Nobody but the rules treats them differently.
 pub const APP: [u16; 3] = [8080, 8081, 15008];
@@ -21,7 +21,7 @@ pub struct Mesh {
     /// The namespaces.
     pub topology: Topology,
     _tcp: Vec<TcpServer>,
-    _udp: Vec<UdpServer>,
+    udp: Vec<UdpServer>,
 }
 
 impl Mesh {
@@ -50,12 +50,17 @@ impl Mesh {
                 udp.push(UdpServer::start(client, "resolver", (address, 81))?);
             }
         }
-        Ok(Self { topology, _tcp: tcp, _udp: udp })
+        Ok(Self { topology, _tcp: tcp, udp })
     }
 
     /// The pod's namespace.
     pub fn pod(&self) -> &Namespace {
         &self.topology.pod
+    }
+
+    /// The datagrams that any server has received so far.
+    pub fn datagrams(&self) -> Vec<Report> {
+        self.udp.iter().flat_map(UdpServer::received).collect()
     }
 
     /// Somebody outside connects to a port of the pod.

@@ -13,6 +13,8 @@
 //! | [`Decision`] | [`pod::Decision`](crate::pod::Decision) | no |
 //! | [`Plan`] | [`RulePlan`](crate::RulePlan) | no |
 //! | [`Differences`] | [`Differences`](crate::differences::Differences) | no |
+//! | [`Trace`] | [`Trace`](crate::trace::Trace) | no |
+//! | [`TrafficDifferences`] | what [`difference`](crate::trace::difference()) returns | no |
 //!
 //! "Read back" means into the library's own types. All of them implement `Deserialize`, for programs that read what others
 //! have written.
@@ -39,6 +41,7 @@ mod differences;
 mod plan;
 mod rule;
 mod settings;
+mod trace;
 
 use crate::values::{self, PortRange};
 use alloc::{format, string::String};
@@ -51,6 +54,10 @@ pub use differences::{Difference, DifferenceKind, Differences};
 pub use plan::{Chain, FamilyPlan, Plan, PlannedRule, PolicyRouting, Table};
 pub use rule::{Action, Condition, ConnectionState, Direction, MaskedMark, Protocol, Test};
 pub use settings::{Said, Settings, SettingsError, Source, setting_name};
+pub use trace::{
+    Fate, Listener, Outcome, Packet, Range, Region, Sender, Step, Trace, TrackedState, TrafficDifference,
+    TrafficDifferences,
+};
 
 /// The version of the schema that this release writes.
 pub const VERSION: u32 = 1;

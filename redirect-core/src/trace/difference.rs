@@ -1,7 +1,7 @@
 //! Which traffic two plans treat differently: all of it, computed by walking all packets at once.
 
 use super::{
-    Fate, Packet, Sender,
+    Connection, ConnectionState, Fate, Interface, Packet, Sender,
     packets::{Field, Packets, interface, interface_name, state},
     rules::Rules,
     set::Set,
@@ -15,7 +15,7 @@ use alloc::{
 };
 use core::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 /// Packets that two plans treat differently.
@@ -37,6 +37,20 @@ pub struct Region {
 }
 
 impl Region {
+    /// Said without what goes without saying: that loopback addresses are nowhere but on `lo`.
+    fn new(is_local: bool, mut packets: Packets) -> Self {
+        let family = packets.family;
+        let far = far(family);
+        if packets.get(Field::Interface).and(&Set::one(interface("lo"))).is_empty() {
+            for field in [Field::Source, Field::Destination] {
+                if *packets.get(field) == far && (field == Field::Destination || !is_local) {
+                    packets.set(field, Set::range(0, field.most(family)));
+                }
+            }
+        }
+        Self { is_local, packets }
+    }
+
     /// Their family.
     #[must_use]
     pub const fn family(&self) -> Family {
@@ -92,6 +106,25 @@ impl Region {
         self.numbers(Field::Group)
     }
 
+    /// Likewise, of TCP's flags.
+    #[must_use]
+    pub fn flags(&self) -> Option<Vec<(u8, u8)>> {
+        self.numbers(Field::Flags)
+    }
+
+    /// What connection tracking says about them.
+    #[must_use]
+    pub fn states(&self) -> Vec<ConnectionState> {
+        let all = [
+            ConnectionState::New,
+            ConnectionState::Related,
+            ConnectionState::Established,
+            ConnectionState::Reply,
+            ConnectionState::Invalid,
+        ];
+        all.into_iter().filter(|state| self.packets.get(Field::State).contains(state.number())).collect()
+    }
+
     /// Likewise, of marks that they have at first.
     #[must_use]
     pub fn marks(&self) -> Option<Vec<(u32, u32)>> {
@@ -121,6 +154,40 @@ impl Region {
                 let owned = matches!(field, Field::User | Field::Group);
                 owned && !is_local || one.get(field).without(self.packets.get(field)).is_empty()
             })
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn example(&self) -> Packet {
+        let first = |field: Field| self.packets.get(field).first().unwrap_or_default();
+        let number = |field: Field| u32::try_from(first(field)).unwrap_or_default();
+        let port = |field: Field| u16::try_from(first(field)).unwrap_or_default();
+        let family = self.packets.family;
+        let state = self.states().first().copied().unwrap_or(ConnectionState::New);
+        let is_known = matches!(state, ConnectionState::Established | ConnectionState::Reply);
+        let by = self.packets.get(Field::Interface);
+        let usual = ["lo", "eth0", "eth1"].into_iter().find(|name| by.contains(interface(name)));
+        Packet {
+            sender: if self.is_local {
+                Sender::Local { uid: number(Field::User), gid: number(Field::Group) }
+            } else {
+                Sender::Outside
+            },
+            protocol: self.protocols().first().copied().unwrap_or(Protocol::Tcp),
+            source: Some(address(first(Field::Source), family)),
+            source_port: Some(port(Field::SourcePort)),
+            destination: SocketAddr::new(address(first(Field::Destination), family), port(Field::Port)),
+            interface: Interface::Named(
+                usual.map_or_else(|| interface_name(first(Field::Interface)), String::from),
+            ),
+            flags: u8::try_from(first(Field::Flags)).unwrap_or_default(),
+            mark: number(Field::Mark),
+            connection: Connection {
+                state,
+                mark: if is_known { number(Field::ConnMark) } else { 0 },
+                translated_to: None,
+            },
+        }
     }
 
     fn addresses(&self, field: Field) -> Option<Vec<(IpAddr, IpAddr)>> {
@@ -202,7 +269,7 @@ impl fmt::Display for Region {
             self.words(Field::Port, "port", decimal),
             self.words(Field::User, "user", decimal).filter(|_| self.is_local),
             self.words(Field::Group, "group", decimal).filter(|_| self.is_local),
-            self.words(Field::State, "", state_name).map(|words| words.trim_start().into()),
+            states(self.packets.get(Field::State)),
             self.words(Field::Flags, "flags", hexadecimal),
             self.words(Field::Mark, "mark", hexadecimal),
             self.words(Field::ConnMark, "connection mark", hexadecimal),
@@ -214,16 +281,22 @@ impl fmt::Display for Region {
     }
 }
 
-fn state_name(number: u128) -> String {
-    let name = match number {
-        state::NEW => "first packets",
-        state::RELATED => "related ones",
-        state::ESTABLISHED => "later packets",
-        state::REPLY => "answers",
-        state::INVALID => "invalid ones",
-        _ => "untracked ones",
-    };
-    name.into()
+/// Which packets of a connection they are; nothing where all are meant.
+fn states(set: &Set) -> Option<String> {
+    let named = [
+        (state::NEW, "first packets"),
+        (state::RELATED, "first packets of related connections"),
+        (state::ESTABLISHED, "later packets"),
+        (state::REPLY, "answers"),
+        (state::INVALID, "packets of no connection"),
+    ];
+    let names: Vec<&str> =
+        named.iter().filter(|(number, _)| set.contains(*number)).map(|(_, name)| *name).collect();
+    match names.as_slice() {
+        ["first packets", "first packets of related connections"] => Some("first packets".into()),
+        names if names.len() == named.len() => None,
+        names => Some(names.join(" and ")),
+    }
 }
 
 impl fmt::Display for Difference {
@@ -268,24 +341,29 @@ pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
             }
         }
         for ((is_local, before, after), packets) in found {
-            let regions = merged(packets).into_iter().map(|packets| Region { is_local, packets });
+            let regions = merged(packets).into_iter().map(|packets| Region::new(is_local, packets));
             differences.extend(regions.map(|region| Difference { region, before, after }));
         }
     }
     differences
 }
 
-/// All packets that there are, and whether the pod sends them.
-fn starts(family: Family) -> Vec<(bool, Packets)> {
-    let lo = Set::one(interface("lo"));
+/// All addresses but those of loopback.
+fn far(family: Family) -> Set {
     let loopback = match family {
         Family::V4 => Set::range(0x7f00_0000, 0x7fff_ffff),
         Family::V6 => Set::one(1),
     };
+    loopback.complement(Field::Destination.most(family))
+}
+
+/// All packets that there are, and whether the pod sends them.
+fn starts(family: Family) -> Vec<(bool, Packets)> {
+    let lo = Set::one(interface("lo"));
     let all = Packets::all(family);
     let any = |field: Field| all.get(field);
     let elsewhere = any(Field::Interface).without(&lo);
-    let far = any(Field::Destination).without(&loopback);
+    let far = far(family);
     let outside = all
         .with(Field::Interface, elsewhere.clone())
         .with(Field::Source, far.clone())

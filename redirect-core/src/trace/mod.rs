@@ -35,11 +35,7 @@ use crate::{
     settings::{Key, Source},
     values::Family,
 };
-use alloc::{
-    collections::BTreeSet,
-    string::String,
-    vec::Vec,
-};
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
 use packets::{Field, Packets};
 use walk::{Given, Way};
@@ -264,6 +260,8 @@ pub enum Fate {
     Redirected(u16),
     /// Where a rule of somebody else's translates it to.
     Translated,
+    /// Reset: TPROXY hands it to a listener as it is, and a rule of somebody else's translates it after that.
+    Broken,
     /// Nowhere.
     Dropped,
     /// Nowhere, and the sender is told.
@@ -443,6 +441,7 @@ impl core::fmt::Display for Fate {
             }
             Self::Redirected(port) => write!(f, "redirected to port {port} by a rule of somebody else's"),
             Self::Translated => f.write_str("translated by a rule of somebody else's"),
+            Self::Broken => f.write_str("reset: handed to a listener, and then translated by another rule"),
             Self::Dropped => f.write_str("dropped"),
             Self::Rejected => f.write_str("rejected"),
             Self::Unknown => f.write_str("unknown: a rule on its way is not understood"),

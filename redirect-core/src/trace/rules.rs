@@ -108,7 +108,7 @@ impl Rules {
                 rules.chains.push(walked);
             }
         }
-        rules.finish(routing::wanted(plan))
+        rules.finish(&routing::wanted(plan))
     }
 
     /// Everything that a network namespace holds: rules of the mesh by any backend, and of others as far as they are
@@ -155,10 +155,12 @@ impl Rules {
                 });
             }
         }
-        rules.finish(routing.iter().filter(|found| found.works()).map(|found| found.item).collect())
+        let routing: Vec<RoutingItem> =
+            routing.iter().filter(|found| found.works()).map(|found| found.item).collect();
+        rules.finish(&routing)
     }
 
-    fn finish(mut self, routing: Vec<RoutingItem>) -> Self {
+    fn finish(mut self, routing: &[RoutingItem]) -> Self {
         for (number, chain) in self.chains.iter().enumerate() {
             if let Some(base) = chain.base {
                 self.hooks.entry(base.hook).or_default().push(number);
@@ -171,11 +173,9 @@ impl Rules {
             self.chains.iter().enumerate().map(|(n, c)| ((c.table.clone(), c.name.clone()), n)).collect();
         for chain in &mut self.chains {
             for rule in &mut chain.rules {
-                rule.to = rule.seen.statements.iter().find_map(|statement| match statement {
-                    Statement::Jump(to) | Statement::Goto(to) => {
-                        names.get(&(chain.table.clone(), to.clone())).copied()
-                    }
-                    _ => None,
+                rule.to = rule.seen.statements.iter().find_map(|statement| {
+                    let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
+                    names.get(&(chain.table.clone(), to.clone())).copied()
                 });
             }
         }
@@ -254,16 +254,14 @@ impl Meaning {
         tests.dedup();
         let mut acts: Vec<String> = Vec::new();
         for statement in &seen.statements {
-            match statement {
-                Statement::Jump(to) | Statement::Goto(to) => {
-                    acts.push(to.to_ascii_uppercase().replace('-', "_"));
-                }
+            if let Statement::Jump(to) | Statement::Goto(to) = statement {
+                acts.push(to.to_ascii_uppercase().replace('-', "_"));
+            } else if let Statement::Tproxy { port, .. } = statement {
                 // In native tables the mark and the end are statements of their own.
-                Statement::Tproxy { port, .. } => {
-                    acts.push(alloc::format!("tproxy {port:?}"));
-                    break;
-                }
-                other => acts.push(alloc::format!("{other:?}")),
+                acts.push(alloc::format!("tproxy {port:?}"));
+                break;
+            } else {
+                acts.push(alloc::format!("{statement:?}"));
             }
         }
         Self(tests, acts)

@@ -140,6 +140,15 @@ fn rules_of_others_are_met_as_far_as_they_are_understood() {
 }
 
 #[test]
+fn what_is_translated_after_tproxy_is_reset() {
+    let settings = [(Key::InterceptionMode, "TPROXY")];
+    let others = "*nat\n-A PREROUTING -p tcp -m tcp --dport 81 -j REDIRECT --to-ports 9\nCOMMIT";
+    let rules = Rules::of_ruleset(&saved(&settings, others), &[], Family::V4, None);
+    assert_eq!(rules.fate(&visit("10.1.0.2:81")), Fate::Broken);
+    assert_eq!(rules.fate(&visit("10.1.0.2:80")), to_proxy(Listener::Inbound, 15006, false));
+}
+
+#[test]
 fn a_rule_of_the_mesh_in_the_kernel_knows_its_setting() {
     let trace = through("", &app("192.0.2.1:3306").by("eth0"));
     let Some(Step::Rule { origin: Some(origin), .. }) = trace.deciding() else {

@@ -62,9 +62,12 @@ impl Trace {
 /// The setting, and who said so.
 fn said(origin: &Origin) -> String {
     let name = origin.setting.setting().name();
-    match origin.source {
-        Source::Default => format!("{name} (default)"),
-        source => format!("{name} ({source})"),
+    if origin.source == Source::Default {
+        format!("{name} (default)")
+    } else if origin.source.to_string() == name {
+        name.to_string()
+    } else {
+        format!("{name} ({})", origin.source)
     }
 }
 

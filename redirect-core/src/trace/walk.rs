@@ -193,7 +193,7 @@ impl<'a, 'c> Walk<'a, 'c> {
             self.came_in = Interface::Own;
             return self.arrives();
         }
-        let over_loopback = self.ask(Field::Interface, Set::one(interface("lo")));
+        let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")));
         self.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
         let routed = self.output()?;
         self.goes_out = routed;
@@ -244,7 +244,7 @@ impl<'a, 'c> Walk<'a, 'c> {
         Ok(match self.destination {
             Some(to) if to.ip().is_loopback() => Interface::Loopback,
             Some(_) | None => {
-                if self.ask(Field::Interface, Set::one(interface("lo"))) {
+                if self.ask(Field::Interface, &Set::one(interface("lo"))) {
                     Interface::Loopback
                 } else {
                     Interface::Own
@@ -309,7 +309,7 @@ impl<'a, 'c> Walk<'a, 'c> {
             return false;
         }
         let first = Set::range(state::NEW, state::RELATED);
-        if self.ask(Field::State, first) {
+        if self.ask(Field::State, &first) {
             return true;
         }
         if let (Some(to), None) = (self.given.translated_to, self.destination)
@@ -397,8 +397,8 @@ impl<'a, 'c> Walk<'a, 'c> {
         if not { holds.not(self.packets.family) } else { holds }
     }
 
-    fn ask(&mut self, field: Field, set: Set) -> bool {
-        let holds = Holds::of(&self.packets, field, &set);
+    fn ask(&mut self, field: Field, set: &Set) -> bool {
+        let holds = Holds::of(&self.packets, field, set);
         self.decide(holds)
     }
 
@@ -435,6 +435,7 @@ impl<'a, 'c> Walk<'a, 'c> {
                 Statement::Drop => self.ends(chain, step, Fate::Dropped),
                 Statement::Reject => self.ends(chain, step, Fate::Rejected),
                 Statement::Redirect(port) => self.redirect(chain, step, *port),
+                Statement::Translate(_) if self.is_handed_over() => self.ends(chain, step, Fate::Broken),
                 Statement::Translate(_) => self.ends(chain, step, Fate::Translated),
                 Statement::Tproxy { port, mark, ends } => self.tproxy(chain, step, *port, *mark, *ends),
                 Statement::Queue | Statement::Unknown(_) | Statement::Rewrite(_) => {
@@ -444,13 +445,13 @@ impl<'a, 'c> Walk<'a, 'c> {
                     self.is_untracked |= !self.is_tracked;
                     End::Next
                 }
-                Statement::SetMark(_)
-                | Statement::SetMarkBits { .. }
-                | Statement::RestoreMark
-                | Statement::SaveMark
-                | Statement::SetConnMark { .. } => {
-                    self.marks(statement);
-                    End::Next
+                Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
+                Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
+                Statement::SetMarkBits { mask, value } => self.set_mark(self.mark.changed(*mask, *value)),
+                Statement::RestoreMark => self.set_mark(self.connection_mark),
+                Statement::SaveMark => self.set_connection_mark(self.mark),
+                Statement::SetConnMark { mask, value } => {
+                    self.set_connection_mark(self.connection_mark.changed(*mask, *value))
                 }
                 Statement::Zone(zone) => {
                     if !self.is_tracked {
@@ -518,6 +519,12 @@ impl<'a, 'c> Walk<'a, 'c> {
         if self.choices.choose() { self.ends(chain, step, Fate::Unknown) } else { End::Next }
     }
 
+    /// Whether TPROXY has chosen the socket already. What is translated after that comes to a connection that this socket
+    /// does not have.
+    const fn is_handed_over(&self) -> bool {
+        matches!(self.captured, Some(Fate::Proxy { rewritten: false, .. } | Fate::Unknown))
+    }
+
     fn redirect(&mut self, chain: &WalkedChain, step: Option<usize>, port: u16) -> End {
         let at = match (self.hook, self.packets.family, self.given.own) {
             (Hook::Output, Family::V4, _) => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -528,6 +535,9 @@ impl<'a, 'c> Walk<'a, 'c> {
             }
         };
         let to = SocketAddr::new(at, port);
+        if self.is_handed_over() {
+            return self.ends(chain, step, Fate::Broken);
+        }
         self.destination = Some(to);
         self.captured = Some(match listener(chain.ours) {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
@@ -556,8 +566,7 @@ impl<'a, 'c> Walk<'a, 'c> {
         ends: bool,
     ) -> End {
         if let Some((mask, value)) = mark {
-            self.mark = self.mark.changed(mask, value);
-            self.mark_changed();
+            self.set_mark(self.mark.changed(mask, value));
         }
         let port =
             port.or_else(|| self.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok()));
@@ -570,31 +579,22 @@ impl<'a, 'c> Walk<'a, 'c> {
         if ends { End::Left } else { End::Next }
     }
 
-    fn marks(&mut self, statement: &Statement) {
-        let (mark, connection_mark) = (self.mark, self.connection_mark);
-        match statement {
-            Statement::SetMark(Some(value)) => self.mark = MarkNow::is(*value),
-            Statement::SetMark(None) => self.mark = MarkNow::unknown(),
-            Statement::SetMarkBits { mask, value } => self.mark = mark.changed(*mask, *value),
-            Statement::RestoreMark => self.mark = connection_mark,
-            Statement::SaveMark => self.connection_mark = mark,
-            Statement::SetConnMark { mask, value } => {
-                self.connection_mark = connection_mark.changed(*mask, *value);
-            }
-            _ => {}
+    fn set_mark(&mut self, mark: MarkNow) -> End {
+        if mark != self.mark {
+            self.mark = mark;
+            let now = mark.value(&self.packets);
+            self.changed(Change::Mark(now));
         }
-        if self.mark != mark {
-            self.mark_changed();
-        }
-        if self.connection_mark != connection_mark {
-            let now = self.connection_mark.value(&self.packets);
-            self.changed(Change::ConnectionMark(now));
-        }
+        End::Next
     }
 
-    fn mark_changed(&mut self) {
-        let now = self.mark.value(&self.packets);
-        self.changed(Change::Mark(now));
+    fn set_connection_mark(&mut self, mark: MarkNow) -> End {
+        if mark != self.connection_mark {
+            self.connection_mark = mark;
+            let now = mark.value(&self.packets);
+            self.changed(Change::ConnectionMark(now));
+        }
+        End::Next
     }
 
     fn name_of(&self, by: Interface) -> Option<String> {
