@@ -16,7 +16,7 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
 use redirect_core::pod::SkipReason;
-use redirect_core::settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings};
+use redirect_core::settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings, Source};
 use redirect_core::trace::{Detail, Packet, Rules};
 use redirect_core::{Redirect, RulePlan, json};
 use settings_cli::{Input, Line, Program, RunOptions};
@@ -218,10 +218,10 @@ impl Given {
         }
         let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
         if has_pod {
-            let flags = self.input.settings.said().filter_map(|(_, _, source)| match source {
-                redirect_core::settings::Source::Flag(flag) => Some(flag),
-                _ => None,
-            });
+            let flags =
+                self.input.settings.said().filter_map(|(_, _, source)| {
+                    if let Source::Flag(flag) = source { Some(flag) } else { None }
+                });
             wrong.extend(flags.map(|flag| {
                 format!("flag --{flag}: says nothing beside a pod, whose annotations say all; leave it or the pod out")
             }));
