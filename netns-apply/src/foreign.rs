@@ -68,24 +68,14 @@ impl Live {
 
     /// All but routing.
     fn hooks(options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let ruleset = ruleset(options)?;
+        let mut ruleset = nf_tables(options)?;
+        for family in Family::BOTH {
+            legacy(&options.programs, family, options.most_read, &mut ruleset)?;
+        }
         // A namespace whose addresses cannot be read is entered for nothing: without them no traffic can be judged.
         let (addresses, interfaces) = (unread(facts::addresses())?, unread(facts::interfaces())?);
         Ok(Self { ruleset, routing: Vec::new(), addresses, interfaces })
     }
-}
-
-/// Every rule in the calling thread's network namespace, whoever's: those of nf_tables, and legacy tables that something installed
-/// here can list.
-///
-/// # Errors
-/// The namespace cannot be looked at.
-pub fn ruleset(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
-    let mut ruleset = nf_tables(options)?;
-    for family in Family::BOTH {
-        legacy(&options.programs, family, options.most_read, &mut ruleset)?;
-    }
-    Ok(ruleset)
 }
 
 fn unread<T>(answer: io::Result<T>) -> Result<T, ApplyError> {

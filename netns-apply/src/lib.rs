@@ -26,8 +26,6 @@ mod lock;
 pub mod netlink;
 pub mod netns;
 #[cfg(feature = "write")]
-pub mod notify;
-#[cfg(feature = "write")]
 mod observe;
 #[cfg(feature = "write")]
 mod pause;
@@ -48,7 +46,7 @@ pub use error::{Aftermath, ApplyError, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
-pub use foreign::{Live, interference, ruleset};
+pub use foreign::{Live, interference};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]

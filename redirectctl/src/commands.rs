@@ -14,9 +14,9 @@ use cni_core::selection::Programming;
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyOptions, observe, ruleset};
+use netns_apply::{ApplyOptions, Live};
 use redirect_core::pod::SkipReason;
-use redirect_core::settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings};
+use redirect_core::settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings, Source};
 use redirect_core::trace::{Detail, Packet, Rules};
 use redirect_core::{Redirect, RulePlan, json};
 use settings_cli::{Input, Line, Program, RunOptions};
@@ -218,10 +218,10 @@ impl Given {
         }
         let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
         if has_pod {
-            let flags = self.input.settings.said().filter_map(|(_, _, source)| match source {
-                redirect_core::settings::Source::Flag(flag) => Some(flag),
-                _ => None,
-            });
+            let flags =
+                self.input.settings.said().filter_map(|(_, _, source)| {
+                    if let Source::Flag(flag) = source { Some(flag) } else { None }
+                });
             wrong.extend(flags.map(|flag| {
                 format!("flag --{flag}: says nothing beside a pod, whose annotations say all; leave it or the pod out")
             }));
@@ -463,8 +463,11 @@ fn trace(given: &Given) -> Result<Answer, Trouble> {
     };
     let trace = rules.trace(&packet);
     let detail = if given.flag("every") == Some("true") { Detail::Every } else { Detail::Met };
-    let text =
-        if given.is_json() { pretty(&traffic::trace_json(&trace)) } else { traffic::told(&trace, detail) };
+    let text = if given.is_json() {
+        pretty(&serde_json::to_value(json::Trace::from(&trace)).unwrap_or_default())
+    } else {
+        traffic::told(&trace, detail)
+    };
     Ok(Answer { text, code: FINE })
 }
 
@@ -473,15 +476,13 @@ fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Pa
     let pod = given.pod()?;
     let netns = Netns::open(path).map_err(Trouble::of)?;
     let read = netns.run(|| {
-        let addresses = facts::addresses().map_err(Trouble::of)?;
+        let live = Live::now(&ApplyOptions::default()).map_err(Trouble::of)?;
         let plan = pod.as_ref().and_then(|pod| {
-            Node::default().decide(pod, &NamespaceFacts::new(&addresses).with_names(&NameFiles)).plan()
+            let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
+            Node::default().decide(pod, &facts).plan()
         });
-        let packet = packet(said, plan.as_ref(), &addresses).map_err(Trouble)?;
-        let options = ApplyOptions::default();
-        let ruleset = ruleset(&options).map_err(Trouble::of)?;
-        let routing = observe(&options).map_err(Trouble::of)?.routing;
-        Ok((Rules::of_ruleset(&ruleset, &routing, packet.family(), plan.as_ref()), packet))
+        let packet = packet(said, plan.as_ref(), &live.addresses).map_err(Trouble)?;
+        Ok((live.rules(packet.family(), plan.as_ref()), packet))
     });
     read.map_err(Trouble::of)?
 }

@@ -145,8 +145,10 @@ fn different(plan: &RulePlan, differences: &Differences) -> Vec<Finding> {
             Difference::MissingRouting(item) => of_routing(*item),
             Difference::BrokenRouting(found) => of_routing(found.item),
             Difference::Rule { family, .. } if is_without(plan, differences, *family) => Cause::OneFamily,
-            // Of rules, in whatever form.
-            _ => Cause::Drifted,
+            // Of rules, in whatever form; also a kind that this program does not know yet.
+            Difference::Rule { .. } | Difference::NoNativeTables | Difference::Native(_) | _ => {
+                Cause::Drifted
+            }
         };
         by_cause.entry(cause).or_default().push(meaning::of(difference, plan));
     }
@@ -266,7 +268,7 @@ fn of_settings(
             Notice::NothingCaptured => Cause::NothingCaptured,
             Notice::RootIsTheProxy { .. } => Cause::RootIsProxy,
             // Settings without effect, and what there may be later.
-            _ => Cause::Misspelt,
+            Notice::NoEffect { .. } | Notice::NoDnsServer { .. } | _ => Cause::Misspelt,
         };
         all.push(Finding::new(cause, notice.to_string()));
     }

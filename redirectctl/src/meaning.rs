@@ -3,39 +3,44 @@
 use redirect_core::change::{DifferenceKind, RuleDifference};
 use redirect_core::differences::Difference;
 use redirect_core::plan::PlannedRule;
+use redirect_core::settings::Source;
 use redirect_core::{Family, RulePlan};
 
 /// The difference, and what it means.
 #[must_use]
 pub fn of(difference: &Difference, plan: &RulePlan) -> String {
-    match difference {
-        Difference::Rule { family, difference: rule } => match concerned(rule, *family, plan) {
-            Some(planned) => {
-                format!("{difference}; it is there for this: {} [{}]", planned.purpose(), said(planned))
-            }
-            None => difference.to_string(),
-        },
-        // These say what they are for themselves.
-        other => other.to_string(),
+    // The others say what they are for themselves.
+    let planned = match difference {
+        Difference::Rule { family, difference: rule } => concerned(rule, *family, plan),
+        Difference::NoNativeTables
+        | Difference::Native(_)
+        | Difference::MissingRouting(_)
+        | Difference::BrokenRouting(_)
+        | _ => None,
+    };
+    match planned {
+        Some(planned) => {
+            format!("{difference}; it is there for this: {} [{}]", planned.purpose(), said(planned))
+        }
+        None => difference.to_string(),
     }
 }
 
 /// Who asked for a rule.
 #[must_use]
 pub fn said(planned: &PlannedRule) -> String {
-    match planned.source() {
-        redirect_core::settings::Source::Default => {
-            format!("default of {}", planned.because().setting().name())
-        }
-        source => source.to_string(),
+    let source = planned.source();
+    if source == Source::Default {
+        return format!("default of {}", planned.because().setting().name());
     }
+    source.to_string()
 }
 
 /// The rule of the plan that is missing, or whose place another has taken.
 fn concerned<'a>(rule: &RuleDifference, family: Family, plan: &'a RulePlan) -> Option<&'a PlannedRule> {
-    let number = match rule.kind {
-        DifferenceKind::MissingRule { number, .. } | DifferenceKind::OtherRule { number, .. } => number,
-        _ => return None,
+    let (DifferenceKind::MissingRule { number, .. } | DifferenceKind::OtherRule { number, .. }) = rule.kind
+    else {
+        return None;
     };
     let tables = plan.explained_rules(family);
     let chain = tables.get(&rule.table)?.get(&rule.chain)?;

@@ -1,11 +1,10 @@
 //! Commands about packets: what becomes of one, and which ones two plans treat differently.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use redirect_core::render::restore_text;
-use redirect_core::trace::{Change, Detail, Difference, Outcome, Step, Trace, difference};
-use redirect_core::{Family, RulePlan};
+use redirect_core::trace::{Detail, Difference, Trace, difference};
+use redirect_core::{Family, RulePlan, json};
 use serde_json::{Value, json};
 
 use crate::paper::{Ink, Layout, Paper, harmless};
@@ -15,62 +14,6 @@ use crate::report::VERSION;
 #[must_use]
 pub fn told(trace: &Trace, detail: Detail) -> String {
     trace.text(detail).lines().map(|line| harmless(line) + "\n").collect()
-}
-
-/// A trace for programs.
-#[must_use]
-pub fn trace_json(trace: &Trace) -> Value {
-    let steps: Vec<Value> = trace.steps.iter().map(step).collect();
-    json!({
-        "version": VERSION,
-        "packet": trace.packet.to_string(),
-        "steps": steps,
-        "decidedBy": trace.decided,
-        "fate": trace.fate().to_string(),
-        "may": trace.may.iter().map(ToString::to_string).collect::<Vec<_>>(),
-    })
-}
-
-fn step(step: &Step) -> Value {
-    match step {
-        Step::Hook { hook, interface } => json!({"hook": hook.name(), "interface": interface}),
-        Step::Chain { place, priority } => {
-            json!({"table": place.table.to_string(), "chain": place.chain, "priority": priority})
-        }
-        Step::Rule { place, rule, outcome, is_own, origin, .. } => json!({
-            "table": place.table.to_string(),
-            "chain": place.chain,
-            "number": place.rule,
-            "rule": rule,
-            "matches": match outcome {
-                Outcome::Matched => json!(true),
-                Outcome::Unmatched(_) => json!(false),
-                Outcome::Unknown(_) => Value::Null,
-            },
-            "own": is_own,
-            "setting": origin.map(|origin| origin.setting.setting().name()),
-            "source": origin.map(|origin| origin.source.to_string()),
-            "purpose": origin.map(|origin| origin.purpose),
-        }),
-        Step::Policy { place } => {
-            json!({"table": place.table.to_string(), "chain": place.chain, "policy": "drop"})
-        }
-        Step::Changed(change) => json!({"changed": changed(change)}),
-        // A kind that this program does not know yet.
-        other => json!({"other": format!("{other:?}")}),
-    }
-}
-
-fn changed(change: &Change) -> Value {
-    match change {
-        Change::Mark(mark) => json!({"mark": mark}),
-        Change::ConnectionMark(mark) => json!({"connectionMark": mark}),
-        Change::Destination(to) => json!({"destination": to}),
-        Change::Zone(zone) => json!({"zone": zone}),
-        Change::Rerouted(interface) => json!({"interface": interface}),
-        // A kind that this program does not know yet.
-        other => json!(format!("{other:?}")),
-    }
 }
 
 /// What two plans differ in.
@@ -127,28 +70,8 @@ impl Compared {
                 .map(|(family, rule)| json!({"family": family.to_string(), "rule": rule}))
                 .collect::<Vec<_>>()
         });
-        let ranges = |ranges: Option<Vec<(IpAddr, IpAddr)>>| ranges.map(|all| json!(all));
-        let traffic: Vec<Value> = self
-            .traffic
-            .iter()
-            .map(|one| {
-                json!({
-                    "text": one.region.to_string(),
-                    "family": one.region.family().to_string(),
-                    "fromPod": one.region.is_local(),
-                    "protocols": one.region.protocols().iter().map(|protocol| protocol.name()).collect::<Vec<_>>(),
-                    "interfaces": one.region.interfaces(),
-                    "sources": ranges(one.region.sources()),
-                    "destinations": ranges(one.region.destinations()),
-                    "ports": one.region.ports(),
-                    "users": one.region.users(),
-                    "groups": one.region.groups(),
-                    "before": one.before.to_string(),
-                    "after": one.after.to_string(),
-                })
-            })
-            .collect();
-        json!({"version": VERSION, "rules": {"removed": gone, "added": new}, "traffic": traffic})
+        let traffic = json::TrafficDifferences::from(self.traffic.as_slice());
+        json!({"version": VERSION, "rules": {"removed": gone, "added": new}, "traffic": traffic.traffic})
     }
 }
 
