@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::repair::metrics::RepairMetrics;
+use crate::taint::metrics::TaintMetrics;
 
 /// A metric as the documentation shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +68,9 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_repair_given_up_total", "counter", "type", "Broken pods that were given up, after ten tries that count"),
     described("istio_cni_repair_waiting_pods", "gauge", "", "Broken pods that wait to be dealt with, now or later"),
     described("istio_cni_repair_queue_overflows_total", "counter", "", "Broken pods that did not fit into the queue and were left to the next list"),
+    described("istio_cni_node_verified", "gauge", "", "1 while pods of the mesh that start on the node are verified to be redirected; 0 otherwise, and where neither NODE_TAINT nor NODE_CONDITION is set"),
+    described("istio_cni_node_probes_total", "counter", "result", "Times a network namespace was made to be redirected: redirected, failed, impossible (the agent's container is not equipped for it)"),
+    described("istio_cni_node_taint_changes_total", "counter", "change,result", "Changes of the node's taint (add, remove) and condition (condition), by how each ended: done, gone, changed (somebody else was faster), refused, rejected, unanswered"),
     described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
 ];
 
@@ -158,6 +162,8 @@ pub struct Metrics {
     pub settings_refused: Gauge,
     /// See [`METRICS`].
     pub repair: RepairMetrics,
+    /// See [`METRICS`].
+    pub taint: TaintMetrics,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
 }
 
@@ -197,6 +203,7 @@ impl Metrics {
             reloads: Family::default(),
             settings_refused: Gauge::default(),
             repair: RepairMetrics::default(),
+            taint: TaintMetrics::default(),
             reasons: Mutex::default(),
         };
         metrics.register(build);
@@ -288,6 +295,9 @@ impl Metrics {
             self.repair.given_up.clone(),
             self.repair.waiting.clone(),
             self.repair.overflows.clone(),
+            self.taint.verified.clone(),
+            self.taint.probes.clone(),
+            self.taint.changes.clone(),
             build,
         );
     }
@@ -333,6 +343,7 @@ mod tests {
         let metrics = Metrics::new();
         // Without an action there are no counters of one.
         metrics.repair.start_at_nought(crate::repair::action::Action::Label);
+        metrics.taint.start_at_nought();
         let text = metrics.text(true);
         for row in METRICS {
             let name = row.name.trim_end_matches("_total");
