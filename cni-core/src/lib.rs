@@ -11,3 +11,4 @@ pub mod logs;
 pub mod pod_source;
 pub mod selection;
 pub mod wire;
+pub mod yaml;

@@ -18,7 +18,7 @@ use e2e::tools;
 use serde_json::{Value, json};
 
 /// What the manifest has switched off: the mark of its lines, and the values that switch it on.
-fn features() -> [(&'static str, Value); 5] {
+fn features() -> [(&'static str, Value); 7] {
     let repair = |name: &str| {
         let mut repair = json!({"repairPods": false});
         repair[name] = json!(true);
@@ -33,6 +33,8 @@ fn features() -> [(&'static str, Value); 5] {
         ("repair-in-place", repair("repairPods")),
         ("repair-delete", repair("deletePods")),
         ("repair-label", repair("labelPods")),
+        ("node-taint", json!({"repair": {"enabled": false}, "nodeTaint": {"enabled": true}})),
+        ("node-condition", json!({"repair": {"enabled": false}, "nodeCondition": {"enabled": true}})),
     ]
 }
 

@@ -26,6 +26,8 @@ mod lock;
 pub mod netlink;
 pub mod netns;
 #[cfg(feature = "write")]
+pub mod notify;
+#[cfg(feature = "write")]
 mod observe;
 #[cfg(feature = "write")]
 mod pause;

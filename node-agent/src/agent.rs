@@ -28,6 +28,7 @@ use crate::reload::Reloader;
 use crate::repair;
 use crate::serve::{self, Served};
 use crate::settings::{DriftSettings, Settings, TemplateSource, Trust};
+use crate::taint;
 use crate::watch::{Change, Watch, Watched};
 use end::{Ends, depart, follow_daemon_set};
 
@@ -79,17 +80,21 @@ pub async fn run(
     let repair =
         repair::Controller::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
     let repair = tokio::spawn(repair);
+    let taint = taint::keeper::Keeper::new(&settings, served.clone(), cluster.clone());
+    let taint = tokio::spawn(taint.run());
     let keeper = Keeper::new(settings.plugin.clone(), token.clone(), cluster.clone(), metrics.clone());
     let keeper = Arc::new(keeper);
     let keeping = tokio::spawn({
         let keeper = keeper.clone();
         async move { keeper.keep().await }
     });
+    let own = settings.clone();
     let mut agent = Agent::new(settings, &served, cluster.clone(), logs, token.clone(), changes);
     let end = agent.work(&mut ends).await;
     drift.abort();
     healer.abort();
     repair.abort();
+    taint.abort();
     keeping.abort();
     if let End::Lost(directory) = end {
         bail!(
@@ -99,7 +104,7 @@ pub async fn run(
     }
     state.set(Phase::Leaving);
     tokio::select! {
-        () = depart(installer, &cluster, &seen, &token, &keeper) => {}
+        () = depart(&own, installer, &cluster, &seen, &token, &keeper) => {}
         () = ends.told() => log::warn!(target: SCOPE, "told to end a second time; leaving things as they are"),
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 mod change;
 mod follow;
+mod nodes;
 mod own_pod;
 mod pods;
 mod token;
@@ -28,6 +29,7 @@ use crate::settings::{Identity, Settings};
 
 pub use change::{ChangeError, SeenPod};
 pub use follow::{PodEvent, WatchEnd};
+pub use nodes::{NODES, NodeError, Settled};
 pub use pods::{Listed, PodsError, Selection};
 pub use token::{Granted, TokenError};
 
@@ -194,6 +196,24 @@ impl LastSeen {
 }
 
 impl Cluster {
+    /// The client, for what is asked elsewhere.
+    pub(crate) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The agent's DaemonSet; none where there is none, or where it is being deleted.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub async fn agents(&self) -> Result<Option<DaemonSet>, Failure> {
+        let request = self.daemon_sets().get(&self.identity.daemon_set, &GetParams::default());
+        match self.client.json::<DaemonSet>(request, Limits::object(PATIENCE)).await {
+            Ok(found) => Ok(found.metadata.deletion_timestamp.is_none().then_some(found)),
+            Err(Failure::NotFound(words)) if words.by_api => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
     /// Asks for the agent's DaemonSet.
     pub async fn daemon_set(&self) -> Lookup {
         if self.identity.namespace.is_empty() {
@@ -316,11 +336,20 @@ impl Cluster {
         if namespace.is_empty() || about.name.as_deref().unwrap_or_default().is_empty() {
             return Err("POD_NAME or POD_NAMESPACE is not set".to_owned());
         }
+        self.send_event(&namespace, about, telling).await
+    }
+
+    async fn send_event(
+        &self,
+        namespace: &str,
+        about: ObjectReference,
+        telling: &Telling<'_>,
+    ) -> Result<(), String> {
         let now = Time(Timestamp::now());
         let event = Event {
             metadata: ObjectMeta {
                 generate_name: about.name.as_deref().map(|name| format!("{name}.")),
-                namespace: Some(namespace.clone()),
+                namespace: Some(namespace.to_owned()),
                 ..ObjectMeta::default()
             },
             involved_object: about,
@@ -350,7 +379,7 @@ fn post(path: &str, object: &impl Serialize) -> cluster_client::Built {
 }
 
 /// Whether a DaemonSet puts pods on a node with these labels, as far as its selector and its required affinity say.
-fn wants(daemon_set: &DaemonSet, node: &str, labels: &BTreeMap<String, String>) -> bool {
+pub(crate) fn wants(daemon_set: &DaemonSet, node: &str, labels: &BTreeMap<String, String>) -> bool {
     let Some(pod) = daemon_set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()) else {
         return true;
     };

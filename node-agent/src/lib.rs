@@ -8,6 +8,7 @@
 //!
 //! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
 //! the loop; [`once`] does the same a single time. [`repair`] deals with pods that started before the plugin was there;
+//! [`taint`] keeps pods off nodes where they would not be redirected;
 //! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] mends what is not so any more, as soon as the kernel tells of it;
 //! `pod-netns` finds their namespaces.
 
@@ -33,4 +34,5 @@ pub mod reload;
 pub mod repair;
 pub mod serve;
 pub mod settings;
+pub mod taint;
 pub mod watch;

@@ -11,6 +11,7 @@ use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
 use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::settings::{Action, Problem, Settings, command_line};
+use install_cni::taint::cluster;
 use settings_cli::Line;
 
 /// The scope of the agent's lines.
@@ -41,16 +42,21 @@ fn main() -> ExitCode {
         Action::Run => run(settings, reloader, &logs),
         Action::Once => install_once(settings),
         Action::Uninstall => uninstall(settings),
+        Action::TaintController => block_on(cluster::run(settings)),
     };
     logs.flush();
     done
 }
 
-/// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
 fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {
+    block_on(agent::run(settings, reloader, Some(logs.clone())))
+}
+
+/// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
+fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(3).build();
     let done = match runtime {
-        Ok(runtime) => runtime.block_on(agent::run(settings, reloader, Some(logs.clone()))),
+        Ok(runtime) => runtime.block_on(work),
         Err(error) => Err(error.into()),
     };
     match done {

@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use crate::drift::standing::WholeNode;
 use crate::heal::metrics::HealMetrics;
 use crate::repair::metrics::RepairMetrics;
+use crate::taint::metrics::TaintMetrics;
 
 /// A metric as the documentation shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +78,9 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_heal_duration_seconds", "histogram", "", "How long after the kernel told of a change the pod was redirected as planned again, verified"),
     described("istio_cni_heal_contested_pods", "gauge", "", "Pods whose rules another writer removes again and again, so that the agent waits before it answers"),
     described("istio_cni_heal_lost_notifications_total", "counter", "", "Times the kernel had more to tell of a network namespace than could wait; it is then looked at all the same"),
+    described("istio_cni_node_verified", "gauge", "", "1 while pods of the mesh that start on the node are verified to be redirected; 0 otherwise, and where neither NODE_TAINT nor NODE_CONDITION is set"),
+    described("istio_cni_node_probes_total", "counter", "result", "Times a network namespace was made to be redirected: redirected, failed, impossible (the agent's container is not equipped for it)"),
+    described("istio_cni_node_taint_changes_total", "counter", "change,result", "Changes of the node's taint (add, remove) and condition (condition), by how each ended: done, gone, changed (somebody else was faster), refused, rejected, unanswered"),
     described("istio_cni_build_info", "gauge", "version", "Always 1; its label is the agent's version"),
 ];
 
@@ -172,6 +176,8 @@ pub struct Metrics {
     pub whole_node: WholeNode,
     /// See [`METRICS`].
     pub heal: HealMetrics,
+    /// See [`METRICS`].
+    pub taint: TaintMetrics,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
 }
 
@@ -213,6 +219,7 @@ impl Metrics {
             repair: RepairMetrics::default(),
             whole_node: WholeNode::default(),
             heal: HealMetrics::default(),
+            taint: TaintMetrics::default(),
             reasons: Mutex::default(),
         };
         metrics.register(build);
@@ -313,6 +320,9 @@ impl Metrics {
             self.heal.durations.clone(),
             self.heal.contested.clone(),
             self.heal.lost.clone(),
+            self.taint.verified.clone(),
+            self.taint.probes.clone(),
+            self.taint.changes.clone(),
             build,
         );
     }
@@ -358,6 +368,7 @@ mod tests {
         let metrics = Metrics::new();
         // Without an action there are no counters of one.
         metrics.repair.start_at_nought(crate::repair::action::Action::Label);
+        metrics.taint.start_at_nought();
         let text = metrics.text(true);
         for row in METRICS {
             let name = row.name.trim_end_matches("_total");

@@ -53,7 +53,10 @@ pub struct Served {
 
 impl Served {
     /// Whether the agent is ready at this moment, looked up in the node's files.
-    async fn verdict(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Why it is not, for people.
+    pub async fn verdict(&self) -> Result<(), String> {
         let installer = self.installer.clone();
         let files = tokio::task::spawn_blocking(move || installer.check()).await;
         let files = files.unwrap_or_else(|error| Err(Reason::Failed(format!("the check panicked: {error}"))));

@@ -6,6 +6,7 @@
 mod notice;
 mod raw;
 pub mod table;
+mod taint;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub use cluster_client::Trust;
 pub use notice::Notice;
 pub use raw::{Action, Problem, command_line};
 use raw::{LOCALHOST, Raw};
+pub use taint::TaintSettings;
 
 /// Everything the agent is told.
 #[derive(Debug, Clone)]
@@ -44,6 +46,8 @@ pub struct Settings {
     pub drift: DriftSettings,
     /// What the repair controller is told.
     pub repair: RepairSettings,
+    /// What the taint controllers are told.
+    pub taint: TaintSettings,
     /// How the agent logs.
     pub logging: logging::Config,
 }
@@ -233,6 +237,7 @@ impl Settings {
             },
             drift: drift(&mut raw),
             repair: repair(&mut raw),
+            taint: taint::read(&mut raw),
             logging,
         };
         let notices = notice::all(&raw, env);

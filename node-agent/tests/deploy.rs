@@ -146,6 +146,60 @@ fn each_repair_is_switched_on_by_what_is_marked() {
 }
 
 #[test]
+fn the_nodes_taint_and_condition_are_switched_on_by_what_is_marked() {
+    for (mark, marked, parts) in [
+        (
+            "node-taint",
+            24,
+            [
+                "NODE_TAINT: \"true\"",
+                "resources: [nodes, nodes/status], verbs: [patch]}",
+                "add: [NET_ADMIN, SYS_ADMIN]",
+            ],
+        ),
+        (
+            "node-condition",
+            4,
+            [
+                "NODE_CONDITION: \"true\"",
+                "resources: [nodes/status], verbs: [patch]}",
+                "add: [NET_ADMIN, SYS_ADMIN]",
+            ],
+        ),
+    ] {
+        let mark = format!("# {mark}: ");
+        assert_eq!(manifest().matches(&mark).count(), marked, "{mark}: with the commands");
+        let manifest = manifest().replace(&mark, "");
+        for part in parts {
+            let is_in_force = |line: &str| line.contains(part) && !line.trim().starts_with('#');
+            assert!(manifest.lines().any(is_in_force), "{mark} {part}");
+        }
+    }
+}
+
+#[test]
+fn the_clusters_controller_is_deployed_with_what_it_knows_and_without_privilege() {
+    let text = fs::read_to_string(project().join("deploy/taint-controller.yaml")).expect("a manifest");
+    let known: BTreeSet<&str> = SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).collect();
+    let named = text.split("name: ").filter_map(|rest| rest.split([',', '\n', '}']).next());
+    let variables: Vec<&str> = named
+        .filter(|name| name.len() > 3 && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_'))
+        .collect();
+    assert!(variables.len() == 7 && variables.iter().all(|name| known.contains(name)), "{variables:?}");
+    for part in [
+        "command: [install-cni, taint-controller]",
+        "capabilities: {drop: [ALL]}",
+        "runAsNonRoot: true",
+        "readOnlyRootFilesystem: true",
+        "{key: cni.istio.io/not-ready, operator: Exists}",
+        "resourceNames: [istio-taint-lock]",
+    ] {
+        assert!(text.contains(part), "{part}");
+    }
+    assert!(!text.contains('*') && !text.contains("ADMIN"));
+}
+
+#[test]
 fn the_manifest_sets_only_what_the_agent_knows() {
     let known: BTreeSet<&str> = SETTINGS.iter().flat_map(|setting| setting.env.iter().copied()).collect();
     let manifest = with_drift_watch();

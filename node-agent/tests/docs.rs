@@ -4,15 +4,16 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use install_cni::metrics::METRICS;
+use install_cni::metrics::{Described, METRICS};
 use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
+use install_cni::taint::cluster::metrics::METRICS as TAINT_METRICS;
 use settings_cli::log_rows;
 use settings_table::markdown;
 
-fn metrics() -> String {
+fn metrics(rows: &[Described]) -> String {
     let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n".to_owned();
-    for row in METRICS {
+    for row in rows {
         let labels: Vec<String> = row
             .labels
             .split(',')
@@ -26,16 +27,21 @@ fn metrics() -> String {
 
 #[test]
 fn the_reference_says_what_the_code_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md");
-    let mut text = fs::read_to_string(&path).expect("docs/agent.md");
-    for (name, table) in
-        [("metrics", metrics()), ("settings", markdown(SETTINGS)), ("logging", markdown(&log_rows()))]
-    {
+    let tables =
+        [("metrics", metrics(METRICS)), ("settings", markdown(SETTINGS)), ("logging", markdown(&log_rows()))];
+    compare("agent.md", &tables);
+    compare("taint.md", &[("taint-metrics", metrics(TAINT_METRICS))]);
+}
+
+fn compare(file: &str, tables: &[(&str, String)]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
+    let mut text = fs::read_to_string(&path).expect(file);
+    for (name, table) in tables {
         let begin = format!("<!-- {name} -->\n");
         let start = text.find(&begin).expect("a place for the table") + begin.len();
         let end = start + text[start..].find("<!-- end -->").expect("an end of the table");
         if std::env::var_os("UPDATE_DOCS").is_some() {
-            text.replace_range(start..end, &table);
+            text.replace_range(start..end, table);
         } else {
             assert_eq!(&text[start..end], table, "run UPDATE_DOCS=1 cargo test -p install-cni --test docs");
         }

@@ -97,7 +97,9 @@ impl Victim {
 
     fn hear(&self) -> bool {
         let mut heard = Heard::default();
-        self.ears.iter().for_each(|ear| drop(ear.drain(&mut heard, usize::MAX).expect("listens")));
+        for ear in &self.ears {
+            ear.drain(&mut heard, usize::MAX).expect("listens");
+        }
         !heard.is_nothing()
     }
 }

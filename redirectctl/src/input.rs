@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use cluster_client::params::ListParams;
 use cluster_client::{Limits, Request, files, kubeconfig};
-use cni_core::pod_source::{self, PodName, parse_manifests};
+use cni_core::pod_source::{self, PodName};
+use cni_core::yaml;
 use serde_json::Value;
 
 use crate::pod::Pod;
@@ -53,7 +54,7 @@ fn stdin() -> io::Result<String> {
 /// # Errors
 /// Everything wrong with it.
 pub fn pods_of_text(text: &str) -> Result<Vec<Pod>, Trouble> {
-    let documents = parse_manifests(text).map_err(Trouble::of)?;
+    let documents = yaml::documents(text).map_err(Trouble::of)?;
     let mut objects = Vec::new();
     for document in documents.into_iter().filter(|document| !document.is_null()) {
         match document.get("items").and_then(Value::as_array) {

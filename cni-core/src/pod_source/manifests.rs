@@ -1,6 +1,7 @@
 //! Pods from a folder of manifests, for machines without a cluster.
 
 use super::{PodError, PodName};
+use crate::yaml;
 use cluster_client::files;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
@@ -64,18 +65,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, PodError> {
 /// The documents of a YAML or JSON file.
 fn documents(path: &Path) -> Result<Vec<Value>, String> {
     let text = files::read_text(path, MOST_BYTES).map_err(|error| error.to_string())?;
-    parse(&text)
-}
-
-/// The documents of YAML or JSON.
-///
-/// # Errors
-/// It is neither, in words.
-pub fn parse(text: &str) -> Result<Vec<Value>, String> {
-    serde_saphyr::from_multiple(text).map_err(|error| {
-        let text = error.without_snippet().to_string();
-        format!("is no YAML: {}", text.lines().next().unwrap_or_default())
-    })
+    yaml::documents(&text)
 }
 
 /// 0 where the document is not the pod's manifest; more where the names agree in more.

@@ -8,7 +8,6 @@ use crate::{
     wire::{CniError, Code},
 };
 use cluster_client::kubeconfig::{self, KubeconfigError};
-pub use manifests::parse as parse_manifests;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use std::{

@@ -12,6 +12,8 @@ use crate::install::Installer;
 use crate::leave::{self, Departure, Lookup};
 use crate::metrics::{Metrics, WatchLabel};
 use crate::plugin_token::{Keeper, PluginToken};
+use crate::settings::Settings;
+use crate::taint;
 
 /// How long the last renewal of the plugin's token may take.
 const LAST_RENEWAL: Duration = Duration::from_secs(5);
@@ -48,6 +50,7 @@ pub(super) async fn follow_daemon_set(
 
 /// Leaves the plugin or removes it.
 pub(super) async fn depart(
+    settings: &Settings,
     installer: Arc<Installer>,
     connection: &Connection,
     seen: &LastSeen,
@@ -85,6 +88,7 @@ pub(super) async fn depart(
                 }
                 Err(error) => log::error!(target: SCOPE, "removal panicked: {error}"),
             }
+            taint::keeper::Keeper::leave(settings, connection).await;
         }
     }
 }

@@ -76,13 +76,25 @@ impl Cluster {
         version: &mut String,
         each: impl FnMut(PodEvent),
     ) -> WatchEnd {
-        match self.follow(of, version, each).await {
+        self.follow_of(PODS, of, version, each).await
+    }
+
+    /// The same of any collection, by its path.
+    pub async fn follow_of(
+        &self,
+        path: &str,
+        of: &Selection,
+        version: &mut String,
+        each: impl FnMut(PodEvent),
+    ) -> WatchEnd {
+        match self.follow(path, of, version, each).await {
             Ok(end) | Err(end) => end,
         }
     }
 
     async fn follow(
         &self,
+        path: &str,
         of: &Selection,
         version: &mut String,
         mut each: impl FnMut(PodEvent),
@@ -90,7 +102,7 @@ impl Cluster {
         let params = WatchParams::default().fields(&of.fields).timeout(WATCH_SECONDS);
         let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
         let start = Instant::now();
-        let mut answer = self.client.open(Request::new(PODS).watch(&params, version), PATIENCE).await?;
+        let mut answer = self.client.open(Request::new(path).watch(&params, version), PATIENCE).await?;
         each(PodEvent::Watching);
         loop {
             let left = WATCH_PATIENCE.saturating_sub(start.elapsed());

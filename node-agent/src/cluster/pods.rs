@@ -117,10 +117,23 @@ impl Cluster {
         of: &Selection,
         keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
     ) -> Result<Listed<T>, PodsError> {
+        self.list_of(PODS, of, keep).await
+    }
+
+    /// The same of any collection, by its path.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub async fn list_of<T: Send + 'static>(
+        &self,
+        path: &str,
+        of: &Selection,
+        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
+    ) -> Result<Listed<T>, PodsError> {
         let read = async {
             let (mut kept, mut rest) = (Vec::new(), None);
             loop {
-                let page = self.page(of, rest.take(), keep.clone()).await?;
+                let page = self.page(path, of, rest.take(), keep.clone()).await?;
                 kept.extend(page.kept);
                 match page.rest {
                     Some(token) => rest = Some(token),
@@ -148,11 +161,12 @@ impl Cluster {
 
     async fn page<T: Send + 'static>(
         &self,
+        path: &str,
         of: &Selection,
         rest: Option<String>,
         keep: impl Fn(&Value) -> Option<T> + Send + 'static,
     ) -> Result<Page<T>, PodsError> {
-        let mut answer = self.client.open(page_request(of, rest), PATIENCE).await?;
+        let mut answer = self.client.open(page_request(path, of, rest), PATIENCE).await?;
         let (send, pieces) = mpsc::channel(PIECES);
         let parser = tokio::task::spawn_blocking(move || {
             let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
@@ -174,10 +188,10 @@ impl Cluster {
     }
 }
 
-fn page_request(of: &Selection, rest: Option<String>) -> Built {
+fn page_request(path: &str, of: &Selection, rest: Option<String>) -> Built {
     let params = ListParams { continue_token: rest, ..ListParams::default().fields(&of.fields).limit(PAGE) };
     let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
-    let mut request = Request::new(PODS).list(&params)?;
+    let mut request = Request::new(path).list(&params)?;
     if params.continue_token.is_none() {
         // From the server's memory, where pods are sorted by node: its store would be searched for them from end to end.
         let uri = format!("{}&resourceVersion=0", request.uri());

@@ -144,7 +144,7 @@ impl FieldSelector {
 }
 
 /// The parts between commas, those within parentheses aside. An empty text has none.
-fn split(text: &str) -> Vec<&str> {
+pub(crate) fn split(text: &str) -> Vec<&str> {
     if text.trim().is_empty() {
         return Vec::new();
     }

@@ -6,7 +6,8 @@ use redirect_core::settings::meant;
 use settings_table::NotInForce;
 
 /// Beginnings of names that are nobody's but ours.
-const OURS: [&str; 4] = ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_"];
+const OURS: [&str; 7] =
+    ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_", "TAINT_", "NODE_TAINT", "NODE_CONDITION"];
 
 /// Something about a setting that has less effect than its author hoped.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,13 +168,41 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     ];
     let mut told: Vec<&str> = Vec::new();
     let mut notices = Vec::new();
-    for (name, (is_silent, because)) in cases {
+    for (name, (is_silent, because)) in cases.into_iter().chain(of_taint(raw)) {
         if let Some((_, origin, _)) = given(name).filter(|_| is_silent && !told.contains(&name)) {
             told.push(name);
             notices.push(Notice::NoEffect { origin: origin.to_string(), because });
         }
     }
     notices
+}
+
+/// The same of what concerns nodes' taints.
+fn of_taint(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 13] {
+    let is_cluster = raw.is_for_cluster();
+    let keeps_taint = raw.is_on("NODE_TAINT");
+    let by_no_taint = (!is_cluster && !keeps_taint, "the taint is left alone, because NODE_TAINT is not set");
+    let by_no_condition = (
+        !is_cluster && !keeps_taint && !raw.is_on("NODE_CONDITION"),
+        "nothing is said of the node, because neither NODE_TAINT nor NODE_CONDITION is set",
+    );
+    let by_cluster = (is_cluster, "only agents use it, and this is the cluster's taint controller");
+    let by_agent = (!is_cluster, "only install-cni taint-controller uses it");
+    [
+        ("NODE_TAINT", by_cluster),
+        ("NODE_CONDITION", by_cluster),
+        ("NODE_CONDITION", (keeps_taint, "NODE_TAINT brings the condition")),
+        ("NODE_CONDITION_TYPE", by_no_condition),
+        ("TAINT_PROBE", by_cluster),
+        ("TAINT_PROBE", by_no_condition),
+        ("TAINT_KEY", by_no_taint),
+        ("TAINT_VALUE", by_no_taint),
+        ("TAINT_EFFECT", by_no_taint),
+        ("TAINT_OLD_KEYS", by_no_taint),
+        ("TAINT_AFTER", by_no_condition),
+        ("TAINT_CONFIGMAP_NAME", by_agent),
+        ("TAINT_CONFIGMAP_NAMESPACE", by_agent),
+    ]
 }
 
 /// Whether a variable looks like a setting of ours without being one. The kubelet puts the names of services into the environment, so

@@ -24,6 +24,8 @@ pub enum Action {
     Once,
     /// Take everything out of the node and end.
     Uninstall,
+    /// Taint nodes of the cluster whose agent is not there.
+    TaintController,
 }
 
 /// What help and the manual say besides the flags.
@@ -35,6 +37,7 @@ const PAGES: Pages = Pages {
             "install-cni install --once --source-cni-bin-dir /usr/local/lib/istio-cni \\\n      --mounted-cni-bin-dir /opt/cni/bin --mounted-cni-net-dir /etc/cni/net.d",
         ),
         ("Take everything out of the node again", "install-cni uninstall"),
+        ("Taint nodes of the cluster that have no agent (docs/taint.md)", "install-cni taint-controller"),
     ],
     exit_status: &[
         (
@@ -63,6 +66,7 @@ impl Action {
         match &words.command {
             Some((name, of)) if name == INSTALL && of.get_flag(ONCE) => Self::Once,
             Some((name, _)) if name == UNINSTALL => Self::Uninstall,
+            Some((name, _)) if name == TAINT_CONTROLLER => Self::TaintController,
             Some(_) | None => Self::Run,
         }
     }
@@ -83,6 +87,7 @@ pub struct Problem {
 const INSTALL: &str = "install";
 const UNINSTALL: &str = "uninstall";
 const ONCE: &str = "once";
+const TAINT_CONTROLLER: &str = "taint-controller";
 
 /// The command line.
 #[must_use]
@@ -95,6 +100,8 @@ pub fn command_line() -> CommandLine {
     let uninstall = Command::new(UNINSTALL)
         .visible_alias("cleanup")
         .about("Take the plugin out of the node: entry, kubeconfig, binary");
+    let taint_controller = Command::new(TAINT_CONTROLLER)
+        .about("Run in the cluster instead of on a node: taint nodes that have no agent which is ready");
     CommandLine {
         name: "install-cni",
         about: "Puts the istio-cni plugin on the node and keeps it there",
@@ -102,7 +109,7 @@ pub fn command_line() -> CommandLine {
         pages: PAGES,
         rows: SETTINGS.to_vec(),
         operands: &[],
-        commands: vec![install, uninstall],
+        commands: vec![install, uninstall, taint_controller],
     }
 }
 
@@ -156,7 +163,7 @@ impl<'a> Raw<'a> {
                 (None, None) => (setting, Origin::Default(setting.name()), setting.default.to_owned()),
             }
         };
-        let needs_server = Action::of(given) == Action::Run;
+        let needs_server = matches!(Action::of(given), Action::Run | Action::TaintController);
         let problems = given.refused.iter().map(|(word, problem)| Problem {
             origin: "command line".to_owned(),
             value: Some(word.clone()),
@@ -305,6 +312,11 @@ impl<'a> Raw<'a> {
         });
         let given: Vec<Given<'_>> = of_ours.chain(of_logging).collect();
         NotInForce::among(&given, |name| self.is_on(name))
+    }
+
+    /// Whether this is for the cluster instead of a node.
+    pub(super) fn is_for_cluster(&self) -> bool {
+        Action::of(self.given) == Action::TaintController
     }
 
     /// Whether a switch is on, or cannot be read.

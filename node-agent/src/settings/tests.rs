@@ -511,3 +511,61 @@ fn selectors_and_labels_that_are_none_are_refused_together() {
         read(&[], &[("REPAIR_BROKEN_POD_LABEL_KEY", "-x"), ("NODE_NAME", "n")]).expect("nobody labels");
     assert_eq!(settings.0.repair.node, "n", "where REPAIR_NODE_NAME is not given");
 }
+
+#[test]
+fn a_nodes_taint_is_left_alone_unless_somebody_says_otherwise() {
+    let usual = settings(&[], &[]).taint;
+    assert!(!usual.keeps_taint && !usual.keeps_condition && usual.probe);
+    assert_eq!(usual.taint.to_string(), "cni.istio.io/not-ready:NoSchedule");
+    assert_eq!((usual.after, usual.condition_type.as_str()), (Duration::from_secs(30), "cni.istio.io/Ready"));
+    let taint = settings(&[], &[("NODE_TAINT", "true")]).taint;
+    assert!(taint.keeps_taint && taint.keeps_condition);
+    let condition = settings(&[], &[("NODE_CONDITION", "true")]).taint;
+    assert!(!condition.keeps_taint && condition.keeps_condition);
+}
+
+#[test]
+fn the_names_of_istios_releases_are_understood() {
+    let env = [
+        ("NODE_TAINT", "true"),
+        ("PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME", "example.com/no"),
+        ("TAINT_CONFIGMAP-NAME", "selectors"),
+        ("TAINT_CONFIGMAP-NAMESPACE", "istio-system"),
+        ("TAINT_RUN-AS-DAEMON", "true"),
+        ("TAINT_OLD_KEYS", "NodeReadiness"),
+    ];
+    let (settings, notices) = read(&["taint-controller"], &env).expect("settings");
+    let taint = settings.taint;
+    assert_eq!(
+        (taint.taint.key.as_str(), taint.old_keys.as_slice()),
+        ("example.com/no", &["NodeReadiness".to_owned()][..])
+    );
+    assert_eq!(taint.config_map, ("istio-system".to_owned(), "selectors".to_owned()));
+    let notices: Vec<String> = notices.iter().map(ToString::to_string).collect();
+    let says = |part: &str| notices.iter().any(|notice| notice.contains(part));
+    assert!(
+        says("is understood as TAINT_KEY") && says("is understood as TAINT_CONFIGMAP_NAME"),
+        "{notices:?}"
+    );
+    assert!(says("TAINT_RUN-AS-DAEMON") && says("NODE_TAINT has no effect"), "{notices:?}");
+}
+
+#[test]
+fn a_taint_that_no_node_can_have_is_refused_and_one_that_is_not_used_is_told() {
+    let wrong = [
+        ("TAINT_KEY", "not a key"),
+        ("TAINT_VALUE", "a value"),
+        ("TAINT_EFFECT", "Sometimes"),
+        ("TAINT_OLD_KEYS", "fine,/"),
+        ("NODE_CONDITION_TYPE", "a b"),
+        ("TAINT_AFTER", "soon"),
+    ];
+    let problems = read(&[], &wrong).expect_err("problems");
+    assert_eq!(problems.len(), wrong.len(), "{problems:?}");
+    let told = notices(
+        &[],
+        &[("TAINT_KEY", "example.com/no"), ("TAINT_PROBE", "true"), ("TAINT_CONFIGMAP_NAME", "x")],
+    );
+    assert_eq!(told.iter().filter(|notice| notice.contains("has no effect")).count(), 3, "{told:?}");
+    assert!(notices(&[], &[("TAINT_KEYS", "x")])[0].contains("TAINT_KEY"));
+}

@@ -9,8 +9,9 @@
 {{- end }}
 {{- $watches := not (has .driftWatch.interval (list "" "0" "0s")) }}
 {{- $reads := or (eq $repair "in-place") (and $watches .driftWatch.heal) }}
+{{- $judges := or .nodeTaint.enabled .nodeCondition.enabled }}
 {{- $capabilities := list }}
-{{- if or $watches (eq $repair "in-place") }}{{ $capabilities = list "NET_ADMIN" "SYS_ADMIN" }}{{ end }}
+{{- if or $watches $judges (eq $repair "in-place") }}{{ $capabilities = list "NET_ADMIN" "SYS_ADMIN" }}{{ end }}
 {{- if $reads }}{{ $capabilities = append $capabilities "SYS_PTRACE" }}{{ end }}
 {{- $verbs := list }}
 {{- if or $watches $repair }}{{ $verbs = append $verbs "list" }}{{ end }}
@@ -22,6 +23,7 @@ readsProcesses: {{ $reads }}
 entersPods: {{ or $watches (eq $repair "in-place") }}
 tellsOfPods: {{ or $watches (ne $repair "") }}
 podVerbs: {{ toJson $verbs }}
+nodeResources: {{ ternary (list "nodes" "nodes/status") (ternary (list "nodes/status") list .nodeCondition.enabled) .nodeTaint.enabled | toJson }}
 capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- end }}
 
@@ -39,6 +41,8 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- if .strictCapture }}{{ $_ := set $config "STRICT_CAPTURE" true }}{{ end }}
 {{- if $powers.watches }}{{ $_ := set $config "DRIFT_WATCH_INTERVAL" .driftWatch.interval }}{{ end }}
 {{- if and $powers.watches .driftWatch.heal }}{{ $_ := set $config "DRIFT_HEAL" true }}{{ end }}
+{{- if .nodeTaint.enabled }}{{ $_ := set $config "NODE_TAINT" true }}{{ end }}
+{{- if and .nodeCondition.enabled (not .nodeTaint.enabled) }}{{ $_ := set $config "NODE_CONDITION" true }}{{ end }}
 {{- if $powers.repair }}
 {{- $_ := set $config (get (dict "in-place" "REPAIR_REPAIR_PODS" "delete" "REPAIR_DELETE_PODS" "label" "REPAIR_LABEL_PODS") $powers.repair) true }}
 {{- if ne .repair.initContainerName "istio-validation" }}{{ $_ := set $config "REPAIR_INIT_CONTAINER_NAME" .repair.initContainerName }}{{ end }}

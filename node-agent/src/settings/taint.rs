@@ -1,0 +1,66 @@
+//! What the taint controllers are told: the agent's, which knows one node, and the cluster's.
+
+use std::time::Duration;
+
+use super::raw::Raw;
+use crate::repair::selector::{is_key, is_value};
+use crate::taint::node::{Effect, Taint};
+
+/// What the taint controllers are told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaintSettings {
+    /// Whether the agent keeps its node's taint.
+    pub keeps_taint: bool,
+    /// Whether the agent keeps its node's condition.
+    pub keeps_condition: bool,
+    /// The condition's type.
+    pub condition_type: String,
+    /// The taint.
+    pub taint: Taint,
+    /// Keys of taints that are removed as well, and never added.
+    pub old_keys: Vec<String>,
+    /// How long a node has to be unfit before it is tainted.
+    pub after: Duration,
+    /// Whether a probe namespace is redirected.
+    pub probe: bool,
+    /// The ConfigMap of selectors: its namespace and name; empty for the agent's DaemonSet.
+    pub config_map: (String, String),
+}
+
+pub(super) fn read(raw: &mut Raw<'_>) -> TaintSettings {
+    let keeps_taint = raw.switch("NODE_TAINT");
+    let key = raw.text("TAINT_KEY");
+    if !is_key(&key) {
+        raw.reject("TAINT_KEY", "not the key of a taint, such as example.com/name");
+    }
+    let value = raw.text("TAINT_VALUE");
+    if !is_value(&value) {
+        raw.reject(
+            "TAINT_VALUE",
+            "not the value of a taint: at most 63 letters, digits, dashes, dots and underscores",
+        );
+    }
+    let effect = Effect::parse(&raw.text("TAINT_EFFECT")).unwrap_or_else(|| {
+        raw.reject("TAINT_EFFECT", "not NoSchedule, PreferNoSchedule or NoExecute");
+        Effect::NoSchedule
+    });
+    let old_keys = raw.list("TAINT_OLD_KEYS");
+    if let Some(wrong) = old_keys.iter().find(|key| !is_key(key)) {
+        let reason = format!("{wrong:?} is not the key of a taint");
+        raw.reject("TAINT_OLD_KEYS", &reason);
+    }
+    let condition_type = raw.text("NODE_CONDITION_TYPE");
+    if !is_key(&condition_type) {
+        raw.reject("NODE_CONDITION_TYPE", "not the type of a condition, such as example.com/Ready");
+    }
+    TaintSettings {
+        keeps_taint,
+        keeps_condition: raw.switch("NODE_CONDITION") || keeps_taint,
+        condition_type,
+        taint: Taint { key, value, effect },
+        old_keys,
+        after: raw.duration("TAINT_AFTER"),
+        probe: raw.switch("TAINT_PROBE"),
+        config_map: (raw.text("TAINT_CONFIGMAP_NAMESPACE"), raw.text("TAINT_CONFIGMAP_NAME")),
+    }
+}

@@ -1,0 +1,413 @@
+//! What the leader does: it keeps the model as the API server has nodes and pods, and does what follows, one node after the other.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cluster_client::{AccessError, Outage, Pauses};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+use super::metrics::ControllerMetrics;
+use super::model::{AgentPod, Because, Model, Placement, Step};
+use super::queue::Queue;
+use super::requirement::Requirement;
+use super::{COMPONENT, SCOPE};
+use crate::cluster::{
+    Connection, NODES, NodeError, PodEvent, PodsError, Selection, Settled, Telling, WatchEnd, wants,
+};
+use crate::metrics::{ResultLabel, WatchLabel};
+use crate::settings::TaintSettings;
+use crate::taint::metrics::change;
+use crate::taint::node::{Node, Wanted};
+
+/// The pauses after an API server that does not answer.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// How often the agents' DaemonSet is looked at.
+const LOOK_AT_AGENTS: Duration = Duration::from_secs(10);
+/// The time between two changes: agents that all go at once do not make a storm.
+const PACE: Duration = Duration::from_millis(20);
+
+/// The leader, from the moment it leads until it does not.
+pub struct Leader {
+    settings: TaintSettings,
+    requirements: Vec<Requirement>,
+    /// Whether the agents' DaemonSet says where agents are to be.
+    asks_daemon_set: bool,
+    /// Whether there was one since this replica has led.
+    has_agents: AtomicBool,
+    connection: Arc<Connection>,
+    metrics: Arc<ControllerMetrics>,
+    /// Until when it may act.
+    acts_until: watch::Receiver<Option<Instant>>,
+    model: Mutex<Model>,
+    queue: Mutex<Queue>,
+    failures: Mutex<BTreeMap<String, Pauses>>,
+    outage: Mutex<Outage>,
+    news: Notify,
+}
+
+/// What is watched.
+#[derive(Debug, Clone, Copy)]
+enum Watched {
+    Nodes,
+    /// The pods of this requirement.
+    Pods(usize),
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Unavailable {
+    #[error("there is no working API client: {0}")]
+    NoClient(#[from] AccessError),
+    #[error("{0}")]
+    List(#[from] PodsError),
+    #[error("{0}")]
+    Watch(#[from] WatchEnd),
+}
+
+impl Leader {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(
+        settings: TaintSettings,
+        requirements: Vec<Requirement>,
+        connection: Arc<Connection>,
+        metrics: Arc<ControllerMetrics>,
+        acts_until: watch::Receiver<Option<Instant>>,
+    ) -> Self {
+        let TaintSettings { taint, old_keys, condition_type, after, config_map, .. } = settings.clone();
+        let model = Model::new(taint, old_keys, condition_type, after, requirements.len());
+        Self {
+            asks_daemon_set: config_map.1.is_empty(),
+            has_agents: AtomicBool::new(false),
+            settings,
+            requirements,
+            connection,
+            metrics,
+            acts_until,
+            model: Mutex::new(model),
+            queue: Mutex::default(),
+            failures: Mutex::default(),
+            outage: Mutex::default(),
+            news: Notify::new(),
+        }
+    }
+
+    /// Works until it is dropped.
+    pub async fn run(self) {
+        let leader = Arc::new(self);
+        let mut tasks = JoinSet::new();
+        let all = (0..leader.requirements.len()).map(Watched::Pods).chain([Watched::Nodes]);
+        for watched in all {
+            let leader = leader.clone();
+            tasks.spawn(async move { leader.watch(watched).await });
+        }
+        let placing = leader.clone();
+        tasks.spawn(async move { placing.place().await });
+        leader.work().await;
+    }
+
+    /// Keeps the model as the API server has nodes, or pods.
+    async fn watch(&self, watched: Watched) {
+        let (mut outage, mut pauses) = (Outage::default(), Pauses::new(FIRST_RETRY, LONGEST_RETRY));
+        let mut version = None;
+        let what = watched.word();
+        loop {
+            let done = self.watch_once(watched, &mut version, || {
+                if let Some(lasted) = outage.ends(Instant::now()) {
+                    log::info!(target: SCOPE, seconds = lasted.as_secs(); "{what} are watched again");
+                }
+            });
+            let retry_after = match done.await {
+                Ok(()) => {
+                    pauses.reset();
+                    None
+                }
+                Err(unavailable) => {
+                    self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: what }).inc();
+                    if matches!(unavailable, Unavailable::Watch(WatchEnd::Expired)) {
+                        log::debug!(target: SCOPE, "listing {what} anew: {unavailable}");
+                    } else if outage.begins(Instant::now()) {
+                        log::warn!(target: SCOPE, "cannot watch {what}, which needs the verbs list and watch on them: {unavailable}");
+                    } else {
+                        log::debug!(target: SCOPE, "still cannot watch {what}: {unavailable}");
+                    }
+                    unavailable.retry_after()
+                }
+            };
+            tokio::time::sleep(pauses.pause(retry_after)).await;
+        }
+    }
+
+    async fn watch_once(
+        &self,
+        watched: Watched,
+        version: &mut Option<String>,
+        mut sees: impl FnMut(),
+    ) -> Result<(), Unavailable> {
+        let cluster = self.connection.get()?;
+        let (path, selection) = match watched {
+            Watched::Nodes => (NODES.to_owned(), Selection { fields: String::new(), labels: String::new() }),
+            Watched::Pods(index) => {
+                let Requirement { namespace, selector } = &self.requirements[index];
+                let labels = selector.as_str().to_owned();
+                (format!("/api/v1/namespaces/{namespace}/pods"), Selection { fields: String::new(), labels })
+            }
+        };
+        if version.is_none() {
+            *version = Some(match watched {
+                Watched::Nodes => {
+                    let listed = cluster.list_of(&path, &selection, Node::of).await?;
+                    self.model().list_nodes(listed.kept);
+                    listed.version
+                }
+                Watched::Pods(index) => {
+                    let listed = cluster.list_of(&path, &selection, AgentPod::of).await?;
+                    self.model().list_pods(index, listed.kept);
+                    listed.version
+                }
+            });
+            self.look_at_all();
+        }
+        let Some(from) = version else { return Ok(()) };
+        let end = cluster.follow_of(&path, &selection, from, |event| {
+            sees();
+            self.note(watched, &event);
+        });
+        match end.await {
+            WatchEnd::InTime => Ok(()),
+            end @ WatchEnd::Expired => {
+                *version = None;
+                Err(end.into())
+            }
+            end @ (WatchEnd::Denied(_) | WatchEnd::Broken { .. }) => Err(end.into()),
+        }
+    }
+
+    fn note(&self, watched: Watched, event: &PodEvent) {
+        let name = match (watched, event) {
+            (_, PodEvent::Watching) => None,
+            (Watched::Nodes, PodEvent::Seen(object)) => Node::of(object).map(|node| {
+                let name = node.name().to_owned();
+                self.model().put_node(node);
+                name
+            }),
+            (Watched::Nodes, PodEvent::Gone(object)) => {
+                if let Some(node) = Node::of(object) {
+                    self.model().remove_node(node.name());
+                    lock(&self.failures).remove(node.name());
+                }
+                None
+            }
+            (Watched::Pods(index), PodEvent::Seen(object)) => {
+                AgentPod::of(object).map(|pod| self.model().put_pod(index, pod))
+            }
+            (Watched::Pods(index), PodEvent::Gone(object)) => {
+                let name = object.pointer("/metadata/name").and_then(|name| name.as_str());
+                name.and_then(|name| self.model().remove_pod(index, name))
+            }
+        };
+        if let Some(name) = name {
+            self.put(&name, Instant::now());
+        }
+        self.show();
+    }
+
+    /// Keeps the model as the agents' DaemonSet has it.
+    async fn place(&self) {
+        loop {
+            let placement =
+                if self.asks_daemon_set { self.placement().await } else { Some(Placement::Everywhere) };
+            if let Some(placement) = placement
+                && self.model().place(placement)
+            {
+                self.look_at_all();
+            }
+            tokio::time::sleep(LOOK_AT_AGENTS).await;
+        }
+    }
+
+    /// None where it cannot be told at present: then what was true before counts.
+    async fn placement(&self) -> Option<Placement> {
+        match self.connection.get().ok()?.agents().await {
+            // Nodes that are born tainted wait for agents that are yet to be deployed.
+            Ok(None) if !self.has_agents.load(Ordering::Relaxed) => Some(Placement::NotSaid),
+            Ok(None) => Some(Placement::Nowhere),
+            Ok(Some(set)) => {
+                self.has_agents.store(true, Ordering::Relaxed);
+                Some(Placement::On {
+                    generation: set.metadata.generation.unwrap_or_default(),
+                    wants: Arc::new(move |name, labels| wants(&set, name, labels)),
+                })
+            }
+            Err(failure) if failure.is_refusal() => {
+                log::debug!(target: SCOPE, "the agents' DaemonSet may not be read, so every node is to have an agent: {failure}");
+                Some(Placement::Everywhere)
+            }
+            Err(failure) => {
+                log::debug!(target: SCOPE, "cannot read the agents' DaemonSet: {failure}");
+                None
+            }
+        }
+    }
+
+    fn look_at_all(&self) {
+        let model = self.model();
+        let names: Vec<String> = model.names().map(str::to_owned).collect();
+        drop(model);
+        let now = Instant::now();
+        for name in names {
+            self.put(&name, now);
+        }
+        self.show();
+    }
+
+    fn put(&self, name: &str, at: Instant) {
+        if lock(&self.queue).put(name, at) {
+            self.news.notify_one();
+        } else {
+            self.metrics.overflows.inc();
+        }
+    }
+
+    fn show(&self) {
+        let (nodes, tainted) = self.model().counts();
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.metrics.nodes.set(number(nodes));
+        self.metrics.tainted.set(number(tainted));
+        self.metrics.queued.set(number(lock(&self.queue).len()));
+    }
+
+    /// Does what is due, one node after the other.
+    async fn work(&self) {
+        loop {
+            let next = lock(&self.queue).next();
+            match next {
+                None => self.news.notified().await,
+                Some(at) => {
+                    tokio::select! {
+                        () = self.news.notified() => {}
+                        () = tokio::time::sleep_until(at.into()) => {}
+                    }
+                }
+            }
+            loop {
+                let due = lock(&self.queue).take(Instant::now());
+                let Some((name, since)) = due else { break };
+                self.look_at(&name, since).await;
+                self.show();
+            }
+            if lock(&self.queue).take_overflowed() {
+                self.look_at_all();
+            }
+        }
+    }
+
+    async fn look_at(&self, name: &str, since: Instant) {
+        let (wanted, because) = match self.model().step(name, Instant::now()) {
+            Step::Leave => return,
+            Step::Wait(at) => return self.put(name, at),
+            Step::Taint(because) => (Wanted::Tainted, because),
+            Step::Free(because) => (Wanted::Free, because),
+        };
+        let Some(node) = self.model().node(name).cloned() else { return };
+        let may_act = self.acts_until.borrow().is_some_and(|until| Instant::now() < until);
+        if !may_act {
+            // Whether it will lead again is told within seconds.
+            return self.put(name, Instant::now() + FIRST_RETRY);
+        }
+        let done = self.set(&node, wanted, because).await;
+        if !matches!(&done, Ok(Settled { changed: false, .. })) {
+            let result = done.as_ref().err().map_or("done", NodeError::word);
+            self.metrics.changes.get_or_create(&change(Some(wanted), result)).inc();
+        }
+        match done {
+            Ok(settled) => {
+                lock(&self.failures).remove(name);
+                if let Some(lasted) = lock(&self.outage).ends(Instant::now()) {
+                    log::info!(target: SCOPE, seconds = lasted.as_secs(); "nodes are tainted and freed again");
+                }
+                if settled.changed {
+                    self.metrics.delays.observe(since.elapsed().as_secs_f64());
+                    tokio::time::sleep(PACE).await;
+                }
+            }
+            Err(NodeError::Gone) => drop(lock(&self.failures).remove(name)),
+            Err(error) => self.postpone(name, &error),
+        }
+    }
+
+    fn postpone(&self, name: &str, error: &NodeError) {
+        if lock(&self.outage).begins(Instant::now()) {
+            log::warn!(target: SCOPE, node = name; "cannot change a node's taint, which needs the verb patch on nodes: {error}");
+        } else {
+            log::debug!(target: SCOPE, node = name; "cannot change a node's taint either: {error}");
+        }
+        let retry_after =
+            if let NodeError::Unanswered { retry_after, .. } = error { *retry_after } else { None };
+        let mut failures = lock(&self.failures);
+        let pauses =
+            failures.entry(name.to_owned()).or_insert_with(|| Pauses::new(FIRST_RETRY, LONGEST_RETRY));
+        let pause = pauses.pause(retry_after);
+        drop(failures);
+        self.put(name, Instant::now() + pause);
+    }
+
+    async fn set(&self, node: &Node, wanted: Wanted, because: Because) -> Result<Settled, NodeError> {
+        let unanswered =
+            |error: AccessError| NodeError::Unanswered { text: error.to_string(), retry_after: None };
+        let cluster = self.connection.get().map_err(unanswered)?;
+        let TaintSettings { taint, old_keys, .. } = &self.settings;
+        let settled = cluster.set_taint(node, taint, old_keys, wanted).await?;
+        if !settled.changed {
+            return Ok(settled);
+        }
+        let (kind, reason, message) = match wanted {
+            Wanted::Tainted => {
+                ("Warning", "NodeTainted", format!("taint {taint} added: {}", because.words()))
+            }
+            Wanted::Free => {
+                ("Normal", "NodeFreed", format!("taint {} removed: {}", taint.key, because.words()))
+            }
+        };
+        log::info!(target: SCOPE, node = node.name(); "{message}");
+        let telling = Telling { component: COMPONENT, kind, reason, message: &message };
+        let sent = cluster.tell_of_node(node, &telling).await;
+        let result = if sent.is_ok() { "sent" } else { "failed" };
+        self.metrics.events.get_or_create(&ResultLabel { result }).inc();
+        if let Err(error) = sent {
+            log::debug!(target: SCOPE, node = node.name(); "cannot send an event, which needs the verb create on events: {error}");
+        }
+        Ok(settled)
+    }
+
+    fn model(&self) -> MutexGuard<'_, Model> {
+        lock(&self.model)
+    }
+}
+
+impl Watched {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Nodes => "nodes",
+            Self::Pods(_) => "pods",
+        }
+    }
+}
+
+impl Unavailable {
+    const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Watch(WatchEnd::Broken { retry_after, .. }) => *retry_after,
+            Self::NoClient(_)
+            | Self::List(_)
+            | Self::Watch(WatchEnd::InTime | WatchEnd::Expired | WatchEnd::Denied(_)) => None,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,243 @@
+//! The cluster's taint controller: nodes without an agent that is ready are tainted, by the leader of its replicas.
+//!
+//! [`model`], [`queue`], [`election`] and [`requirement`] are pure. The leader begins with nothing each time it comes to lead, and decides nothing
+//! before it has listed everything.
+
+pub mod election;
+mod leader;
+mod leases;
+pub mod metrics;
+pub mod model;
+pub mod queue;
+pub mod requirement;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use cluster_client::params::GetParams;
+use cluster_client::{Failure, Limits, Outage, Pauses, Request};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, StatusCode};
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::cluster::Connection;
+use crate::metrics::ResultLabel;
+use crate::ready::State;
+use crate::repair::selector::LabelSelector;
+use crate::serve::{self, Answer, text};
+use crate::settings::Settings;
+use election::{Candidate, PAUSE};
+use leader::Leader;
+use leases::Round;
+use metrics::ControllerMetrics;
+use requirement::Requirement;
+
+/// The scope of its lines.
+const SCOPE: &str = "cni-agent";
+/// Who sends the events.
+const COMPONENT: &str = "cni-taint-controller";
+/// The Lease, by the name that Istio's first taint controller gave it.
+const LEASE_NAME: &str = "istio-taint-lock";
+/// The pods of the agents, as every chart labels them.
+const AGENTS: &str = "k8s-app=istio-cni-node";
+/// How long an answer of the API server makes the controller ready.
+const HEARD: Duration = Duration::from_secs(30);
+/// How long the last request may take.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs the controller until it is told to end.
+///
+/// # Errors
+/// When it does not know who it is, cannot serve health, or the ConfigMap says nothing that can be used.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let identity = &settings.identity;
+    if identity.pod.is_empty() || identity.namespace.is_empty() {
+        bail!(
+            "POD_NAME and POD_NAMESPACE have to be set: the controller is known by them to its other replicas"
+        );
+    }
+    let connection = Arc::new(Connection::new(&settings, Arc::new(State::default())));
+    let metrics = Arc::new(ControllerMetrics::default());
+    let (heard, is_heard) = watch::channel(None);
+    serve(&settings, &metrics, is_heard).await?;
+    let candidate = Candidate::new(identity.pod.clone(), identity.namespace.clone(), LEASE_NAME.to_owned());
+    let mut election =
+        Election { candidate, connection: connection.clone(), metrics, heard, outage: Outage::default() };
+    let done = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        error = lead(&settings, &mut election) => error,
+    };
+    if let Ok(cluster) = connection.get() {
+        let _ = tokio::time::timeout(END_PATIENCE, leases::step_down(&cluster, &election.candidate)).await;
+    }
+    done
+}
+
+/// Stands for election for ever, and leads when elected.
+async fn lead(settings: &Settings, election: &mut Election) -> anyhow::Result<()> {
+    let requirements = requirements(settings, &election.connection).await?;
+    for Requirement { namespace, selector } in &requirements {
+        log::info!(target: SCOPE, namespace = namespace.as_str(), selector = selector.as_str(); "every node needs one of these pods that is ready");
+    }
+    let (acts_until, leads) = watch::channel(None);
+    let mut leader = None;
+    loop {
+        election.round(&acts_until).await;
+        let is_leader = election.candidate.acts_until().is_some_and(|until| Instant::now() < until);
+        election.metrics.leader.set(i64::from(is_leader));
+        if is_leader && leader.is_none() {
+            log::info!(target: SCOPE, "this replica leads");
+            let work = Leader::new(
+                settings.taint.clone(),
+                requirements.clone(),
+                election.connection.clone(),
+                election.metrics.clone(),
+                leads.clone(),
+            );
+            leader = Some(Work(tokio::spawn(work.run())));
+        } else if !is_leader && leader.take().is_some() {
+            log::warn!(target: SCOPE, "this replica does not lead any more");
+        }
+        if leader.as_ref().is_some_and(|Work(task)| task.is_finished()) {
+            bail!("the controller's work has panicked");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// A task that ends when it is dropped.
+struct Work(tokio::task::JoinHandle<()>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct Election {
+    candidate: Candidate,
+    connection: Arc<Connection>,
+    metrics: Arc<ControllerMetrics>,
+    /// When the API server answered last.
+    heard: watch::Sender<Option<Instant>>,
+    outage: Outage,
+}
+
+impl Election {
+    async fn round(&mut self, acts_until: &watch::Sender<Option<Instant>>) {
+        let round = match self.connection.get() {
+            Ok(cluster) => {
+                leases::round(&cluster, &mut self.candidate).await.map_err(|failure| failure.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        acts_until.send_replace(self.candidate.acts_until());
+        let count = |result| self.metrics.lease_writes.get_or_create(&ResultLabel { result }).inc();
+        match &round {
+            Ok(Round::Won) => drop(count("done")),
+            Ok(Round::Conflict) => drop(count("conflict")),
+            Ok(Round::Waits) => {}
+            Err(_) => drop(count("failed")),
+        }
+        match round {
+            Ok(_) => {
+                self.heard.send_replace(Some(Instant::now()));
+                if let Some(lasted) = self.outage.ends(Instant::now()) {
+                    log::info!(target: SCOPE, seconds = lasted.as_secs(); "the Lease can be used again");
+                }
+            }
+            Err(error) if self.outage.begins(Instant::now()) => {
+                log::warn!(target: SCOPE, "cannot use Lease {LEASE_NAME}, which needs the verbs get, create and update on leases: {error}");
+            }
+            Err(error) => log::debug!(target: SCOPE, "still cannot use the Lease: {error}"),
+        }
+    }
+}
+
+/// Which pods every node needs. The API server is asked until it answers.
+async fn requirements(settings: &Settings, connection: &Connection) -> anyhow::Result<Vec<Requirement>> {
+    let own = &settings.identity.namespace;
+    let (namespace, name) = &settings.taint.config_map;
+    if name.is_empty() {
+        let selector = LabelSelector::parse(AGENTS).context("the agents' labels")?;
+        return Ok(vec![Requirement { namespace: own.clone(), selector }]);
+    }
+    let mut pauses = Pauses::new(Duration::from_secs(1), Duration::from_secs(30));
+    loop {
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+        let request = Request::new(path).get(name, &GetParams::default());
+        let found = match connection.get() {
+            Ok(cluster) => cluster.client().json::<Value>(request, Limits::object(END_PATIENCE)).await,
+            Err(error) => bail!("there is no working API client: {error}"),
+        };
+        match found {
+            Ok(found) => {
+                let read = requirement::read(&found["data"], own);
+                return read.with_context(|| format!("ConfigMap {namespace}/{name}"));
+            }
+            Err(Failure::NotFound(words)) if words.by_api => {
+                bail!("there is no ConfigMap {namespace}/{name}, which TAINT_CONFIGMAP_NAME names");
+            }
+            Err(failure) => {
+                log::warn!(target: SCOPE, "cannot read ConfigMap {namespace}/{name}, which needs the verb get on configmaps: {failure}");
+                tokio::time::sleep(pauses.pause(failure.retry_after())).await;
+            }
+        }
+    }
+}
+
+/// Starts the servers of health and metrics.
+async fn serve(
+    settings: &Settings,
+    metrics: &Arc<ControllerMetrics>,
+    heard: watch::Receiver<Option<Instant>>,
+) -> anyhow::Result<()> {
+    if let Some((address, port)) = settings.serve.monitoring {
+        match serve::listen(address, port).await {
+            Ok(listener) => {
+                let metrics = metrics.clone();
+                tokio::spawn(serve::connections(listener, move |request| {
+                    let answer = show(&request, &metrics);
+                    async move { answer }
+                }));
+            }
+            Err(error) => log::error!(target: SCOPE, port = port; "no metrics: cannot listen: {error}"),
+        }
+    }
+    let (address, port) = settings.serve.health;
+    let listener =
+        serve::listen(address, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
+    tokio::spawn(serve::connections(listener, move |request| {
+        let answer = health(&request, *heard.borrow());
+        async move { answer }
+    }));
+    Ok(())
+}
+
+fn show(request: &hyper::Request<Incoming>, metrics: &ControllerMetrics) -> Answer {
+    if request.uri().path() != "/metrics" {
+        return text(StatusCode::NOT_FOUND, "there is /metrics\n");
+    }
+    let mut answer = text(StatusCode::OK, metrics.text());
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}
+
+fn health(request: &hyper::Request<Incoming>, heard: Option<Instant>) -> Answer {
+    let is_heard = heard.is_some_and(|at| at.elapsed() < HEARD);
+    match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
+        (&Method::GET | &Method::HEAD, "/readyz") if is_heard => text(StatusCode::OK, "ready\n"),
+        (&Method::GET | &Method::HEAD, "/readyz") => {
+            text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the API server lets nobody use the Lease\n")
+        }
+        _ => text(StatusCode::NOT_FOUND, "there are /healthz and /readyz\n"),
+    }
+}

@@ -1,0 +1,340 @@
+//! What the cluster's taint controller knows, and what follows for a node. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::taint::node::{Node, Taint};
+
+/// What is to be done about a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing, until something changes.
+    Leave,
+    /// It may have to be tainted then.
+    Wait(Instant),
+    /// It is to be tainted.
+    Taint(Because),
+    /// It is to be freed.
+    Free(Because),
+}
+
+/// Why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Because {
+    /// The node has joined, and no agent is ready there.
+    Joined,
+    /// No agent has been ready there for a while.
+    AgentGone,
+    /// The agent there says that pods would not be redirected.
+    AgentSaysNo,
+    /// An agent is ready there, and does not say otherwise.
+    AgentReady,
+    /// There are to be no agents any more.
+    AgentsRemoved,
+}
+
+impl Because {
+    /// For events.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Joined => "the node has joined, and no agent is ready there yet",
+            Self::AgentGone => "no agent is ready there any more",
+            Self::AgentSaysNo => "the agent there says that pods would not be redirected",
+            Self::AgentReady => "the agent there is ready",
+            Self::AgentsRemoved => "the agents' DaemonSet is gone",
+        }
+    }
+}
+
+/// What the agent of a node says about it, by its condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Says {
+    Yes,
+    No,
+    Unknown,
+    /// There is no such condition: an agent that does not keep one, or none.
+    Nothing,
+}
+
+/// Where agents are to be.
+#[derive(Clone)]
+pub enum Placement {
+    /// On every node, as far as anybody knows.
+    Everywhere,
+    /// On the nodes that a DaemonSet wants.
+    On {
+        /// Which generation of it.
+        generation: i64,
+        /// Whether it wants a node, by name and labels.
+        wants: Wants,
+    },
+    /// Nobody has said yet: there may be agents to come.
+    NotSaid,
+    /// Nowhere any more.
+    Nowhere,
+}
+
+/// Whether a node is wanted, by its name and labels.
+pub type Wants = Arc<dyn Fn(&str, &BTreeMap<String, String>) -> bool + Send + Sync>;
+
+impl Placement {
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::On { generation, .. }, Self::On { generation: other, .. }) => generation == other,
+            (Self::Everywhere, Self::Everywhere)
+            | (Self::NotSaid, Self::NotSaid)
+            | (Self::Nowhere, Self::Nowhere) => true,
+            (Self::On { .. } | Self::Everywhere | Self::NotSaid | Self::Nowhere, _) => false,
+        }
+    }
+}
+
+/// A pod that a node needs, as far as it counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentPod {
+    name: String,
+    node: String,
+    is_ready: bool,
+}
+
+impl AgentPod {
+    /// Reads one; none where it is on no node.
+    #[must_use]
+    pub fn of(pod: &Value) -> Option<Self> {
+        let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
+        let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
+        let says_ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
+        let is_ready = pod.pointer("/metadata/deletionTimestamp").is_none_or(Value::is_null)
+            && conditions.into_iter().flatten().any(says_ready);
+        let node = text("/spec/nodeName").filter(|node| !node.is_empty())?.to_owned();
+        Some(Self { name: text("/metadata/name")?.to_owned(), node, is_ready })
+    }
+}
+
+/// The pods of a requirement, and how many of them are ready on each node.
+#[derive(Debug, Clone, Default)]
+struct Pods {
+    by_name: BTreeMap<String, AgentPod>,
+    ready_on: BTreeMap<String, usize>,
+}
+
+impl Pods {
+    fn put(&mut self, pod: AgentPod) {
+        self.remove(&pod.name);
+        if pod.is_ready {
+            *self.ready_on.entry(pod.node.clone()).or_default() += 1;
+        }
+        self.by_name.insert(pod.name.clone(), pod);
+    }
+
+    fn remove(&mut self, name: &str) -> Option<String> {
+        let pod = self.by_name.remove(name)?;
+        if pod.is_ready
+            && let Some(count) = self.ready_on.get_mut(&pod.node)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.ready_on.remove(&pod.node);
+            }
+        }
+        Some(pod.node)
+    }
+}
+
+#[derive(Debug)]
+struct Known {
+    node: Node,
+    /// It has joined since all was listed, and nothing was decided about it.
+    is_new: bool,
+    unfit_since: Option<Instant>,
+}
+
+/// Nodes, and the pods that each needs: one of every requirement.
+pub struct Model {
+    taint: Taint,
+    old_keys: Vec<String>,
+    condition_type: String,
+    after: Duration,
+    nodes: Option<BTreeMap<String, Known>>,
+    /// Of every requirement.
+    pods: Vec<Option<Pods>>,
+    placement: Option<Placement>,
+}
+
+impl Model {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(
+        taint: Taint,
+        old_keys: Vec<String>,
+        condition_type: String,
+        after: Duration,
+        requirements: usize,
+    ) -> Self {
+        Self {
+            taint,
+            old_keys,
+            condition_type,
+            after,
+            nodes: None,
+            pods: vec![None; requirements],
+            placement: None,
+        }
+    }
+
+    /// Whether everything was listed. Before that nothing can be decided: who has not been listed seems to be gone.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.nodes.is_some() && self.placement.is_some() && self.pods.iter().all(Option::is_some)
+    }
+
+    /// All nodes there are.
+    pub fn list_nodes(&mut self, nodes: Vec<Node>) {
+        let is_first = self.nodes.is_none();
+        let mut before = self.nodes.take().unwrap_or_default();
+        let mut after = BTreeMap::new();
+        for node in nodes {
+            let old = before.remove(node.name());
+            after.insert(node.name().to_owned(), self.know(old, node, !is_first));
+        }
+        self.nodes = Some(after);
+    }
+
+    /// A node is new, or other than before.
+    pub fn put_node(&mut self, node: Node) {
+        let name = node.name().to_owned();
+        let old = self.nodes.as_mut().and_then(|nodes| nodes.remove(&name));
+        let known = self.know(old, node, true);
+        self.nodes.get_or_insert_default().insert(name, known);
+    }
+
+    fn know(&self, old: Option<Known>, node: Node, is_new: bool) -> Known {
+        let Some(old) = old.filter(|old| old.node.uid() == node.uid()) else {
+            return Known { node, is_new, unfit_since: None };
+        };
+        // Whoever frees a node, or says that it is fit, has the time to be proved right.
+        let says_yes = |node: &Node| self.says(node) == Says::Yes;
+        let is_freed = self.is_held(&old.node) && !self.is_held(&node);
+        let is_anew = is_freed || (says_yes(&node) && !says_yes(&old.node));
+        Known { unfit_since: old.unfit_since.filter(|_| !is_anew), is_new: old.is_new && !is_anew, node }
+    }
+
+    /// A node is gone.
+    pub fn remove_node(&mut self, name: &str) {
+        if let Some(nodes) = &mut self.nodes {
+            nodes.remove(name);
+        }
+    }
+
+    /// All pods of a requirement.
+    pub fn list_pods(&mut self, requirement: usize, listed: Vec<AgentPod>) {
+        let mut pods = Pods::default();
+        listed.into_iter().for_each(|pod| pods.put(pod));
+        self.pods[requirement] = Some(pods);
+    }
+
+    /// A pod is new, or other than before; the node that this is about.
+    pub fn put_pod(&mut self, requirement: usize, pod: AgentPod) -> String {
+        let node = pod.node.clone();
+        self.pods[requirement].get_or_insert_default().put(pod);
+        node
+    }
+
+    /// A pod is gone; the node that this is about.
+    pub fn remove_pod(&mut self, requirement: usize, name: &str) -> Option<String> {
+        self.pods[requirement].as_mut()?.remove(name)
+    }
+
+    /// Where agents are to be; whether that is another answer than before.
+    pub fn place(&mut self, placement: Placement) -> bool {
+        let is_news = self.placement.as_ref().is_none_or(|old| !old.is_like(&placement));
+        self.placement = Some(placement);
+        is_news
+    }
+
+    /// Every node's name.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().flatten().map(|(name, _)| name.as_str())
+    }
+
+    /// How many nodes there are, and how many of them have the taint.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let nodes = || self.nodes.iter().flatten();
+        (nodes().count(), nodes().filter(|(_, known)| known.node.has(&self.taint)).count())
+    }
+
+    /// A node as it was seen last.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        Some(&self.nodes.as_ref()?.get(name)?.node)
+    }
+
+    /// What is to be done about a node at this moment.
+    pub fn step(&mut self, name: &str, now: Instant) -> Step {
+        let ready = self.is_ready(name);
+        let Some(known) = self.nodes.as_ref().and_then(|nodes| nodes.get(name)) else { return Step::Leave };
+        if known.node.is_leaving() || !self.is_complete() {
+            return Step::Leave;
+        }
+        let is_held = self.is_held(&known.node);
+        let free = |because| if is_held { Step::Free(because) } else { Step::Leave };
+        match &self.placement {
+            Some(Placement::Nowhere) => return free(Because::AgentsRemoved),
+            Some(Placement::NotSaid) => return Step::Leave,
+            Some(Placement::On { wants, .. }) if !wants(name, known.node.labels()) => return Step::Leave,
+            Some(Placement::On { .. } | Placement::Everywhere) | None => {}
+        }
+        let (says, has_taint, is_new) = (self.says(&known.node), known.node.has(&self.taint), known.is_new);
+        let after = self.after;
+        let Some(known) = self.nodes.as_mut().and_then(|nodes| nodes.get_mut(name)) else {
+            return Step::Leave;
+        };
+        match (ready, says) {
+            (true, Says::Yes | Says::Nothing) => {
+                (known.is_new, known.unfit_since) = (false, None);
+                return free(Because::AgentReady);
+            }
+            // It is there, and cannot tell.
+            (true, Says::Unknown) => return Step::Leave,
+            (_, Says::No) | (false, _) => {}
+        }
+        let since = *known.unfit_since.get_or_insert(now);
+        if has_taint {
+            known.is_new = false;
+            return Step::Leave;
+        }
+        match (is_new, ready) {
+            (true, _) => Step::Taint(Because::Joined),
+            (false, _) if now < since + after => Step::Wait(since + after),
+            (false, true) => Step::Taint(Because::AgentSaysNo),
+            (false, false) => Step::Taint(Because::AgentGone),
+        }
+    }
+
+    /// Whether a pod of every requirement is ready on the node.
+    fn is_ready(&self, node: &str) -> bool {
+        self.pods.iter().all(|pods| pods.as_ref().is_some_and(|pods| pods.ready_on.contains_key(node)))
+    }
+
+    fn says(&self, node: &Node) -> Says {
+        match node.condition(&self.condition_type).map(|condition| condition.status.as_str()) {
+            Some("True") => Says::Yes,
+            Some("False") => Says::No,
+            Some(_) => Says::Unknown,
+            None => Says::Nothing,
+        }
+    }
+
+    fn is_held(&self, node: &Node) -> bool {
+        let keys = std::iter::once(self.taint.key.as_str()).chain(self.old_keys.iter().map(String::as_str));
+        node.has_key(keys)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,309 @@
+//! The agent's taint controller: its own node's taint and condition.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_client::{Outage, Pauses};
+use k8s_openapi::jiff::{Timestamp, Unit};
+
+use super::metrics::change;
+use super::node::{Node, Wanted};
+use super::probe::{ProbeError, probe};
+use super::verdict::{Judgement, Leave, Steady, Truce, Verdict};
+use crate::cluster::{Cluster, Connection, NodeError, Telling};
+use crate::metrics::{Metrics, ResultLabel};
+use crate::plugin_conf::plugin_conf;
+use crate::serve::Served;
+use crate::settings::Settings;
+
+/// The scope of the agent's lines.
+const SCOPE: &str = "cni-agent";
+/// Who sends the events.
+pub const COMPONENT: &str = "cni-taint";
+/// How often the agent looks whether its node is fit for pods: until it is, and then.
+const LOOK_UNFIT: Duration = Duration::from_secs(1);
+const LOOK_FIT: Duration = Duration::from_secs(10);
+/// How long it holds that a probe namespace was redirected, and that it was not.
+const PROBE_HOLDS: Duration = Duration::from_secs(300);
+const FAILURE_HOLDS: Duration = Duration::from_secs(10);
+/// How often the node's object is looked at although nothing has changed here.
+const REREAD: Duration = Duration::from_secs(60);
+/// The pauses after an API server that does not answer.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// How long the agent's end may take here.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Keeps the taint and the condition of the agent's node.
+pub struct Keeper {
+    settings: Settings,
+    served: Arc<Served>,
+    connection: Arc<Connection>,
+    metrics: Arc<Metrics>,
+    steady: Steady,
+    /// When a redirection was tried last, and what came of it.
+    probed: Option<(Instant, Verdict)>,
+    /// The verdict, and what it meant, when the node's object was last as it should be.
+    settled: Option<(Verdict, Judgement, Instant)>,
+    truce: Truce,
+    outage: Outage,
+    pauses: Pauses,
+}
+
+impl Keeper {
+    /// Nothing is looked at yet.
+    #[must_use]
+    pub fn new(settings: &Settings, served: Arc<Served>, connection: Arc<Connection>) -> Self {
+        Self {
+            steady: Steady::new(settings.taint.after),
+            settings: settings.clone(),
+            metrics: served.metrics.clone(),
+            served,
+            connection,
+            probed: None,
+            settled: None,
+            truce: Truce::default(),
+            outage: Outage::default(),
+            pauses: Pauses::new(FIRST_RETRY, LONGEST_RETRY),
+        }
+    }
+
+    /// Works for ever, if the settings ask for anything.
+    pub async fn run(mut self) {
+        let taint = &self.settings.taint;
+        if !taint.keeps_taint && !taint.keeps_condition {
+            return;
+        }
+        if self.settings.identity.node.is_empty() {
+            log::warn!(target: SCOPE, "the node's taint and condition are left alone: set NODE_NAME, so that the agent knows its node");
+            return;
+        }
+        self.metrics.taint.start_at_nought();
+        log::info!(target: SCOPE, taint = taint.taint.to_string(), keeps_taint = taint.keeps_taint, condition = taint.condition_type.as_str(); "keeping the node's condition");
+        loop {
+            let pause = self.look().await;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Looks once; how long until the next time.
+    async fn look(&mut self) -> Duration {
+        let verdict = self.verdict().await;
+        let now = Instant::now();
+        let judgement = self.steady.judge(&verdict, now);
+        self.metrics.taint.verified.set(i64::from(verdict == Verdict::Verified));
+        let pause = if verdict == Verdict::Verified { LOOK_FIT } else { LOOK_UNFIT };
+        let is_settled = self.settled.as_ref().is_some_and(|(last, meant, at)| {
+            verdict.is_like(last) && *meant == judgement && now.duration_since(*at) < REREAD
+        });
+        if is_settled {
+            return pause;
+        }
+        match self.settle(&verdict, judgement).await {
+            Ok(()) => {
+                self.pauses.reset();
+                if let Some(lasted) = self.outage.ends(Instant::now()) {
+                    log::info!(target: SCOPE, seconds = lasted.as_secs(); "the node's taint and condition are kept again");
+                }
+                self.settled = Some((verdict, judgement, now));
+                pause
+            }
+            Err(error) => {
+                if self.outage.begins(Instant::now()) {
+                    log::warn!(target: SCOPE, "cannot keep the node's taint and condition: {error}");
+                } else {
+                    log::debug!(target: SCOPE, "still cannot keep the node's taint and condition: {error}");
+                }
+                self.settled = None;
+                let retry_after =
+                    if let NodeError::Unanswered { retry_after, .. } = error { retry_after } else { None };
+                self.pauses.pause(retry_after)
+            }
+        }
+    }
+
+    async fn verdict(&mut self) -> Verdict {
+        if let Err(reason) = self.served.verdict().await {
+            self.probed = None;
+            return Verdict::NotReady(reason);
+        }
+        if !self.settings.taint.probe {
+            return Verdict::Verified;
+        }
+        if let Some((at, verdict)) = &self.probed {
+            let holds = if *verdict == Verdict::Verified { PROBE_HOLDS } else { FAILURE_HOLDS };
+            if at.elapsed() < holds {
+                return verdict.clone();
+            }
+        }
+        let (installer, environment) =
+            (self.served.installer.clone(), self.settings.drift.environment.clone());
+        let probed = tokio::task::spawn_blocking(move || {
+            let conf = plugin_conf(&installer).map_err(ProbeError::Failed)?;
+            probe(&conf, &environment)
+        });
+        let probed = probed.await.unwrap_or_else(|error| Err(ProbeError::Failed(error.to_string())));
+        let (result, verdict) = match probed {
+            Ok(()) => ("redirected", Verdict::Verified),
+            Err(error @ ProbeError::Impossible(_)) => {
+                ("impossible", Verdict::ProbeImpossible(error.to_string()))
+            }
+            Err(error @ ProbeError::Failed(_)) => ("failed", Verdict::ProbeFailed(error.to_string())),
+        };
+        self.metrics.taint.probes.get_or_create(&ResultLabel { result }).inc();
+        self.probed = Some((Instant::now(), verdict.clone()));
+        verdict
+    }
+
+    /// Makes the node's object say what was found out. The condition comes first, so that whoever goes by it never contradicts the taint.
+    async fn settle(&mut self, verdict: &Verdict, judgement: Judgement) -> Result<(), NodeError> {
+        let cluster = self.connection.get();
+        let cluster =
+            cluster.map_err(|error| NodeError::Unanswered { text: error.to_string(), retry_after: None })?;
+        let node = cluster.node(&self.settings.identity.node).await?;
+        self.say_condition(&cluster, &node, verdict, judgement).await?;
+        if !self.settings.taint.keeps_taint {
+            return Ok(());
+        }
+        let wanted = match judgement {
+            Judgement::AsItIs => return Ok(()),
+            Judgement::Free => Wanted::Free,
+            Judgement::Tainted if self.is_truce(&cluster, &node).await => return Ok(()),
+            Judgement::Tainted => Wanted::Tainted,
+        };
+        self.set(&cluster, &node, wanted, verdict).await
+    }
+
+    /// What is not settled yet is not said, unless the node says nothing at all.
+    async fn say_condition(
+        &self,
+        cluster: &Cluster,
+        node: &Node,
+        verdict: &Verdict,
+        judgement: Judgement,
+    ) -> Result<(), NodeError> {
+        let of_type = &self.settings.taint.condition_type;
+        let is_unsettled = judgement == Judgement::AsItIs && !matches!(verdict, Verdict::ProbeImpossible(_));
+        if is_unsettled && node.condition(of_type).is_some() {
+            return Ok(());
+        }
+        let said = verdict.condition(of_type);
+        let Some(patch) = node.condition_patch(&said, &now()) else { return Ok(()) };
+        let done = cluster.patch_node_status(node.name(), patch).await;
+        self.count(None, &done);
+        done?;
+        log::info!(target: SCOPE, condition = of_type.as_str(), status = said.status.as_str(), reason = said.reason.as_str(); "the node's condition says: {}", said.message);
+        if let Verdict::ProbeImpossible(why) = verdict {
+            log::warn!(target: SCOPE, "the node's taint stays as it is: {why}");
+        }
+        Ok(())
+    }
+
+    async fn set(
+        &mut self,
+        cluster: &Cluster,
+        node: &Node,
+        wanted: Wanted,
+        verdict: &Verdict,
+    ) -> Result<(), NodeError> {
+        let taint = &self.settings.taint;
+        let done = cluster.set_taint(node, &taint.taint, &taint.old_keys, wanted).await;
+        if !matches!(&done, Ok(settled) if !settled.changed) {
+            self.count(Some(wanted), &done);
+        }
+        let settled = done?;
+        self.truce.note(wanted == Wanted::Tainted);
+        if settled.changed {
+            let (kind, reason, message) = match wanted {
+                Wanted::Tainted => (
+                    "Warning",
+                    "NodeTainted",
+                    format!("taint {} added: {}", self.settings.taint.taint, verdict.trouble()),
+                ),
+                Wanted::Free => (
+                    "Normal",
+                    "NodeFreed",
+                    format!(
+                        "taint {} removed: pods of the mesh that start here are redirected",
+                        self.settings.taint.taint.key
+                    ),
+                ),
+            };
+            self.say(cluster, node, kind, reason, &message).await;
+        }
+        Ok(())
+    }
+
+    /// Whether somebody else has removed the taint that this agent had put there; then it is left so for a while, which gets longer.
+    async fn is_truce(&mut self, cluster: &Cluster, node: &Node) -> bool {
+        if node.has(&self.settings.taint.taint) {
+            return false;
+        }
+        match self.truce.ask(Instant::now()) {
+            Leave::Granted => false,
+            Leave::Goes => true,
+            Leave::Begins(lasts) => {
+                let message = format!(
+                    "somebody else removed taint {} although pods would not be redirected here; it comes back in {} s. Switch off the other controller of this taint, such as Istio's (PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS)",
+                    self.settings.taint.taint,
+                    lasts.as_secs()
+                );
+                self.say(cluster, node, "Warning", "NodeTaintContested", &message).await;
+                true
+            }
+        }
+    }
+
+    /// At the end of an agent whose plugin is removed: nobody else would take the taint away, nor the condition back.
+    pub async fn leave(settings: &Settings, connection: &Connection) {
+        let taint = &settings.taint;
+        if settings.identity.node.is_empty() || !(taint.keeps_taint || taint.keeps_condition) {
+            return;
+        }
+        let left = tokio::time::timeout(END_PATIENCE, async {
+            let cluster = connection.get().map_err(|error| error.to_string())?;
+            let node = cluster.node(&settings.identity.node).await.map_err(|error| error.to_string())?;
+            let gone =
+                Verdict::ProbeImpossible("the agent and its plugin were removed from this node".to_owned());
+            let mut said = gone.condition(&taint.condition_type);
+            "Removed".clone_into(&mut said.reason);
+            if let Some(patch) = node.condition_patch(&said, &now()) {
+                let _ = cluster.patch_node_status(node.name(), patch).await;
+            }
+            if !taint.keeps_taint {
+                return Ok(());
+            }
+            let done = cluster.set_taint(&node, &taint.taint, &taint.old_keys, Wanted::Free).await;
+            done.map(drop).map_err(|error| error.to_string())
+        });
+        let slow = |_| Err(format!("no answer within {END_PATIENCE:?}"));
+        if let Err(error) = left.await.unwrap_or_else(slow) {
+            log::warn!(target: SCOPE, "the node may keep its taint, for which kubectl taint nodes {} {}- helps: {error}", settings.identity.node, taint.taint.key);
+        }
+    }
+
+    fn count<T>(&self, wanted: Option<Wanted>, done: &Result<T, NodeError>) {
+        let result = done.as_ref().err().map_or("done", NodeError::word);
+        self.metrics.taint.changes.get_or_create(&change(wanted, result)).inc();
+    }
+
+    async fn say(&self, cluster: &Cluster, node: &Node, kind: &str, reason: &str, message: &str) {
+        if kind == "Normal" {
+            log::info!(target: SCOPE, "{message}");
+        } else {
+            log::warn!(target: SCOPE, "{message}");
+        }
+        let telling = Telling { component: COMPONENT, kind, reason, message };
+        let sent = cluster.tell_of_node(node, &telling).await;
+        let result = if sent.is_ok() { "sent" } else { "failed" };
+        self.metrics.events.get_or_create(&ResultLabel { result }).inc();
+        if let Err(error) = sent {
+            log::debug!(target: SCOPE, "cannot send an event about the node: {error}");
+        }
+    }
+}
+
+/// The time as the API server writes it.
+fn now() -> String {
+    Timestamp::now().round(Unit::Second).unwrap_or_else(|_| Timestamp::now()).to_string()
+}

@@ -1,0 +1,136 @@
+//! A network namespace made to be redirected: what the plugin does for a pod at ADD is done to it, verified, and gone with it.
+//!
+//! It has no name and no file: it belongs to the thread that made it and ends with that, also when the agent is killed.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use cni_core::conf::Conf;
+use cni_core::selection::{Programming, base_settings};
+use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
+use netns_apply::facts::{NameFiles, addresses};
+use netns_apply::{ApplyError, ApplyOptions, Programs, apply, verify};
+use nix::sched::{CloneFlags, unshare};
+use redirect_core::pod::{Decision, PodFacts};
+use redirect_core::settings::NamespaceFacts;
+
+/// How long one may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a probe namespace is not redirected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProbeError {
+    /// Nothing is said about pods: the agent's container is not equipped for it.
+    #[error("cannot try a redirection: {0}; or set TAINT_PROBE=false")]
+    Impossible(String),
+    /// A pod would fare alike.
+    #[error("a network namespace made for the purpose could not be redirected: {0}")]
+    Failed(String),
+}
+
+/// Redirects a new network namespace as the plugin does a pod's with this configuration, and verifies it. Takes milliseconds: not for an async
+/// thread.
+///
+/// # Errors
+/// Why it is not redirected.
+pub fn probe(conf: &Conf, environment: &[(&'static str, String)]) -> Result<(), ProbeError> {
+    let missing = [NET_ADMIN, SYS_ADMIN].into_iter().filter(|one| capabilities::has(*one) == Some(false));
+    let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
+    if !missing.is_empty() {
+        return Err(ProbeError::Impossible(format!("the agent's container lacks {}", missing.join(" and "))));
+    }
+    // Of the families that the node has, pods have addresses.
+    let mut there = addresses().map_err(|error| ProbeError::Impossible(error.to_string()))?;
+    there.retain(|address| !address.is_loopback() && !is_link_local(address));
+    if there.is_empty() {
+        there.push(Ipv4Addr::new(192, 0, 2, 1).into());
+    }
+    let inside = || {
+        unshare(CloneFlags::CLONE_NEWNET)
+            .map_err(|error| ProbeError::Impossible(format!("no network namespace can be made: {error}")))?;
+        redirect(conf, environment, &there)
+    };
+    // The namespace goes with the thread.
+    let panicked = || ProbeError::Failed("it panicked".to_owned());
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("probe".to_owned()).spawn_scoped(scope, inside);
+        let thread = thread.map_err(|error| ProbeError::Impossible(error.to_string()))?;
+        thread.join().unwrap_or_else(|_| Err(panicked()))
+    })
+}
+
+const fn is_link_local(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+fn redirect(conf: &Conf, environment: &[(&'static str, String)], there: &[IpAddr]) -> Result<(), ProbeError> {
+    let failed = |error: &dyn std::fmt::Display| ProbeError::Failed(error.to_string());
+    let env =
+        |name: &'static str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+    let facts = NamespaceFacts::new(there).with_names(&NameFiles);
+    let pod = PodFacts::sidecar([("", ""); 0]);
+    let plan = match pod.decide_with(base_settings(conf.strict_capture, env), &facts) {
+        Ok(Decision::Redirect(redirect)) => redirect.plan(),
+        Ok(Decision::Skip(reason)) => return Err(failed(&reason.explanation())),
+        Err(errors) => return Err(failed(&errors)),
+    };
+    let Programming { backend, native_form } = conf.programming;
+    let options = ApplyOptions {
+        backend,
+        native_form,
+        programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
+        patience: PATIENCE,
+        ..ApplyOptions::default()
+    };
+    apply(&plan, &options).map_err(|error| of_apply(&error.cause))?;
+    match verify(&plan, &options).map_err(|error| of_apply(&error))? {
+        None => Ok(()),
+        Some(mismatch) => Err(failed(&mismatch)),
+    }
+}
+
+/// Helper programs that are missing here may be there on the node, where the plugin runs.
+fn of_apply(error: &ApplyError) -> ProbeError {
+    if matches!(error, ApplyError::NoIptables { .. } | ApplyError::UnreadableTables(_)) {
+        return ProbeError::Impossible(format!(
+            "the node's iptables is needed for it, which the agent's container does not see: {error}"
+        ));
+    }
+    ProbeError::Failed(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cni_core::conf::Envelope;
+    use cni_core::wire::Command;
+
+    fn conf(more: &str) -> Conf {
+        let text = format!(r#"{{"cniVersion":"1.0.0","name":"n","type":"istio-cni"{more}}}"#);
+        let envelope = Envelope::read(text.as_bytes(), Command::Add).expect("JSON");
+        envelope.conf().expect("a configuration")
+    }
+
+    #[test]
+    fn a_probe_is_redirected_with_every_backend_and_leaves_nothing() {
+        let own = addresses().expect("addresses");
+        for more in [
+            "",
+            r#","native_nftables":true"#,
+            r#","native_nftables":true,"nft_sets":true"#,
+            r#","strict_capture":true"#,
+        ] {
+            assert_eq!(probe(&conf(more), &[]), Ok(()), "{more}");
+        }
+        assert_eq!(addresses().expect("addresses"), own, "this thread stayed where it was");
+    }
+
+    #[test]
+    fn what_would_fail_pods_fails_the_probe() {
+        let said = probe(&conf(""), &[("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "nonsense".to_owned())]);
+        assert!(matches!(&said, Err(ProbeError::Failed(why)) if why.contains("nonsense")), "{said:?}");
+    }
+}
