@@ -30,7 +30,7 @@ use redirect_core::{
     Family, Redirect, RulePlan,
     netlink::NativeForm,
     options::{BackendChoice, Variant},
-    rule::Protocol,
+    rule::{Protocol, TcpFlags},
     settings::{Key, NamespaceFacts, RawSettings, Source},
     trace::{
         Change, Connection, ConnectionState, Detail, Fate, Listener, Packet, Rules, Sender, Step, Trace,
@@ -42,6 +42,8 @@ const FEW_PLANS: usize = 20;
 const PACKETS: usize = 25;
 /// For packets that nobody is expected to answer.
 const IMPATIENT: Duration = Duration::from_millis(150);
+/// How often a datagram is looked for before it is sent again.
+const SEND_AGAIN: usize = 100;
 /// A port of a stranger in the pod, who is not the proxy.
 const STRANGER: u16 = 3128;
 /// A port of the application for datagrams.
@@ -173,9 +175,18 @@ impl Pod {
 
     /// Where a datagram has come to. Its answer may get lost: conntrack zones keep apart what does not belong together, also
     /// where only the query was left alone.
-    fn arrived(&self, packet: &Packet, patience: Duration) -> Seen {
+    ///
+    /// The network may lose one, such as when nobody answers in time who has an address. So it is sent again now and then: from the
+    /// same port, so it goes the way of the first.
+    fn arrived(&self, fd: &OwnedFd, packet: &Packet, patience: Duration) -> Seen {
         let from = packet.source.zip(packet.source_port).map(|(ip, port)| SocketAddr::new(ip, port));
+        let mut looks = 0;
         let found = process::until("the datagram", patience, &[], || {
+            looks += 1;
+            if looks % SEND_AGAIN == 0 {
+                // What an earlier one has met is told now; it does not matter.
+                let _ = send(fd.as_raw_fd(), b"hello\n", MsgFlags::empty());
+            }
             let more = self.more.1.iter().flat_map(UdpServer::received);
             let mut all = self.mesh.datagrams().into_iter().chain(more);
             Ok(all.find(|report| Some(report.peer) == from))
@@ -326,7 +337,7 @@ fn stays(trace: &Trace, live: &Rules) -> bool {
     let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
     let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
     let connection = Connection { state: ConnectionState::Reply, mark, translated_to: None };
-    let answer = live.trace(&Packet { connection, ..answer });
+    let answer = live.trace(&Packet { connection, flags: TcpFlags::SYN | TcpFlags::ACK, ..answer });
     answer.steps.contains(&Step::Changed(Change::Rerouted(Some("lo".into()))))
 }
 
@@ -352,7 +363,7 @@ fn play(pod: &Pod, packet: &Packet, patience: Duration) -> Result<(Packet, Seen)
     let is_tcp = packet.protocol == Protocol::Tcp;
     let seen = match connected(&fd, packet.destination, is_tcp, patience) {
         Ok(()) if is_tcp => answered(fd, patience)?,
-        Ok(()) => pod.arrived(&sent, patience),
+        Ok(()) => pod.arrived(&fd, &sent, patience),
         Err(Errno::ECONNREFUSED | Errno::ECONNRESET) => Seen::Refused,
         Err(Errno::ETIMEDOUT | Errno::EPERM) => Seen::Nothing,
         Err(error) => return Err(error).with_context(|| packet.to_string()),
