@@ -402,7 +402,10 @@ mod tests {
     }
 
     fn wants(order: &Order) -> (String, bool) {
-        (order.pod.facts.annotations.values().next().cloned().unwrap_or_default(), order.rules.strict_capture)
+        (
+            order.pod.facts.annotations.values().find(|value| !value.is_empty()).cloned().unwrap_or_default(),
+            order.rules.strict_capture,
+        )
     }
 
     #[test]
