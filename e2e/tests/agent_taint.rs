@@ -148,7 +148,7 @@ impl Cluster {
     }
 
     fn delete(&self, kind: &str, name: &str) -> Result<()> {
-        let flags = ["delete", kind, name, "-n", SYSTEM, "--grace-period=0", "--force", "--cascade=orphan"];
+        let flags = ["delete", kind, name, "-n", SYSTEM, "--grace-period=0", "--force"];
         self.api.kubectl(&flags).map(drop)
     }
 
