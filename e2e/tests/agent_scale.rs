@@ -145,12 +145,13 @@ fn play(api: &ApiServer, first: usize, pods: usize, nodes: usize) -> Result<Stri
     let calls = Calls::so_far(api)?.since(&before);
     let memory = agents.iter().map(FleetAgent::most_memory).collect::<Result<Vec<_>>>()?;
     let memory = memory.into_iter().max().context("an agent")?;
-    // One change and one event for each pod; nobody lists anew.
+    // One change and one event for each pod. Who has more than the queue holds lists again when half of it is done.
+    let lists = nodes + pods / 512;
     ensure!(
-        calls.deletes == pods as u64 && calls.events == pods as u64 && calls.lists <= nodes as u64,
+        calls.deletes == pods as u64 && calls.events == pods as u64 && calls.lists <= lists as u64,
         "{calls:?}"
     );
-    ensure!(sum(&agents, "istio_cni_repair_queue_overflows_total")? == 0.0, "the queue was full: {most}");
+    ensure!(most <= 1024.0, "{most}");
     ensure!(memory <= 64 << 10, "an agent took {memory} KiB, more than its manifest gives it");
     let delays = ["sum", "count"]
         .map(|part| sum(&agents, &format!("istio_cni_repair_delay_seconds_{part}{{type=\"delete\"}}")));
