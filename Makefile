@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults scan heal trace swap rollouts runtimes chart manifests check setup bench release
+.PHONY: demo test faults scale race scan heal trace swap rollouts runtimes chart manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -45,6 +45,17 @@ heal:
 rollouts: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	ROLLOUTS=10 cargo test --locked -p e2e --test agent_rollout a_daemon_set_that_rolls -- --nocapture
+
+# Pods start while everything happens to the agent and the node, ten times over, reboots included; prints its figures. `make test` plays it once.
+race: setup
+	cargo build --locked -p install-cni -p istio-cni -p istio-validation -p e2e
+	RACES=10 cargo test --locked -p e2e --test agent_race -- --nocapture
+	cargo test --locked -p install-cni --test repair -- --ignored
+
+# 5,000 broken pods on one node and on fifty; prints what that costs the API server and the agents. `make test` plays 200.
+scale: setup
+	cargo build --locked -p install-cni -p istio-cni -p e2e
+	SCALE_PODS=5000 SCALE_NODES=50 cargo test --locked -p e2e --test agent_scale -- --nocapture
 
 # The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test` does without.
 runtimes: setup

@@ -88,6 +88,27 @@ impl ApiServer {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// Makes the store forget all versions but the newest, as a control plane does every few minutes: who watches from an older one is told so (410).
+    pub fn compact(&self) -> Result<()> {
+        let ask = |path: &str, body: &Value| -> Result<Value> {
+            let mut curl = Command::new("curl");
+            curl.args([
+                "--silent",
+                "--show-error",
+                "--fail",
+                "--max-time",
+                "30",
+                "--data",
+                &body.to_string(),
+            ]);
+            let answer = process::run(curl.arg(format!("{}{path}", self.etcd_url)), SHORT)?.ok()?;
+            serde_json::from_str(&answer.stdout).context("etcd answers no JSON")
+        };
+        let status = ask("/v3/maintenance/status", &json!({}))?;
+        let newest = &status["header"]["revision"];
+        ask("/v3/kv/compaction", &json!({"revision": newest, "physical": true})).map(drop)
+    }
+
     /// The server's port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port

@@ -426,6 +426,9 @@ fn after_a_reboot_the_first_pod_is_held_back_and_then_redirected() -> Result<()>
             wait_redirected(&pod).with_context(|| format!("{boot:?}"))?;
         }
         beacon.ensure_heard_none_of_the_mesh().with_context(|| format!("{boot:?}"))?;
+        println!(
+            "rebooted ({boot:?}): the first pod was held back, then redirected; none ran outside the mesh"
+        );
     }
     Ok(())
 }

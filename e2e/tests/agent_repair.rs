@@ -408,7 +408,8 @@ fn an_action_has_the_rights_it_needs_and_no_others() -> Result<()> {
 }
 
 #[test]
-fn an_api_server_that_is_restarted_is_found_again_and_nothing_is_done_twice() -> Result<()> {
+fn an_api_server_that_is_restarted_and_has_forgotten_is_found_again_and_nothing_is_done_twice() -> Result<()>
+{
     let cluster = Cluster::new("repair-label")?;
     let pod = |name| broken(name, |pod| validation(pod, waits(), failed())).pod();
     cluster.put(&[pod("before")])?;
@@ -419,6 +420,7 @@ fn an_api_server_that_is_restarted_is_found_again_and_nothing_is_done_twice() ->
     for (index, name) in ["one", "two"].into_iter().enumerate() {
         cluster.api.stop();
         cluster.api.start_again()?;
+        cluster.api.compact()?;
         cluster.put(&[pod(name)])?;
         cluster
             .wait_metric(success, f64::from(u32::try_from(index + 2)?), &agent)
@@ -430,5 +432,9 @@ fn an_api_server_that_is_restarted_is_found_again_and_nothing_is_done_twice() ->
         ensure!(cluster.events(name)?.len() == 1, "{name}: {:?}", cluster.events(name)?);
     }
     ensure!(agent.metric(success)? == Some(3.0));
+    let log = agent.process.log();
+    ensure!(log.contains("the version to watch from is too old (410)"), "{log}");
+    let restarts = agent.metric("istio_cni_watch_restarts_total{watch=\"pods\"}")?;
+    ensure!(restarts.is_some_and(|count| count >= 2.0), "{restarts:?}");
     Ok(())
 }

@@ -58,13 +58,12 @@ fn counted(api: &ApiServer, name: &str, labels: &[&str]) -> Result<u64> {
     Ok(values.sum::<f64>() as u64)
 }
 
-/// Requests that only agents make here: to delete, list and watch pods, and to create events.
+/// Requests that only agents make here: to delete and list pods, and to create events. Each agent has one watch beside.
 #[derive(Debug)]
 struct Calls {
     deletes: u64,
     events: u64,
     lists: u64,
-    watches: u64,
 }
 
 impl Calls {
@@ -73,16 +72,7 @@ impl Calls {
             let (verb, resource) = (format!("verb=\"{verb}\""), format!("resource=\"{resource}\""));
             counted(api, "apiserver_request_total", &[&verb, &resource])
         };
-        Ok(Self {
-            deletes: of("DELETE", "pods")?,
-            events: of("POST", "events")?,
-            lists: of("LIST", "pods")?,
-            watches: counted(
-                api,
-                "apiserver_longrunning_requests",
-                &["verb=\"WATCH\"", "resource=\"pods\""],
-            )?,
-        })
+        Ok(Self { deletes: of("DELETE", "pods")?, events: of("POST", "events")?, lists: of("LIST", "pods")? })
     }
 
     fn since(&self, before: &Self) -> Self {
@@ -90,7 +80,6 @@ impl Calls {
             deletes: self.deletes - before.deletes,
             events: self.events - before.events,
             lists: self.lists - before.lists,
-            watches: self.watches,
         }
     }
 }
@@ -129,15 +118,13 @@ fn sum(agents: &[FleetAgent], metric: &str) -> Result<f64> {
 /// Plays it with so many nodes; one line of figures.
 fn play(api: &ApiServer, first: usize, pods: usize, nodes: usize) -> Result<String> {
     let folder = tempfile::Builder::new().prefix(&format!("e2e-{}-scale", std::process::id())).tempdir()?;
+    let (before, start, done) = (Calls::so_far(api)?, Instant::now(), AtomicBool::new(false));
     let agents: Vec<FleetAgent> = (0..nodes)
         .map(|node| {
             let name = format!("node-{node}");
             FleetAgent::start(api, &folder.path().join(&name), &name, &[("LOG_OUTPUT_LEVEL", "warn")])
         })
         .collect::<Result<_>>()?;
-    let watching = "the agents to watch";
-    until(watching, LIMIT, &[], || Ok((Calls::so_far(api)?.watches >= nodes as u64).then_some(())))?;
-    let (before, start, done) = (Calls::so_far(api)?, Instant::now(), AtomicBool::new(false));
     let most = thread::scope(|scope| -> Result<f64> {
         let most = scope.spawn(|| most_waiting(&agents, &done));
         let success = "istio_cni_repair_pods_repaired_total{type=\"delete\",result=\"success\"}";
@@ -158,12 +145,13 @@ fn play(api: &ApiServer, first: usize, pods: usize, nodes: usize) -> Result<Stri
     let calls = Calls::so_far(api)?.since(&before);
     let memory = agents.iter().map(FleetAgent::most_memory).collect::<Result<Vec<_>>>()?;
     let memory = memory.into_iter().max().context("an agent")?;
-    // One change and one event for each pod; nobody lists anew.
+    // One change and one event for each pod. Who has more than the queue holds lists again when half of it is done.
+    let lists = nodes + pods / 512;
     ensure!(
-        calls.deletes == pods as u64 && calls.events == pods as u64 && calls.lists <= nodes as u64,
+        calls.deletes == pods as u64 && calls.events == pods as u64 && calls.lists <= lists as u64,
         "{calls:?}"
     );
-    ensure!(sum(&agents, "istio_cni_repair_queue_overflows_total")? == 0.0, "the queue was full: {most}");
+    ensure!(most <= 1024.0, "{most}");
     ensure!(memory <= 64 << 10, "an agent took {memory} KiB, more than its manifest gives it");
     let delays = ["sum", "count"]
         .map(|part| sum(&agents, &format!("istio_cni_repair_delay_seconds_{part}{{type=\"delete\"}}")));

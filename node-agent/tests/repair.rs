@@ -288,6 +288,20 @@ fn a_server_that_says_when_to_come_back_is_not_asked_before() {
     assert_eq!(api.changes_of("web").len(), 1);
 }
 
+/// More pods than the queue holds. The watch of this server never ends, so the agent has to ask for those who did not fit.
+#[test]
+fn pods_that_did_not_fit_are_asked_for_as_soon_as_there_is_room() {
+    let mut node = node(DELETE);
+    let api = Api::start(&mut node);
+    for number in 0..1100 {
+        api.put(broken_pod(&format!("web-{number}"), 1));
+    }
+    let _agent = node.start_ready();
+    wait_at_least(&node, &repaired("delete", "success"), 1100.0);
+    assert_eq!(api.state().changes.len(), 1100, "each once");
+    assert!(metric(&node, "istio_cni_repair_queue_overflows_total").is_some_and(|count| count >= 76.0));
+}
+
 /// Takes five minutes, which is how long a watch may say nothing: `make race` plays it.
 #[test]
 #[ignore = "takes five minutes: make race"]

@@ -25,7 +25,7 @@ impl FleetAgent {
     /// Starts the agent of a node, with a folder of its own.
     pub fn start(api: &ApiServer, folder: &Path, node: &str, env: &[(&str, &str)]) -> Result<Self> {
         let mut command = Command::new(program::under_test("install-cni")?);
-        command.args(["--log_output_level=debug", "--ctrlz_port=0"]).env_clear();
+        command.args(["--log_output_level=all:debug", "--ctrlz_port=0"]).env_clear();
         for (name, part) in DIRECTORIES.into_iter().chain([("MOUNTED_CNI_NETNS_DIR", "netns")]) {
             fs::create_dir_all(folder.join(part))?;
             command.env(name, folder.join(part));

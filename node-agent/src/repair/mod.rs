@@ -53,6 +53,8 @@ pub struct Controller {
     queue: Mutex<Queue>,
     /// Somebody is new in the queue.
     news: Notify,
+    /// There is room for those who did not fit.
+    room: Notify,
     /// The API server does not answer what pods are done with.
     outage: Mutex<Outage>,
 }
@@ -99,9 +101,10 @@ impl Controller {
         log::info!(target: SCOPE, action = action.word(), fields = selection.fields.as_str(), labels = selection.labels.as_str(); "watching for broken pods");
         let label = repair.label.clone();
         let mender = Mender::new(&settings, installer);
-        let (queue, news, outage) = <(Mutex<Queue>, Notify, Mutex<Outage>)>::default();
+        let (queue, outage) = <(Mutex<Queue>, Mutex<Outage>)>::default();
+        let (news, room) = <(Notify, Notify)>::default();
         let controller =
-            Self { action, filter, selection, label, mender, connection, metrics, queue, news, outage };
+            Self { action, filter, selection, label, mender, connection, metrics, queue, news, room, outage };
         tokio::join!(controller.watch(), controller.work());
     }
 
@@ -158,7 +161,12 @@ impl Controller {
                 PodEvent::Gone(pod) => self.gone(&pod),
             }
         });
-        match end.await {
+        let end = tokio::select! {
+            end = end => end,
+            // All pods are listed again, and watched from there.
+            () = self.room.notified() => return Ok(()),
+        };
+        match end {
             WatchEnd::InTime => Ok(()),
             end @ WatchEnd::Expired => {
                 *version = None;
@@ -223,7 +231,13 @@ impl Controller {
     }
 
     fn show(&self) {
-        let waiting = self.queue().waiting();
+        let (waiting, wants_list) = {
+            let queue = self.queue();
+            (queue.waiting(), queue.wants_list())
+        };
+        if wants_list {
+            self.room.notify_one();
+        }
         self.metrics.repair.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 

@@ -126,6 +126,12 @@ impl Queue {
         std::mem::take(&mut self.overflowed)
     }
 
+    /// Whether somebody did not fit, and half of the room is free by now: it is worth asking for all pods again.
+    #[must_use]
+    pub fn wants_list(&self) -> bool {
+        self.overflowed && self.jobs.len() <= MOST_PODS / 2
+    }
+
     /// The next pod to be dealt with, if it is time.
     pub fn take(&mut self, now: Instant) -> Option<Task> {
         let due = |job: &Job| if let State::Due(at) = job.state { Some(at) } else { None };
@@ -300,8 +306,13 @@ mod tests {
         for count in 0..MOST_PODS {
             assert_eq!(queue.note(broken(&format!("{count:04}"), "1"), now), Noted::New);
         }
-        assert!(!queue.take_overflowed());
+        assert!(!queue.take_overflowed() && !queue.wants_list());
         assert_eq!(queue.note(broken("one more", "1"), now), Noted::Overflow);
+        assert!(!queue.wants_list(), "there is no room yet");
+        for count in 0..MOST_PODS / 2 {
+            queue.forget(&format!("{:04}", MOST_PODS - 1 - count));
+        }
+        assert!(queue.wants_list());
         assert_eq!(queue.note(broken("0000", "1"), now), Noted::Known);
         assert_eq!((queue.take_overflowed(), queue.take_overflowed()), (true, false));
         queue.keep(&BTreeSet::from(["0007".to_owned()]));
