@@ -359,7 +359,7 @@ fn a_document_holds_every_setting() {
     let plan = SETTINGS.iter().filter(|setting| setting.part == Part::Plan && setting.key != Key::ProxyUser);
     for key in plan.map(|setting| setting.key) {
         let mut different = 0;
-        for _ in 0..30 {
+        for _ in 0..300 {
             let (one, other) = (make(), make());
             let mut two = one.clone();
             two.said.retain(|(said, _)| *said != key);
