@@ -483,8 +483,11 @@ fn another_writer_of_taints_loses_none_and_costs_none() -> Result<()> {
         writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?
     })?;
     for node in ["n1", "n2", "n3"] {
-        let wanted: Vec<Value> =
-            (0..rounds).map(|round| taint(&format!("example.com/t{round}"), "x", "NoSchedule")).collect();
+        // kubectl puts a new one first.
+        let wanted: Vec<Value> = (0..rounds)
+            .rev()
+            .map(|round| taint(&format!("example.com/t{round}"), "x", "NoSchedule"))
+            .collect();
         ensure!(cluster.taints(node)? == wanted, "{node}: {:?}", cluster.taints(node)?);
     }
     Ok(())

@@ -150,7 +150,7 @@ fn the_nodes_taint_and_condition_are_switched_on_by_what_is_marked() {
     for (mark, marked, parts) in [
         (
             "node-taint",
-            24,
+            22,
             [
                 "NODE_TAINT: \"true\"",
                 "resources: [nodes, nodes/status], verbs: [patch]}",
@@ -168,7 +168,7 @@ fn the_nodes_taint_and_condition_are_switched_on_by_what_is_marked() {
         ),
     ] {
         let mark = format!("# {mark}: ");
-        assert_eq!(manifest().matches(&mark).count(), marked, "{mark}: with the commands");
+        assert_eq!(manifest().matches(&mark).count(), marked, "{mark}: with the command");
         let manifest = manifest().replace(&mark, "");
         for part in parts {
             let is_in_force = |line: &str| line.contains(part) && !line.trim().starts_with('#');
