@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # The plugin is loaded from disk for every pod start. In MiB.
-declare -A limits=([istio-cni]=8 [istio-iptables]=4 [istio-validation]=3 [install-cni]=9 [redirectctl]=9)
+declare -A limits=([istio-cni]=8 [istio-iptables]=4 [istio-validation]=3 [install-cni]=10 [redirectctl]=9)
 recorded=docs/sizes.txt
 programs="istio-cni istio-iptables istio-validation install-cni redirectctl"
 

@@ -252,11 +252,7 @@ impl Watch {
         }
         let cluster = self.connection.get().map_err(|error| PodsError::Unreachable(error.to_string()))?;
         let conf = Arc::new(plugin_conf(&self.installer).map_err(RoundError::Entry)?);
-        let rules = Arc::new(Rules {
-            programming: conf.programming,
-            strict_capture: conf.strict_capture,
-            environment: self.settings.drift.environment.clone(),
-        });
+        let rules = Arc::new(Rules::of(&conf, &self.settings.drift.environment));
         let of_node = conf.clone();
         let pods = cluster.pods_of_node(move |pod| Candidate::of(pod, &of_node)).await?;
         self.forget_others(&pods).await;

@@ -1,11 +1,14 @@
 //! One look at one pod. Nothing is changed.
 
+use std::net::IpAddr;
+
+use cni_core::conf::Conf;
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{owner, suitable};
 use netns_apply::{ApplyOptions, Mismatch, cleanup_preview, unreadable_tables, verify};
-use redirect_core::pod::Decision;
-use redirect_core::settings::NamespaceFacts;
+use redirect_core::pod::{Decision, PodFacts};
+use redirect_core::settings::{InputErrors, NamespaceFacts};
 
 use super::candidate::Candidate;
 use pod_netns::{Survey, Unfound};
@@ -22,6 +25,39 @@ pub struct Rules {
     pub strict_capture: bool,
     /// What the runtime's environment says: variables and their values.
     pub environment: Vec<(&'static str, String)>,
+}
+
+impl Rules {
+    /// Those of the plugin's configuration and the runtime's environment.
+    #[must_use]
+    pub fn of(conf: &Conf, environment: &[(&'static str, String)]) -> Self {
+        Self {
+            programming: conf.programming,
+            strict_capture: conf.strict_capture,
+            environment: environment.to_vec(),
+        }
+    }
+
+    /// What the plugin decides about a pod whose network namespace has these addresses.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the pod's settings.
+    pub fn decide(&self, pod: &PodFacts, there: &[IpAddr]) -> Result<Decision, InputErrors> {
+        let env = |name: &'static str| {
+            self.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+        };
+        pod.decide_with(
+            base_settings(self.strict_capture, env),
+            &NamespaceFacts::new(there).with_names(&NameFiles),
+        )
+    }
+
+    /// What programs the rules in a network namespace; a foreign one is owned by another user namespace than ours.
+    #[must_use]
+    pub fn options(&self, is_foreign: bool) -> ApplyOptions {
+        let Programming { backend, native_form } = self.programming;
+        ApplyOptions { backend: suitable(backend, is_foreign), native_form, ..ApplyOptions::default() }
+    }
 }
 
 /// How a pod's namespace compares with its plan.
@@ -101,21 +137,10 @@ pub fn compare_here(candidate: &Candidate, rules: &Rules, is_foreign: bool) -> R
     if !candidate.addresses.iter().all(|address| there.contains(address)) {
         return Err(Trouble::NotFound("its network namespace has lost the pod's addresses".to_owned()));
     }
-    let env = |name: &'static str| {
-        rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
-    };
-    let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
-    let decided = candidate.facts.decide_with(base_settings(rules.strict_capture, env), &facts);
-    match decided.map_err(|errors| Trouble::Failed(errors.to_string()))? {
+    match rules.decide(&candidate.facts, &there).map_err(|errors| Trouble::Failed(errors.to_string()))? {
         Decision::Skip(_) => Ok(Comparison::AsPlanned),
         Decision::Redirect(redirect) => {
-            let Programming { backend, native_form } = rules.programming;
-            let options = ApplyOptions {
-                backend: suitable(backend, is_foreign),
-                native_form,
-                most_read: Some(MOST_RULES),
-                ..ApplyOptions::default()
-            };
+            let options = ApplyOptions { most_read: Some(MOST_RULES), ..rules.options(is_foreign) };
             let mismatch = verify(&redirect.plan(), &options);
             let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
                 return Ok(Comparison::AsPlanned);

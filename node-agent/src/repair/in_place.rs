@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use cni_core::conf::Conf;
 use cni_core::pod_source::PodName;
-use cni_core::selection::{Programming, base_settings};
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
 use netns_apply::connections::{Severed, sever};
-use netns_apply::facts::{NameFiles, addresses};
-use netns_apply::pod::{owner, suitable};
+use netns_apply::facts::addresses;
+use netns_apply::pod::owner;
 use netns_apply::{ApplyOptions, Programs, apply, verify};
 use redirect_core::pod::{Decision, PodFacts};
-use redirect_core::settings::NamespaceFacts;
 use serde_json::Value;
 
 use super::action::{Outcome, Trouble};
@@ -105,11 +103,7 @@ impl Mender {
         let practice = Practice {
             mounted: self.mounted.clone(),
             proc: self.proc.clone(),
-            rules: Rules {
-                programming: conf.programming,
-                strict_capture: conf.strict_capture,
-                environment: self.environment.clone(),
-            },
+            rules: Rules::of(&conf, &self.environment),
         };
         let mended = tokio::task::spawn_blocking(move || practice.mend(&patient)).await;
         let panicked =
@@ -169,6 +163,7 @@ impl Practice {
         entered.map_err(|error| Trouble::new("not_applied", error))?
     }
 }
+
 /// Puts a pod's plan in force in the calling thread's network namespace, which is to be the pod's; verifies it, and ends what was open before. The
 /// addresses are what the plan depends on, as at ADD, and not only the pod's.
 pub(crate) fn redirect_here(
@@ -179,22 +174,14 @@ pub(crate) fn redirect_here(
 ) -> Result<Mended, Trouble> {
     let not_applied = |error: &dyn std::fmt::Display| Trouble::new("not_applied", error.to_string());
     let there = addresses().map_err(|error| not_applied(&error))?;
-    let env = |name: &'static str| {
-        rules.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
-    };
-    let namespace = NamespaceFacts::new(&there).with_names(&NameFiles);
-    let decided = facts.decide_with(base_settings(rules.strict_capture, env), &namespace);
-    let plan = match decided.map_err(|errors| Trouble::new("not_meshed", errors))? {
+    let plan = match rules.decide(facts, &there).map_err(|errors| Trouble::new("not_meshed", errors))? {
         Decision::Redirect(redirect) => redirect.plan(),
         Decision::Skip(reason) => return Err(Trouble::new("not_meshed", reason.explanation())),
     };
-    let Programming { backend, native_form } = rules.programming;
     let options = ApplyOptions {
-        backend: suitable(backend, is_foreign),
-        native_form,
         programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
         patience: PATIENCE,
-        ..ApplyOptions::default()
+        ..rules.options(is_foreign)
     };
     let applied = apply(&plan, &options).map_err(|error| not_applied(&error))?;
     for warning in &applied.warnings {

@@ -11,6 +11,7 @@ use super::node::{Node, Wanted};
 use super::probe::{ProbeError, probe};
 use super::verdict::{Judgement, Leave, Steady, Truce, Verdict};
 use crate::cluster::{Cluster, Connection, NodeError, Telling};
+use crate::drift::Rules;
 use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
 use crate::serve::Served;
@@ -140,7 +141,7 @@ impl Keeper {
             (self.served.installer.clone(), self.settings.drift.environment.clone());
         let probed = tokio::task::spawn_blocking(move || {
             let conf = plugin_conf(&installer).map_err(ProbeError::Failed)?;
-            probe(&conf, &environment)
+            probe(&Rules::of(&conf, &environment))
         });
         let probed = probed.await.unwrap_or_else(|error| Err(ProbeError::Failed(error.to_string())));
         let (result, verdict) = match probed {

@@ -5,14 +5,13 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use cni_core::conf::Conf;
-use cni_core::selection::{Programming, base_settings};
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
-use netns_apply::facts::{NameFiles, addresses};
+use netns_apply::facts::addresses;
 use netns_apply::{ApplyError, ApplyOptions, Programs, apply, verify};
 use nix::sched::{CloneFlags, unshare};
 use redirect_core::pod::{Decision, PodFacts};
-use redirect_core::settings::NamespaceFacts;
+
+use crate::drift::Rules;
 
 /// How long one may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -28,12 +27,12 @@ pub enum ProbeError {
     Failed(String),
 }
 
-/// Redirects a new network namespace as the plugin does a pod's with this configuration, and verifies it. Takes milliseconds: not for an async
+/// Redirects a new network namespace as the plugin does a pod's by these rules, and verifies it. Takes milliseconds: not for an async
 /// thread.
 ///
 /// # Errors
 /// Why it is not redirected.
-pub fn probe(conf: &Conf, environment: &[(&'static str, String)]) -> Result<(), ProbeError> {
+pub fn probe(rules: &Rules) -> Result<(), ProbeError> {
     let missing = [NET_ADMIN, SYS_ADMIN].into_iter().filter(|one| capabilities::has(*one) == Some(false));
     let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
     if !missing.is_empty() {
@@ -48,7 +47,7 @@ pub fn probe(conf: &Conf, environment: &[(&'static str, String)]) -> Result<(), 
     let inside = || {
         unshare(CloneFlags::CLONE_NEWNET)
             .map_err(|error| ProbeError::Impossible(format!("no network namespace can be made: {error}")))?;
-        redirect(conf, environment, &there)
+        redirect(rules, &there)
     };
     // The namespace goes with the thread.
     let panicked = || ProbeError::Failed("it panicked".to_owned());
@@ -66,24 +65,17 @@ const fn is_link_local(address: &IpAddr) -> bool {
     }
 }
 
-fn redirect(conf: &Conf, environment: &[(&'static str, String)], there: &[IpAddr]) -> Result<(), ProbeError> {
+fn redirect(rules: &Rules, there: &[IpAddr]) -> Result<(), ProbeError> {
     let failed = |error: &dyn std::fmt::Display| ProbeError::Failed(error.to_string());
-    let env =
-        |name: &'static str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-    let facts = NamespaceFacts::new(there).with_names(&NameFiles);
-    let pod = PodFacts::sidecar([("", ""); 0]);
-    let plan = match pod.decide_with(base_settings(conf.strict_capture, env), &facts) {
+    let plan = match rules.decide(&PodFacts::sidecar([("", ""); 0]), there) {
         Ok(Decision::Redirect(redirect)) => redirect.plan(),
         Ok(Decision::Skip(reason)) => return Err(failed(&reason.explanation())),
         Err(errors) => return Err(failed(&errors)),
     };
-    let Programming { backend, native_form } = conf.programming;
     let options = ApplyOptions {
-        backend,
-        native_form,
         programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
         patience: PATIENCE,
-        ..ApplyOptions::default()
+        ..rules.options(false)
     };
     apply(&plan, &options).map_err(|error| of_apply(&error.cause))?;
     match verify(&plan, &options).map_err(|error| of_apply(&error))? {
@@ -105,7 +97,7 @@ fn of_apply(error: &ApplyError) -> ProbeError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cni_core::conf::Envelope;
+    use cni_core::conf::{Conf, Envelope};
     use cni_core::wire::Command;
 
     fn conf(more: &str) -> Conf {
@@ -123,14 +115,15 @@ mod tests {
             r#","native_nftables":true,"nft_sets":true"#,
             r#","strict_capture":true"#,
         ] {
-            assert_eq!(probe(&conf(more), &[]), Ok(()), "{more}");
+            assert_eq!(probe(&Rules::of(&conf(more), &[])), Ok(()), "{more}");
         }
         assert_eq!(addresses().expect("addresses"), own, "this thread stayed where it was");
     }
 
     #[test]
     fn what_would_fail_pods_fails_the_probe() {
-        let said = probe(&conf(""), &[("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "nonsense".to_owned())]);
+        let environment = [("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "nonsense".to_owned())];
+        let said = probe(&Rules::of(&conf(""), &environment));
         assert!(matches!(&said, Err(ProbeError::Failed(why)) if why.contains("nonsense")), "{said:?}");
     }
 }
