@@ -8,7 +8,7 @@
 mod candidate;
 mod ledger;
 mod look;
-pub(crate) mod standing;
+pub(crate) mod pod_state;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ use ledger::{Ledger, Report};
 use look::look;
 pub(crate) use look::{Comparison, Rules, compare_here};
 use pod_netns::{Survey, SurveyError};
-use standing::{Standing, Standings};
+use pod_state::{PodState, PodStates};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -89,7 +89,7 @@ pub struct Watch {
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
     ledger: Ledger,
-    standings: Standings,
+    states: PodStates,
     /// Who mends what has drifted, and is told of every pod.
     wards: Wards,
     /// Why the last round could not be made.
@@ -114,7 +114,7 @@ impl Watch {
             connection,
             metrics,
             ledger: Ledger::default(),
-            standings: Standings::default(),
+            states: PodStates::default(),
             wards,
             blind: None,
             mute: false,
@@ -141,7 +141,7 @@ impl Watch {
             }
             if interval.is_some() && settings.borrow().interval.is_none() {
                 log::info!(target: SCOPE, "the drift watch is off");
-                (self.ledger, self.standings, self.blind) = (Ledger::default(), Standings::default(), None);
+                (self.ledger, self.states, self.blind) = (Ledger::default(), PodStates::default(), None);
                 self.show();
                 self.metrics.whole_node.off();
             }
@@ -228,7 +228,7 @@ impl Watch {
     async fn look_as_wished(&mut self, wishes: &Wishes) -> Result<(), RoundError> {
         let (cluster, ground, pods) = self.begin().await?;
         let is_wished = |pod: &Candidate| {
-            wishes.pods.contains(&pod.uid) || (wishes.new && self.standings.is_unseen(&pod.uid))
+            wishes.pods.contains(&pod.uid) || (wishes.new && self.states.is_unseen(&pod.uid))
         };
         let pods: Vec<Candidate> = pods.into_iter().filter(is_wished).collect();
         if pods.is_empty() {
@@ -293,7 +293,7 @@ impl Watch {
 
     async fn forget_others(&mut self, pods: &[Candidate]) {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
-        self.standings.keep(&uids);
+        self.states.keep(&uids);
         for pod in self.ledger.keep(&uids) {
             log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
         }
@@ -356,7 +356,7 @@ impl Watch {
             }
             Comparison::Trouble(trouble) => trouble.word(),
         });
-        self.standings.note(&pod.uid, Standing::of(seen));
+        self.states.note(&pod.uid, PodState::of(seen));
         let said = self.ledger.note(&pod.uid, &pod.name, seen, Instant::now());
         self.show();
         let name = pod.name.to_string();
@@ -416,7 +416,7 @@ impl Watch {
 
     fn show(&self) {
         self.metrics.drifted.set(i64::try_from(self.ledger.drifted()).unwrap_or(i64::MAX));
-        self.metrics.whole_node.show(&self.standings, self.blind);
+        self.metrics.whole_node.show(&self.states, self.blind);
     }
 }
 

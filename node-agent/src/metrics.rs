@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::drift::standing::WholeNode;
+use crate::drift::pod_state::WholeNode;
 use crate::heal::metrics::HealMetrics;
 use crate::repair::metrics::RepairMetrics;
 use crate::taint::metrics::TaintMetrics;

@@ -579,7 +579,7 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, Problem> {
     if text == "*" {
         return Err(Problem::StarInList);
     }
-    let Some((address, prefix)) = text.split_once('/') else {
+    let Some((address, prefix)) = text.rsplit_once('/') else {
         return Err(text.parse::<IpAddr>().map_or(Problem::NotACidr, |address| {
             let bits = if address.is_ipv4() { 32 } else { 128 };
             Problem::NoPrefix(alloc::format!("{address}/{bits}"))

@@ -31,9 +31,9 @@ pub struct Record {
     events: Vec<Instant>,
 }
 
-/// Something to be said.
+/// Something worth telling an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Say {
+pub enum Report {
     /// It was put right.
     Healed,
     /// Somebody undoes it again and again; the next change is answered so much later.
@@ -48,7 +48,7 @@ pub enum Say {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Next {
     /// What to say, and whether it is worth an event.
-    pub say: Option<(Say, bool)>,
+    pub report: Option<(Report, bool)>,
     /// How long to do nothing.
     pub wait: Duration,
     /// When to look again although nobody asks for it.
@@ -85,19 +85,19 @@ impl Record {
         match outcome {
             Outcome::AsPlanned => {
                 self.tries = 0;
-                let say = self.said.take().map(|_| (Say::Recovered, false));
-                Next { say, ..Next::default() }
+                let report = self.said.take().map(|_| (Report::Recovered, false));
+                Next { report, ..Next::default() }
             }
             Outcome::Healed { .. } => self.healed(now),
             // What others have done is theirs to undo; the kernel tells when they do.
-            Outcome::Interference(_) => Next { say: self.failed(INTERFERENCE, now), ..Next::default() },
+            Outcome::Interference(_) => Next { report: self.failed(INTERFERENCE, now), ..Next::default() },
             Outcome::Failed(trouble) => {
-                let say = self.failed(trouble.reason, now);
+                let report = self.failed(trouble.reason, now);
                 self.tries = self.tries.saturating_add(1);
                 let wait = Duration::from_secs(1 << (self.tries - 1).min(6)).min(LONGEST_WAIT);
                 let retry = (self.tries < MOST_TRIES).then_some(wait);
                 // Whoever fails is not asked more often because something changes there.
-                Next { say, wait: wait.min(Duration::from_secs(1)), retry }
+                Next { report, wait: wait.min(Duration::from_secs(1)), retry }
             }
             Outcome::Gone => Next::default(),
         }
@@ -110,18 +110,18 @@ impl Record {
         if wait.is_some() {
             self.contested = Some(now);
         }
-        let say = match wait {
+        let report = match wait {
             None if was_contested => None,
-            None => Some((Say::Healed, self.may_send(now))),
+            None => Some((Report::Healed, self.may_send(now))),
             Some(_) if was_contested => None,
-            Some(wait) => Some((Say::Contested(wait), self.may_send(now))),
+            Some(wait) => Some((Report::Contested(wait), self.may_send(now))),
         };
-        Next { say, wait: wait.unwrap_or_default(), retry: wait }
+        Next { report, wait: wait.unwrap_or_default(), retry: wait }
     }
 
-    fn failed(&mut self, reason: &'static str, now: Instant) -> Option<(Say, bool)> {
+    fn failed(&mut self, reason: &'static str, now: Instant) -> Option<(Report, bool)> {
         let is_new = self.said.replace(reason) != Some(reason);
-        is_new.then(|| (Say::Failed, self.may_send(now)))
+        is_new.then(|| (Report::Failed, self.may_send(now)))
     }
 
     fn may_send(&mut self, now: Instant) -> bool {
@@ -153,13 +153,13 @@ mod tests {
         let mut events = 0;
         for count in 0..20 {
             let next = record.ended(&healed(), start + count * Duration::from_secs(200));
-            let Some((Say::Healed, event)) = next.say else { panic!("{next:?}") };
+            let Some((Report::Healed, event)) = next.report else { panic!("{next:?}") };
             assert_eq!((next.wait, next.retry), (Duration::ZERO, None));
             events += usize::from(event);
         }
         assert_eq!(events, MOST_EVENTS);
         let next = record.ended(&healed(), start + EVENT_PAUSE + Duration::from_secs(4000));
-        assert_eq!(next.say, Some((Say::Healed, true)), "after a long while");
+        assert_eq!(next.report, Some((Report::Healed, true)), "after a long while");
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         for count in 1..=100 {
             let next = record.ended(&healed(), now);
             assert_eq!(next.wait, next.retry.unwrap_or_default());
-            contested += usize::from(matches!(next.say, Some((Say::Contested(_), true | false))));
+            contested += usize::from(matches!(next.report, Some((Report::Contested(_), true | false))));
             assert_eq!(record.is_contested(), count >= PATIENCE, "{count}");
             waited = next.wait;
             now += next.wait + Duration::from_millis(20);
@@ -179,8 +179,8 @@ mod tests {
         record.calm_down(calm);
         assert!(!record.is_contested());
         assert_eq!(
-            record.ended(&healed(), calm + Duration::from_secs(1)).say.map(|(say, _)| say),
-            Some(Say::Healed)
+            record.ended(&healed(), calm + Duration::from_secs(1)).report.map(|(report, _)| report),
+            Some(Report::Healed)
         );
     }
 
@@ -188,22 +188,22 @@ mod tests {
     fn what_does_not_work_is_tried_again_with_pauses_and_not_for_ever() {
         let (mut record, now) = (Record::new(), Instant::now());
         let first = record.ended(&failed("not_found"), now);
-        assert_eq!(first.say, Some((Say::Failed, true)));
+        assert_eq!(first.report, Some((Report::Failed, true)));
         let mut pauses = vec![first.retry];
         for _ in 0..11 {
             let next = record.ended(&failed("not_found"), now);
-            assert_eq!(next.say, None, "said once");
+            assert_eq!(next.report, None, "said once");
             pauses.push(next.retry);
         }
         let pauses: Vec<u64> =
             pauses.into_iter().map(|pause| pause.map_or(0, |pause| pause.as_secs())).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60, 0, 0, 0]);
         assert_eq!(
-            record.ended(&failed("not_applied"), now).say,
-            Some((Say::Failed, true)),
+            record.ended(&failed("not_applied"), now).report,
+            Some((Report::Failed, true)),
             "another reason"
         );
-        assert_eq!(record.ended(&Outcome::AsPlanned, now).say, Some((Say::Recovered, false)));
+        assert_eq!(record.ended(&Outcome::AsPlanned, now).report, Some((Report::Recovered, false)));
         assert_eq!(record.ended(&Outcome::AsPlanned, now), Next::default());
         assert_eq!(
             record.ended(&failed("not_found"), now).retry,
@@ -217,7 +217,10 @@ mod tests {
         let (mut record, now) = (Record::new(), Instant::now());
         let look = Outcome::Interference("table ip theirs".into());
         let next = record.ended(&look, now);
-        assert_eq!((next.say, next.wait, next.retry), (Some((Say::Failed, true)), Duration::ZERO, None));
+        assert_eq!(
+            (next.report, next.wait, next.retry),
+            (Some((Report::Failed, true)), Duration::ZERO, None)
+        );
         assert_eq!(record.ended(&look, now), Next::default());
     }
 }

@@ -16,7 +16,7 @@ use super::herald::News;
 use super::mend::{Job, Outcome, look_and_mend};
 use super::metrics::{HEALED, INTERFERENCE, ReasonLabel};
 use super::pace::Pace;
-use super::record::{Next, Record, Say};
+use super::record::{Next, Record, Report};
 use super::{Common, SCOPE};
 use crate::drift::{Candidate, Rules};
 use crate::metrics::ResultLabel;
@@ -300,18 +300,18 @@ impl Attendant {
             }
             Outcome::Interference(_) | Outcome::Failed(_) | Outcome::Gone => false,
         };
-        let is_new = match next.say {
-            Some((Say::Failed | Say::Recovered, _)) => true,
+        let is_new = match next.report {
+            Some((Report::Failed | Report::Recovered, _)) => true,
             // Nobody was told of it before.
-            Some((Say::Healed | Say::Contested(_), _)) | None => false,
+            Some((Report::Healed | Report::Contested(_), _)) | None => false,
         };
         if was_reported || is_new {
             // It is the drift watch that says how pods are.
             let uid = order.pod.uid.clone();
             self.common.wishes.add(|wishes| wishes.pods.extend([uid]));
         }
-        if let Some((say, is_event)) = &next.say {
-            self.say(order, outcome, say, *is_event, heard);
+        if let Some((report, is_event)) = &next.report {
+            self.say(order, outcome, report, *is_event, heard);
         }
         next
     }
@@ -334,7 +334,7 @@ impl Attendant {
         }
     }
 
-    fn say(&self, order: &Order, outcome: &Outcome, say: &Say, is_event: bool, heard: &Heard) {
+    fn say(&self, order: &Order, outcome: &Outcome, report: &Report, is_event: bool, heard: &Heard) {
         let (difference, words) = match outcome {
             Outcome::Healed { difference, words } => (difference.as_str(), words.as_str()),
             // The drift watch says it.
@@ -343,17 +343,17 @@ impl Attendant {
             Outcome::AsPlanned | Outcome::Gone => ("", ""),
         };
         let by = writers(heard);
-        let (kind, reason, message) = match say {
-            Say::Recovered => {
+        let (kind, reason, message) = match report {
+            Report::Recovered => {
                 log::info!(target: SCOPE, pod = order.pod.name.to_string(); "the pod is redirected as planned again");
                 return;
             }
-            Say::Healed => (
+            Report::Healed => (
                 "Normal",
                 "RedirectHealed",
                 format!("the pod was not redirected as planned, and is again: {difference}{by}. {words}"),
             ),
-            Say::Contested(wait) => (
+            Report::Contested(wait) => (
                 "Warning",
                 "RedirectContested",
                 format!(
@@ -361,7 +361,7 @@ impl Attendant {
                     wait.as_secs()
                 ),
             ),
-            Say::Failed => (
+            Report::Failed => (
                 "Warning",
                 "RedirectNotHealed",
                 format!(

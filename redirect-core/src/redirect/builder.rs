@@ -137,7 +137,7 @@ impl RedirectBuilder {
     /// assert!(errors.iter().any(|error| error.problem == Problem::ProxyMark));
     /// ```
     pub fn build(self) -> Result<Redirect, InputErrors> {
-        self.validated(InputErrors::default(), |_| None)
+        self.draft.validated(InputErrors::default(), |_| None)
     }
 
     /// Notes who asks for these settings.
@@ -148,23 +148,25 @@ impl RedirectBuilder {
         }
         self
     }
+}
 
+impl Redirect {
     /// The redirection, unless there are errors already or something is wrong with the whole. `written` answers how
     /// somebody wrote the value of a setting.
     pub(super) fn validated<'a>(
         self,
         errors: InputErrors,
         written: impl Fn(Key) -> Option<&'a str>,
-    ) -> Result<Redirect, InputErrors> {
-        let mut check = Check { redirect: &self.draft, written, errors };
+    ) -> Result<Self, InputErrors> {
+        let mut check = Check { redirect: &self, written, errors };
         check.mark();
         check.listeners();
-        check.identity(Key::ProxyUid, &self.draft.proxy_uids);
-        check.identity(Key::ProxyGid, &self.draft.proxy_gids);
+        check.identity(Key::ProxyUid, &self.proxy_uids);
+        check.identity(Key::ProxyGid, &self.proxy_gids);
         check.owner_groups();
         check.dns();
         check.loopback();
-        check.errors.into_result(self.draft)
+        check.errors.into_result(self)
     }
 }
 

@@ -57,20 +57,31 @@ macro_rules! fields {
             /// What a sidecar has that says nothing.
             pub(super) fn draft(families: Families) -> Self {
                 Self {
-                    families,
-                    mode: InterceptionMode::Redirect,
                     proxy_uids: vec![PROXY_ID],
                     proxy_gids: vec![PROXY_ID],
                     inbound: InboundPorts::AllExcept(
                         super::ALWAYS_EXCLUDED_INBOUND.iter().map(|port| PortRange::from(*port)).collect(),
                     ),
+                    $($list: $list_default,)+
+                    ..Self::without_lists(families)
+                }
+            }
+
+            /// The same with every list empty, for who fills them all: nothing is allocated.
+            pub(super) fn without_lists(families: Families) -> Self {
+                Self {
+                    families,
+                    mode: InterceptionMode::Redirect,
+                    proxy_uids: Vec::new(),
+                    proxy_gids: Vec::new(),
+                    inbound: InboundPorts::None,
                     outbound: OutboundRanges::All,
                     outbound_exclude: Cidrs::new(),
                     owner_groups: OwnerGroups::AllExcept(Vec::new()),
                     dns: DnsCapture::Off,
                     loopback: Ipv4Net::from(Ipv4Addr::LOCALHOST),
                     $($value: $value_default,)+
-                    $($list: $list_default,)+
+                    $($list: Vec::new(),)+
                     sources: Provenance::default(),
                 }
             }

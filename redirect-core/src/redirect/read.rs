@@ -1,7 +1,6 @@
 //! Reading a redirection from settings as text.
 
 use super::{
-    builder::RedirectBuilder,
     fields::Redirect,
     parts::{
         ALWAYS_EXCLUDED_INBOUND, DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges,
@@ -44,8 +43,8 @@ impl Redirect {
     /// ```
     pub fn parse(raw: &RawSettings, facts: &NamespaceFacts<'_>) -> Result<Self, InputErrors> {
         let mut reader = Reader { raw, facts, errors: InputErrors::default() };
-        let builder = reader.builder();
-        builder.validated(reader.errors, |key| Some(raw.get(key).0))
+        let draft = reader.draft();
+        draft.validated(reader.errors, |key| Some(raw.get(key).0))
     }
 }
 
@@ -57,17 +56,16 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Everything is read, and every error noted; where something cannot be read, what the builder began with stays.
-    fn builder(&mut self) -> RedirectBuilder {
+    /// Everything is read, and every error noted; where something cannot be read, a value stays that nothing is wrong with.
+    fn draft(&mut self) -> Redirect {
         let families = self.families().unwrap_or(Families::V4);
-        let mut builder = Redirect::sidecar(families);
-        let draft = &mut builder.draft;
+        let mut draft = Redirect::without_lists(families);
         draft.sources.0 = self.raw.sources();
         put(&mut draft.mode, self.mode());
-        self.fields(draft);
-        let uids = self.proxy_uids(draft);
-        put(&mut draft.proxy_uids, uids);
-        let gids = self.proxy_gids(draft);
+        self.fields(&mut draft);
+        // Groups that follow users whom nobody could read are not wrong as well.
+        draft.proxy_uids = self.proxy_uids(&mut draft).unwrap_or_else(|| vec![PROXY_ID]);
+        let gids = self.proxy_gids(&mut draft);
         put(&mut draft.proxy_gids, gids);
         let inbound = self.inbound(&mut draft.sources.0);
         put(&mut draft.inbound, inbound);
@@ -76,7 +74,7 @@ impl Reader<'_> {
         put(&mut draft.owner_groups, self.owner_groups());
         put(&mut draft.dns, self.dns());
         put(&mut draft.loopback, self.loopback());
-        builder
+        draft
     }
 
     /// The mark and the table are read even where they are not used, so that a typing error never waits to bite.
@@ -117,7 +115,10 @@ impl Reader<'_> {
         if !self.raw.get(Key::ProxyGid).0.is_empty() {
             return self.ids(Key::ProxyGid, "/etc/group", |names, name| names.group(name));
         }
-        draft.sources.0.set(Key::ProxyGid, draft.source(Key::ProxyUid));
+        let source = draft.source(Key::ProxyUid);
+        if source != Source::Default {
+            draft.sources.0.set(Key::ProxyGid, source);
+        }
         Some(draft.proxy_uids.clone())
     }
 

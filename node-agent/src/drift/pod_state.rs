@@ -12,7 +12,7 @@ use super::look::Comparison;
 
 /// What is known of one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Standing {
+pub enum PodState {
     /// It is redirected as planned, and nothing comes in the way.
     Verified,
     /// Nothing of the mesh is in its network namespace.
@@ -25,7 +25,7 @@ pub enum Standing {
     Unseen,
 }
 
-impl Standing {
+impl PodState {
     const ALL: [Self; 5] = [Self::Verified, Self::NotRedirected, Self::Drifted, Self::Unknown, Self::Unseen];
 
     /// What a comparison says.
@@ -64,44 +64,44 @@ impl Standing {
 
 /// What is known of the node's meshed pods, by their UIDs.
 #[derive(Debug, Default)]
-pub struct Standings(BTreeMap<String, Standing>);
+pub struct PodStates(BTreeMap<String, PodState>);
 
-impl Standings {
+impl PodStates {
     /// These are the pods that there are.
     pub fn keep(&mut self, uids: &BTreeSet<&str>) {
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
         for uid in uids {
             if !self.0.contains_key(*uid) {
-                self.0.insert((*uid).to_owned(), Standing::Unseen);
+                self.0.insert((*uid).to_owned(), PodState::Unseen);
             }
         }
     }
 
     /// Takes note of a look.
-    pub fn note(&mut self, uid: &str, standing: Standing) {
-        self.0.insert(uid.to_owned(), standing);
+    pub fn note(&mut self, uid: &str, state: PodState) {
+        self.0.insert(uid.to_owned(), state);
     }
 
     /// Whether nobody has looked at a pod yet.
     #[must_use]
     pub fn is_unseen(&self, uid: &str) -> bool {
-        self.0.get(uid).is_none_or(|standing| *standing == Standing::Unseen)
+        self.0.get(uid).is_none_or(|state| *state == PodState::Unseen)
     }
 
-    fn count(&self, of: Standing) -> usize {
-        self.0.values().filter(|standing| **standing == of).count()
+    fn count(&self, of: PodState) -> usize {
+        self.0.values().filter(|state| **state == of).count()
     }
 
     /// In words.
     #[must_use]
     pub fn words(&self) -> String {
         let mut words =
-            format!("{} of {} meshed pods verified", self.count(Standing::Verified), self.0.len());
-        let others = Standing::ALL.into_iter().filter(|standing| *standing != Standing::Verified);
-        let others = others.map(|standing| (standing, self.count(standing))).filter(|(_, count)| *count > 0);
-        for (index, (standing, count)) in others.enumerate() {
+            format!("{} of {} meshed pods verified", self.count(PodState::Verified), self.0.len());
+        let others = PodState::ALL.into_iter().filter(|state| *state != PodState::Verified);
+        let others = others.map(|state| (state, self.count(state))).filter(|(_, count)| *count > 0);
+        for (index, (state, count)) in others.enumerate() {
             // Writing to a string does not fail.
-            let _ = write!(words, "{}{count} {}", if index == 0 { ": " } else { ", " }, standing.words());
+            let _ = write!(words, "{}{count} {}", if index == 0 { ": " } else { ", " }, state.words());
         }
         words
     }
@@ -128,16 +128,16 @@ const OFF: &str =
 impl Default for WholeNode {
     fn default() -> Self {
         let answer = Self { pods: Family::default(), words: Mutex::new(OFF.to_owned()) };
-        answer.count(&Standings::default());
+        answer.count(&PodStates::default());
         answer
     }
 }
 
 impl WholeNode {
     /// What is known now; or why nothing new can be known.
-    pub fn show(&self, standings: &Standings, blind: Option<&str>) {
-        self.count(standings);
-        let words = standings.words();
+    pub fn show(&self, states: &PodStates, blind: Option<&str>) {
+        self.count(states);
+        let words = states.words();
         self.say(match blind {
             None => words,
             Some(reason) => {
@@ -148,7 +148,7 @@ impl WholeNode {
 
     /// Nobody looks any more.
     pub fn off(&self) {
-        self.count(&Standings::default());
+        self.count(&PodStates::default());
         self.say(OFF.to_owned());
     }
 
@@ -162,10 +162,10 @@ impl WholeNode {
         *self.words.lock().unwrap_or_else(PoisonError::into_inner) = words;
     }
 
-    fn count(&self, standings: &Standings) {
-        for standing in Standing::ALL {
-            let count = i64::try_from(standings.count(standing)).unwrap_or(i64::MAX);
-            self.pods.get_or_create(&StateLabel { state: standing.word() }).set(count);
+    fn count(&self, states: &PodStates) {
+        for state in PodState::ALL {
+            let count = i64::try_from(states.count(state)).unwrap_or(i64::MAX);
+            self.pods.get_or_create(&StateLabel { state: state.word() }).set(count);
         }
     }
 }
@@ -176,35 +176,32 @@ mod tests {
 
     #[test]
     fn the_answer_counts_every_pod_once_and_names_every_cause() {
-        let mut standings = Standings::default();
-        assert_eq!(standings.words(), "0 of 0 meshed pods verified");
-        standings.keep(&BTreeSet::from(["a", "b", "c", "d", "e", "f"]));
-        standings.note("a", Standing::of(&Comparison::AsPlanned));
-        standings.note("b", Standing::of(&Comparison::NotRedirected("x".into())));
-        standings.note("c", Standing::of(&Comparison::Different("x".into())));
-        standings.note("d", Standing::of(&Comparison::Interference("x".into())));
-        standings
-            .note("e", Standing::of(&Comparison::Trouble(crate::drift::look::Trouble::Failed("x".into()))));
+        let mut states = PodStates::default();
+        assert_eq!(states.words(), "0 of 0 meshed pods verified");
+        states.keep(&BTreeSet::from(["a", "b", "c", "d", "e", "f"]));
+        states.note("a", PodState::of(&Comparison::AsPlanned));
+        states.note("b", PodState::of(&Comparison::NotRedirected("x".into())));
+        states.note("c", PodState::of(&Comparison::Different("x".into())));
+        states.note("d", PodState::of(&Comparison::Interference("x".into())));
+        states.note("e", PodState::of(&Comparison::Trouble(crate::drift::look::Trouble::Failed("x".into()))));
         assert_eq!(
-            standings.words(),
+            states.words(),
             "1 of 6 meshed pods verified: 1 not redirected, 2 drifted, 1 unknown, 1 not yet looked at"
         );
-        assert!(
-            standings.is_unseen("f") && standings.is_unseen("never heard of") && !standings.is_unseen("a")
-        );
-        standings.keep(&BTreeSet::from(["a"]));
-        assert_eq!(standings.words(), "1 of 1 meshed pods verified");
+        assert!(states.is_unseen("f") && states.is_unseen("never heard of") && !states.is_unseen("a"));
+        states.keep(&BTreeSet::from(["a"]));
+        assert_eq!(states.words(), "1 of 1 meshed pods verified");
     }
 
     #[test]
     fn where_nobody_looks_nothing_is_claimed() {
-        let (node, mut standings) = (WholeNode::default(), Standings::default());
+        let (node, mut states) = (WholeNode::default(), PodStates::default());
         let verified = || node.pods.get_or_create(&StateLabel { state: "verified" }).get();
         assert!(node.words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
-        standings.note("a", Standing::Verified);
-        node.show(&standings, None);
+        states.note("a", PodState::Verified);
+        node.show(&states, None);
         assert_eq!((node.words().as_str(), verified()), ("1 of 1 meshed pods verified", 1));
-        node.show(&standings, Some("no_pods"));
+        node.show(&states, Some("no_pods"));
         assert!(node.words().contains("saw nothing any more (no_pods)"), "{}", node.words());
         node.off();
         assert!(node.words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
