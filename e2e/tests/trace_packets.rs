@@ -33,7 +33,7 @@ use redirect_core::{
     rule::{Protocol, TcpFlags},
     settings::{Key, NamespaceFacts, RawSettings, Source},
     trace::{
-        Change, Connection, ConnectionState, Detail, Fate, Listener, Packet, Rules, Sender, Step, Trace,
+        Change, Connection, ConnectionState, Detail, Fate, Packet, Rules, Sender, Step, Trace,
     },
 };
 
@@ -310,14 +310,7 @@ enum Seen {
 impl Seen {
     fn is(&self, fate: Fate, packet: &Packet) -> bool {
         match (self, fate) {
-            (Self::At(server), Fate::Proxy { listener, .. }) => {
-                *server
-                    == match listener {
-                        Listener::Outbound => "outbound",
-                        Listener::Inbound => "inbound",
-                        Listener::Dns => "dns",
-                    }
-            }
+            (Self::At(server), Fate::Proxy { listener, .. }) => server.eq_ignore_ascii_case(listener.name()),
             (Self::At(server), Fate::Untouched) => *server == addressed(packet),
             (Self::At(server), Fate::Redirected(STRANGER)) => server == "stranger",
             (Self::Nothing, Fate::Dropped) | (Self::Refused, Fate::Rejected | Fate::Broken) => true,

@@ -10,7 +10,7 @@ use crate::{
 use alloc::vec::Vec;
 use core::fmt;
 
-/// One step within a table.
+/// One step within a table. Closed on purpose: who renders or sends a change has to know every kind of step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Create the chain; empty it if it is there.

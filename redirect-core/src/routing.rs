@@ -9,7 +9,7 @@ use crate::{
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::fmt;
 
-/// One thing a plan needs besides rules.
+/// One thing a plan needs besides rules. Closed on purpose: who puts a plan in force has to make every kind of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RoutingItem {
     /// `::6/128` on the loopback interface.

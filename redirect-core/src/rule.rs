@@ -279,7 +279,7 @@ pub enum ConnState {
     RelatedOrEstablished,
 }
 
-/// Which way a packet of a connection goes.
+/// Which way a packet of a connection goes. Closed: there are two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// The way of the connection's first packet.
@@ -587,7 +587,7 @@ impl Rule {
     }
 }
 
-/// The families a planned rule is for.
+/// The families a planned rule is for. Closed: there is no third.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// Every family of the plan.

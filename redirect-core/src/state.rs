@@ -15,7 +15,7 @@ use alloc::{
 };
 use core::fmt;
 
-/// A rule as found: one this library understands, or another's.
+/// A rule as found: one this library understands, or another's. Closed on purpose: it is one or the other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
     /// Understood, in canonical form.

@@ -134,7 +134,7 @@ impl Observation {
 /// Both variants of iptables.
 pub const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
 
-/// Where rules are to stand.
+/// Where rules are to stand. Closed on purpose, as [`Step`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RulesIn {
     /// The tables of a variant of iptables.

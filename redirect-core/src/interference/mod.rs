@@ -35,7 +35,7 @@ pub struct Pod<'a> {
     pub interfaces: &'a [String],
 }
 
-/// How sure it is.
+/// How sure it is. Closed: a finding is sure, or it is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// It may: something about the rule, or about what goes before it, is not understood.
@@ -46,6 +46,7 @@ pub enum Severity {
 
 /// A kind of captured traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Traffic {
     /// Connections from outside the pod.
     Inbound,

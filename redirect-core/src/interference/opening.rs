@@ -25,7 +25,7 @@ pub struct Opening {
     pub by: Opener,
 }
 
-/// Who opened a connection.
+/// Who opened a connection. Closed: there is no fourth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Opener {
     /// Somebody outside the pod.

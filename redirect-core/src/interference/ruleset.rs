@@ -11,6 +11,7 @@ use core::fmt;
 
 /// The part of the kernel that holds a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Api {
     /// nf_tables: what nft and iptables-nft program.
     NfTables,
@@ -20,6 +21,7 @@ pub enum Api {
 
 /// The family of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum TableFamily {
     /// IPv4.
     Ip,

@@ -18,6 +18,7 @@ use ipnet::IpNet;
 
 /// How native rules are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NativeForm {
     /// One rule for each planned one, as the reference writes them.
     Plain,

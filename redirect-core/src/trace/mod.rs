@@ -43,7 +43,7 @@ use walk::{Given, Way};
 /// How many ways a packet is followed on, where rules are not understood.
 const MOST_WAYS: usize = 256;
 
-/// Who sends a packet.
+/// Who sends a packet. Closed on purpose: rules ask for nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Sender {
     /// Somebody outside the pod.
@@ -59,6 +59,7 @@ pub enum Sender {
 
 /// By which interface a packet comes in, or would go out.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Interface {
     /// Of this name.
     Named(String),
@@ -68,6 +69,7 @@ pub enum Interface {
 
 /// What connection tracking says about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum ConnectionState {
     /// It is the first of a connection.
     New,
@@ -220,6 +222,7 @@ impl Packet {
 
 /// A listener of the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Listener {
     /// Of what the application sends.
     Outbound,
@@ -298,7 +301,7 @@ pub struct Place {
     pub rule: Option<usize>,
 }
 
-/// Whether a packet fulfils a rule's conditions.
+/// Whether a packet fulfils a rule's conditions. Closed: there is no fourth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// It does.

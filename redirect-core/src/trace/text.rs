@@ -10,6 +10,7 @@ use alloc::{
 
 /// How much of a trace is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Detail {
     /// The rules that are about the packet, or may be.
     Met,
