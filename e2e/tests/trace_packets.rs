@@ -32,9 +32,7 @@ use redirect_core::{
     options::{BackendChoice, Variant},
     rule::{Protocol, TcpFlags},
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    trace::{
-        Change, Connection, ConnectionState, Detail, Fate, Packet, Rules, Sender, Step, Trace,
-    },
+    trace::{Change, Connection, ConnectionState, Detail, Fate, Packet, Rules, Sender, Step, Trace},
 };
 
 const THREADS: usize = 2;
