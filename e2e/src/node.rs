@@ -298,14 +298,15 @@ impl<'a> Node<'a> {
     }
 
     /// Takes away what memory held: mounts, `/run`, containerd's state, the bridge and what hangs on it. Mounts of the machine that the node's
-    /// own `/run` covers are listed as well, and are out of reach.
+    /// own `/run` covers are listed as well, and are out of reach. A veth may be gone before it is deleted: with the namespace of its other end.
     fn forget_script(&self) -> String {
         let folder = self.folder.path().display();
         format!(
             r"cut -d' ' -f2 /proc/mounts | grep -E '^(/run/|{folder}/(containerd-state|kubelet)/)' | sort -r |
                  while read -r mounted; do umount -l $mounted 2>/dev/null || true; done
              rm -rf /run/* '{folder}/containerd-state'
-             ip -o link | sed -n 's/^[0-9]*: \(cni0\|veth[^:@]*\).*/\1/p' | xargs -r -n1 ip link delete"
+             ip -o link | sed -n 's/^[0-9]*: \(cni0\|veth[^:@]*\).*/\1/p' |
+                 while read -r link; do ip link delete $link || ! ip link show $link || exit 1; done"
         )
     }
 

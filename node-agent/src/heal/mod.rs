@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The drift watch says which pods there are and where. For each of them a ward listens in the pod's network namespace; it is a task, not a thread. Its two
-//! sockets would keep that namespace alive, so the ward goes as soon as the runtime has taken its file away. [`record`] and [`pace`] decide, and
+//! sockets would keep that namespace alive, so the ward goes as soon as the runtime has taken its file away. `record` and `pace` decide, and
 //! are pure.
 
 mod herald;

@@ -15,7 +15,7 @@
 //! Not followed: forwarding (a packet that arrives is taken to be for the pod), fragments, and sockets: the proxy is taken to
 //! listen. While it does not, what goes to it is refused or dropped, never let through.
 //!
-//! [`difference`] compares two plans by walking all packets at once.
+//! [`difference()`] compares two plans by walking all packets at once.
 
 mod difference;
 mod packets;
