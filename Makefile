@@ -52,10 +52,11 @@ race: setup
 	RACES=10 cargo test --locked -p e2e --test agent_race -- --nocapture
 	cargo test --locked -p install-cni --test repair -- --ignored
 
-# 5,000 broken pods on one node and on fifty; prints what that costs the API server and the agents. `make test` plays 200.
+# 5,000 broken pods on one node and on fifty, and 1,000 nodes that join, get agents and lose some; prints what that costs the API server, the agents and
+# the cluster's taint controller. `make test` plays 200 and 60.
 scale: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
-	SCALE_PODS=5000 SCALE_NODES=50 cargo test --locked -p e2e --test agent_scale -- --nocapture
+	SCALE_PODS=5000 SCALE_NODES=50 SCALE_TAINT_NODES=1000 cargo test --locked -p e2e --test agent_scale -- --nocapture
 
 # The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test` does without.
 runtimes: setup

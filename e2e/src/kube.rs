@@ -194,6 +194,24 @@ impl ApiServer {
         serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
     }
 
+    /// Reads what is at a path. Costs a tenth of what kubectl does: for who asks again and again.
+    pub fn read(&self, path: &str) -> Result<Value> {
+        let mut curl = self.curl(path)?;
+        curl.arg("--fail-with-body");
+        let mut answer = process::run(&mut curl, SHORT)?;
+        for _ in 0..10 {
+            // 22: an answer that is an error.
+            let is_answer = answer.status.success()
+                || (answer.code() == Some(22) && !STANDSTILL.iter().any(|part| answer.stdout.contains(part)));
+            if is_answer {
+                break;
+            }
+            self.await_answer(&[&self.etcd])?;
+            answer = process::run(&mut curl, SHORT)?;
+        }
+        serde_json::from_str(&answer.ok()?.stdout).context("the API server answers no JSON")
+    }
+
     /// Lists objects of a kind in a namespace, or in all if the namespace is "".
     pub fn list(&self, kind: &str, namespace: &str) -> Result<Vec<Value>> {
         let scope = if namespace.is_empty() {

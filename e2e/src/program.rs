@@ -3,15 +3,18 @@
 use crate::process;
 use anyhow::{Context, Result, ensure};
 use std::{
+    collections::BTreeMap,
     env,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 /// Building may have to wait for another build to end.
 const BUILD: Duration = Duration::from_secs(900);
 
-/// The program of a package: the one its variable names (`ISTIO_CNI` for `istio-cni`), else the workspace's, built now.
+/// The program of a package: the one its variable names (`ISTIO_CNI` for `istio-cni`), else the workspace's, built when a test process first asks
+/// for it.
 ///
 /// Cargo builds programs beside the tests of their own package only; for tests of another package, this does.
 ///
@@ -21,6 +24,18 @@ pub fn under_test(package: &str) -> Result<PathBuf> {
     if let Some(program) = env::var_os(package.to_uppercase().replace('-', "_")) {
         return Ok(program.into());
     }
+    // Cargo takes a second to find out that there is nothing to build, and tests ask dozens of times.
+    static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = built.get(package) {
+        return Ok(program.clone());
+    }
+    let program = build(package)?;
+    built.insert(package.to_owned(), program.clone());
+    Ok(program)
+}
+
+fn build(package: &str) -> Result<PathBuf> {
     let own = env::current_exe()?;
     let target = own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
     let target = target.with_context(|| format!("{} is in no target folder", own.display()))?;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::ApiServer;
 use crate::process::{self, SHORT};
@@ -30,6 +30,12 @@ impl Sending {
     pub fn merge(path: &str, part: &Value) -> Self {
         let kind = "application/merge-patch+json";
         Self { method: "PATCH", kind, path: path.to_owned(), body: part.to_string() }
+    }
+
+    /// Deletes an object at once.
+    pub fn delete(path: &str) -> Self {
+        let body = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}).to_string();
+        Self { method: "DELETE", kind: "application/json", path: path.to_owned(), body }
     }
 }
 
