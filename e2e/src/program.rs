@@ -3,7 +3,6 @@
 use crate::process;
 use anyhow::{Context, Result, ensure};
 use std::{
-    collections::BTreeMap,
     env,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -24,27 +23,33 @@ pub fn under_test(package: &str) -> Result<PathBuf> {
     if let Some(program) = env::var_os(package.to_uppercase().replace('-', "_")) {
         return Ok(program.into());
     }
-    // Cargo takes a second to find out that there is nothing to build, and tests ask dozens of times.
-    static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(program) = built.get(package) {
-        return Ok(program.clone());
-    }
-    let program = build(package)?;
-    built.insert(package.to_owned(), program.clone());
+    let program = built()?.join(package);
+    ensure!(program.exists(), "{} was not built", program.display());
     Ok(program)
 }
 
-fn build(package: &str) -> Result<PathBuf> {
+/// The folder of the workspace's programs, all built. One alone would be built with other features of the libraries that it shares with the rest,
+/// and those would be compiled again for the next. Cargo takes a second to find out that there is nothing to build, so it is asked once per process.
+///
+/// # Errors
+/// They cannot be built.
+pub fn built() -> Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(folder) = &*built {
+        return Ok(folder.clone());
+    }
+    Ok(built.insert(build()?).clone())
+}
+
+fn build() -> Result<PathBuf> {
     let own = env::current_exe()?;
     let target = own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
     let target = target.with_context(|| format!("{} is in no target folder", own.display()))?;
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
-    let mut command = process::command(cargo, ["build", "--quiet", "--package", package]);
+    let mut command = process::command(cargo, ["build", "--quiet", "--locked", "--workspace", "--bins"]);
     command.arg("--manifest-path").arg(workspace).arg("--target-dir").arg(target);
     process::run(&mut command, BUILD)?.ok()?;
-    let program = target.join("debug").join(package);
-    ensure!(program.exists(), "{} was not built", program.display());
-    Ok(program)
+    Ok(target.join("debug"))
 }

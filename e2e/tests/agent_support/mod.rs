@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, sidecar_pod};
 use e2e::process::{self, until};
+use e2e::program;
 use e2e::traffic::{Client, TcpServer};
 use serde_json::{Value, json};
 
@@ -48,7 +49,7 @@ fn build(more: &[&str], flags: &str) -> Result<PathBuf> {
 }
 
 pub fn programs() -> Result<PathBuf> {
-    Ok(build(&[], "")?.join("debug"))
+    program::built()
 }
 
 pub fn project() -> PathBuf {
