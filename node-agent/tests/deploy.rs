@@ -86,12 +86,13 @@ fn the_drift_watch_is_switched_on_by_what_is_marked() {
 #[test]
 fn healing_is_switched_on_by_what_is_marked() {
     const MARK: &str = "# drift-heal: ";
-    assert_eq!(manifest().matches(MARK).count(), 12, "with the command");
+    assert_eq!(manifest().matches(MARK).count(), 13, "with the command");
     let switched = manifest().replace(MARK, "");
     for part in [
         "\n  - {apiGroups: [\"\"], resources: [pods], verbs: [list]}\n",
         "\n  - {apiGroups: [\"\"], resources: [events], verbs: [create]}\n",
-        "\n  DRIFT_WATCH_INTERVAL: 10m\n  DRIFT_HEAL: \"true\"\n",
+        "\n  DRIFT_HEAL: \"true\"\n",
+        "\n  DRIFT_WATCH_INTERVAL: 10m\n",
         "\n              add: [NET_ADMIN, SYS_ADMIN, SYS_PTRACE]\n",
         "mountPath: /host/proc, readOnly: true}\n",
         "mountPath: /host/var/run/netns, mountPropagation: HostToContainer, readOnly: true}\n",
@@ -150,7 +151,7 @@ fn the_nodes_taint_and_condition_are_switched_on_by_what_is_marked() {
     for (mark, marked, parts) in [
         (
             "node-taint",
-            22,
+            34,
             [
                 "NODE_TAINT: \"true\"",
                 "resources: [nodes, nodes/status], verbs: [patch]}",
