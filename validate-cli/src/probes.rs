@@ -54,26 +54,16 @@ impl Aims {
     pub(crate) fn take(request: &Request<'_>, families: &[(Family, IpAddr)]) -> Self {
         let plan = request.redirect.plan();
         let mut aims = Self::default();
+        let rules: Vec<Rules> = families.iter().map(|(family, _)| Rules::of_plan(&plan, *family)).collect();
+        let each = || families.iter().zip(&rules);
         // The probe that is expected to vanish goes first: whatever arrives after it was sent after it.
-        for (family, own) in families {
-            let mut aim = Aim {
-                request,
-                family: *family,
-                own: *own,
-                rules: Rules::of_plan(&plan, *family),
-                aims: &mut aims,
-            };
+        for ((family, own), rules) in each() {
+            let mut aim = Aim { request, family: *family, own: *own, rules, aims: &mut aims };
             aim.proxy();
             aim.tproxy();
         }
-        for (family, own) in families {
-            let mut aim = Aim {
-                request,
-                family: *family,
-                own: *own,
-                rules: Rules::of_plan(&plan, *family),
-                aims: &mut aims,
-            };
+        for ((family, own), rules) in each() {
+            let mut aim = Aim { request, family: *family, own: *own, rules, aims: &mut aims };
             aim.proxy_to_self();
             aim.own_address();
             aim.passthrough();
@@ -91,7 +81,7 @@ struct Aim<'a, 'r> {
     request: &'a Request<'r>,
     family: Family,
     own: IpAddr,
-    rules: Rules,
+    rules: &'a Rules,
     aims: &'a mut Aims,
 }
 
@@ -259,7 +249,7 @@ impl Aim<'_, '_> {
     }
 
     fn fate(&self, protocol: Protocol, source: Option<IpAddr>, destination: SocketAddr, stays: bool) -> Fate {
-        fate(&self.rules, &Packet { who: self.request.who, protocol, source, destination, stays })
+        fate(self.rules, &Packet { who: self.request.who, protocol, source, destination, stays })
     }
 
     fn probe(&mut self, path: Path, protocol: Protocol, source: Option<IpAddr>, to: SocketAddr, fate: Fate) {
