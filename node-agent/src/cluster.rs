@@ -304,13 +304,7 @@ impl Cluster {
     /// # Errors
     /// When the agent does not know its pod, or the server does not take the event.
     pub async fn warn(&self, reason: &str, message: &str) -> Result<(), String> {
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(self.identity.pod.clone()),
-            namespace: Some(self.identity.namespace.clone()),
-            ..ObjectReference::default()
-        };
+        let about = pod_reference(&self.identity.namespace, &self.identity.pod, None);
         self.warn_about(about, reason, message).await
     }
 
@@ -411,6 +405,18 @@ fn matches(wanted: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) 
         "Lt" => ordering() == Some(std::cmp::Ordering::Less),
         // An operator of the future: who cannot tell stays.
         _ => true,
+    }
+}
+
+/// A pod, for events about it; with its UID where that is known.
+pub(crate) fn pod_reference(namespace: &str, name: &str, uid: Option<&str>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(name.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        uid: uid.map(str::to_owned),
+        ..ObjectReference::default()
     }
 }
 

@@ -17,11 +17,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
-use k8s_openapi::api::core::v1::ObjectReference;
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::{Cluster, Connection, PodsError};
+use crate::cluster::{Cluster, Connection, PodsError, pod_reference};
 use crate::heal::{Told, Wards, Wishes};
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel};
@@ -388,14 +387,7 @@ impl Watch {
     }
 
     async fn send_event(&mut self, cluster: &Cluster, pod: &Candidate, difference: &str) {
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(pod.name.name.clone()),
-            namespace: Some(pod.name.namespace.clone()),
-            uid: Some(pod.uid.clone()),
-            ..ObjectReference::default()
-        };
+        let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
         let message = format!("the pod is not redirected as planned: {difference}");
         let sent = cluster.warn_about(about, "RedirectDrift", &message).await;
         let result = if sent.is_ok() { "sent" } else { "failed" };

@@ -17,6 +17,17 @@ use crate::heal::metrics::HealMetrics;
 use crate::repair::metrics::RepairMetrics;
 use crate::taint::metrics::TaintMetrics;
 
+/// Registers metrics under the names and words of a table's rows, in their order.
+macro_rules! register_in_order {
+    ($registry:expr, $rows:expr, $($metric:expr),* $(,)?) => {{
+        let mut rows = $rows.iter();
+        // The library appends `_total` to the names of counters.
+        let mut next = || rows.next().map_or(("", ""), |row| (row.name.trim_end_matches("_total"), row.help));
+        $({ let (name, help) = next(); $registry.register(name, help, $metric); })*
+    }};
+}
+pub(crate) use register_in_order;
+
 /// A metric as the documentation shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Described {
@@ -276,14 +287,9 @@ impl Metrics {
 
     fn register(&mut self, build: Family<VersionLabel, Gauge<i64, std::sync::atomic::AtomicI64>>) {
         let registry = &mut self.registry;
-        let mut table = METRICS.iter();
-        // The library appends `_total` to the names of counters.
-        let mut next =
-            || table.next().map_or(("", ""), |row| (row.name.trim_end_matches("_total"), row.help));
-        macro_rules! in_order {
-            ($($metric:expr),* $(,)?) => {$({ let (name, help) = next(); registry.register(name, help, $metric); })*};
-        }
-        in_order!(
+        register_in_order!(
+            registry,
+            METRICS,
             self.ready.clone(),
             self.installs.clone(),
             self.passes.clone(),

@@ -105,6 +105,18 @@ fn an_idle_agent_costs_next_to_nothing() {
     assert_eq!((state.lists, state.gets), (0, 0), "it asks for no pod");
 }
 
+/// The pods' network namespaces, redirected.
+fn redirected(sandboxes: &mut Sandboxes, pods: &[Value]) -> Vec<Namespace> {
+    let one = |pod: &Value| {
+        let addresses: Vec<String> = pods::addresses_of(pod).iter().map(ToString::to_string).collect();
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        let namespace = sandboxes.add(pod["metadata"]["name"].as_str().expect("a name"), &addresses);
+        redirect(&namespace);
+        namespace
+    };
+    pods.iter().map(one).collect()
+}
+
 /// A watch that looks at 200 pods every five seconds, sixty times as often as anybody needs it.
 #[test]
 fn an_agent_that_watches_for_drift_does_not_grow() {
@@ -112,16 +124,7 @@ fn an_agent_that_watches_for_drift_does_not_grow() {
     node.set("DRIFT_WATCH_INTERVAL", "5s");
     let mut sandboxes = Sandboxes::new(&mut node);
     let pods = all_pods();
-    let namespaces: Vec<Namespace> = pods
-        .iter()
-        .map(|pod| {
-            let addresses = pods::addresses_of(pod).iter().map(ToString::to_string).collect::<Vec<_>>();
-            let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-            let namespace = sandboxes.add(pod["metadata"]["name"].as_str().expect("a name"), &addresses);
-            redirect(&namespace);
-            namespace
-        })
-        .collect();
+    let namespaces = redirected(&mut sandboxes, &pods);
     let api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
     wait_rounds(&node, 2.0);
@@ -169,16 +172,7 @@ fn an_agent_that_heals_costs_next_to_nothing_while_nothing_drifts() {
     node.set("DRIFT_HEAL", "true");
     let mut sandboxes = Sandboxes::new(&mut node);
     let pods = all_pods();
-    let namespaces: Vec<Namespace> = pods
-        .iter()
-        .map(|pod| {
-            let addresses = pods::addresses_of(pod).iter().map(ToString::to_string).collect::<Vec<_>>();
-            let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-            let namespace = sandboxes.add(pod["metadata"]["name"].as_str().expect("a name"), &addresses);
-            redirect(&namespace);
-            namespace
-        })
-        .collect();
+    let namespaces = redirected(&mut sandboxes, &pods);
     let _api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
     let descriptors = || fs::read_dir(format!("/proc/{}/fd", agent.id())).expect("a process").count();

@@ -6,7 +6,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::{Cluster, PATIENCE};
+use super::{Cluster, PATIENCE, pod_reference};
 
 /// A pod as it was seen.
 #[derive(Debug, Clone, Copy)]
@@ -70,14 +70,7 @@ impl SeenPod<'_> {
     /// For events about it.
     #[must_use]
     pub fn reference(&self) -> ObjectReference {
-        ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(self.name.to_owned()),
-            namespace: Some(self.namespace.to_owned()),
-            uid: Some(self.uid.to_owned()),
-            ..ObjectReference::default()
-        }
+        pod_reference(self.namespace, self.name, Some(self.uid))
     }
 
     fn collection(&self) -> Request {

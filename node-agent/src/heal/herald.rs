@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::sync::mpsc;
 
 use super::SCOPE;
-use crate::cluster::{Connection, Telling};
+use crate::cluster::{Connection, Telling, pod_reference};
 use crate::drift::Candidate;
 use crate::metrics::{Metrics, ResultLabel};
 
@@ -69,14 +68,7 @@ fn count(metrics: &Metrics, is_sent: bool) {
 async fn tell(connection: &Connection, news: &News) -> Result<(), String> {
     let cluster = connection.get().map_err(|error| error.to_string())?;
     let pod = &news.pod;
-    let about = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Pod".to_owned()),
-        name: Some(pod.name.name.clone()),
-        namespace: Some(pod.name.namespace.clone()),
-        uid: Some(pod.uid.clone()),
-        ..ObjectReference::default()
-    };
+    let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
     let News { kind, reason, message, .. } = news;
     cluster.tell(about, &Telling { component: COMPONENT, kind, reason, message }).await
 }

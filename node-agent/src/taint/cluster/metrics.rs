@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::metrics::{Described, ResultLabel, WatchLabel};
+use crate::metrics::{Described, ResultLabel, WatchLabel, register_in_order};
 use crate::taint::metrics::{ChangeLabels, RESULTS, change};
 use crate::taint::node::Wanted;
 
@@ -81,14 +81,9 @@ impl Default for ControllerMetrics {
 impl ControllerMetrics {
     fn register(&mut self) {
         let registry = &mut self.registry;
-        let mut table = METRICS.iter();
-        // The library appends `_total` to the names of counters.
-        let mut next =
-            || table.next().map_or(("", ""), |row| (row.name.trim_end_matches("_total"), row.help));
-        macro_rules! in_order {
-            ($($metric:expr),* $(,)?) => {$({ let (name, help) = next(); registry.register(name, help, $metric); })*};
-        }
-        in_order!(
+        register_in_order!(
+            registry,
+            METRICS,
             self.leader.clone(),
             self.lease_writes.clone(),
             self.nodes.clone(),
