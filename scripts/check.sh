@@ -57,7 +57,12 @@ for target in x86_64-unknown-none wasm32-unknown-unknown; do
 done
 
 step "what would be published"
-cargo package --locked --quiet --allow-dirty -p redirect-core -p netns-apply
+# Cargo checks netns-apply against the redirect-core it has just packed, by way of a registry in the target folder, and
+# unpacks that once for each path and version: from a folder that was used before it would take the text of that time.
+packages=$(mktemp -d)
+trap 'rm -rf "$packages"' EXIT
+CARGO_TARGET_DIR="$packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netns-apply
+rm -rf "$packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/redirect-core-0.*
 
 step "public interfaces"
 scripts/public-api.sh
