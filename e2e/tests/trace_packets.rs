@@ -32,7 +32,7 @@ use redirect_core::{
     options::{BackendChoice, Variant},
     rule::{Protocol, TcpFlags},
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    trace::{Change, Connection, ConnectionState, Detail, Fate, Packet, Rules, Sender, Step, Trace},
+    trace::{Change, Connection, ConnectionState, Detail, Fate, Outcome, Packet, Rules, Sender, Step, Trace},
 };
 
 const THREADS: usize = 2;
@@ -196,7 +196,7 @@ impl Pod {
     fn judge(&self, packet: &Packet, seen: &Seen, tally: &mut Tally) -> Option<String> {
         let live = &self.live[usize::from(packet.family() == Family::V6)];
         let trace = live.trace(packet);
-        tally.count(trace.fate());
+        tally.count(&trace);
         let agrees = trace.may.iter().any(|fate| seen.is(*fate, packet))
             || *seen == Seen::Nothing && packet.sender == Sender::Outside && stays(&trace, live);
         // Where nobody else has rules the plan alone says the same.
@@ -431,13 +431,32 @@ fn server_of(answer: &[u8]) -> Result<String> {
     Ok(report.server)
 }
 
-/// How many packets had which fate.
+/// How many packets had which fate, and what was not understood on the way of those whose fate is unknown.
 #[derive(Default)]
-struct Tally(BTreeMap<String, usize>);
+struct Tally {
+    fates: BTreeMap<String, usize>,
+    causes: BTreeMap<String, usize>,
+}
 
 impl Tally {
-    fn count(&mut self, fate: Fate) {
-        *self.0.entry(fate.to_string()).or_default() += 1;
+    fn count(&mut self, trace: &Trace) {
+        *self.fates.entry(trace.fate().to_string()).or_default() += 1;
+        if trace.fate() != Fate::Unknown {
+            return;
+        }
+        for step in &trace.steps {
+            if let Step::Rule { rule, outcome: Outcome::Unknown(_), .. } = step {
+                *self.causes.entry(rule.clone()).or_default() += 1;
+            }
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        for (all, more) in [(&mut self.fates, other.fates), (&mut self.causes, other.causes)] {
+            for (name, count) in more {
+                *all.entry(name).or_default() += count;
+            }
+        }
     }
 }
 
@@ -471,15 +490,12 @@ fn the_kernel_does_with_every_packet_what_its_trace_says() -> Result<()> {
     let all = std::sync::Mutex::new(Tally::default());
     let problems = in_parallel(THREADS, &seeds, |_, seed| {
         let (problems, tally) = try_plan(*seed).with_context(|| format!("seed {seed}"))?;
-        let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for (fate, count) in tally.0 {
-            *all.0.entry(fate).or_default() += count;
-        }
+        all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(tally);
         Ok(problems)
     });
-    let tally = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).0;
+    let Tally { fates: tally, causes } = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let packets: usize = tally.values().sum();
-    println!("{packets} packets over {plans} plans: {tally:#?}");
+    println!("{packets} packets over {plans} plans: {tally:#?}, unknown because of {causes:#?}");
     ensure!(problems.is_empty(), "{} disagree\n{}", problems.len(), problems.join("\n\n"));
     ensure!(packets == plans * PACKETS, "only {packets} packets were sent");
     let fates = [Fate::Untouched, Fate::Dropped].map(|fate| fate.to_string());

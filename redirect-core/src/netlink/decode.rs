@@ -90,6 +90,7 @@ impl<'a> Reader<'a> {
                 self.target = Some(Target::Redirect(port(value).and_then(Port::new)?));
             }
             Expression::Redirect { .. }
+            | Expression::Byteorder { .. }
             | Expression::Tproxy { .. }
             | Expression::Write { .. }
             | Expression::Lookup(_)
@@ -180,7 +181,7 @@ fn compared(loaded: &Loaded<'_>, not: bool, value: &[u8], family: Family) -> Opt
     match loaded.bits {
         Bits::All => field_is(field, not, value, family),
         Bits::Masked(mask) => Some([masked_is(field, mask, not, value, family)?].into()),
-        Bits::Flipped { .. } | Bits::Unknown => None,
+        Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => None,
     }
 }
 

@@ -2,11 +2,16 @@
 //! ([`Registers`]). What they mean is for those who look: `decode` refuses what no plan has, `seen` keeps it as unknown,
 //! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
 
+pub(crate) mod sets;
+
 use super::{
-    abi::{attribute, operator, register},
+    abi::{attribute, byteorder, operator, register},
     wire::{Attribute, Attributes},
 };
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+
+/// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
+const INVERTED: u32 = 1;
 
 /// Something about a packet or its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +46,14 @@ pub(super) enum Expression<'a> {
         length: Option<u32>,
         mask: &'a [u8],
         flip: &'a [u8],
+    },
+    /// Changes the order of bytes.
+    Byteorder {
+        from: u32,
+        to: u32,
+        operation: u32,
+        length: u32,
+        size: u32,
     },
     /// Sets a field of the packet's or connection's metadata.
     Store {
@@ -109,6 +122,21 @@ impl Lookup<'_> {
     pub(super) fn is_verdict_map(&self) -> bool {
         self.to == Some(register::VERDICT)
     }
+
+    /// The register that gets what a map has for the key.
+    pub(super) fn loads(&self) -> Option<u32> {
+        self.to.filter(|to| *to != register::VERDICT)
+    }
+
+    /// Whether it holds for what is not in the set.
+    pub(super) const fn is_inverted(&self) -> bool {
+        self.flags & INVERTED != 0
+    }
+
+    /// The name of its set.
+    pub(super) fn set(&self) -> Option<String> {
+        sets::name_of(self.data, attribute::lookup::SET, attribute::lookup::SET_ID)
+    }
 }
 
 /// An xt match or target: name, revision and structure.
@@ -155,6 +183,7 @@ impl<'a> Expression<'a> {
             b"ct" => Self::ct(data),
             b"payload" => Self::payload(data),
             b"bitwise" => Self::bitwise(data),
+            b"byteorder" => Self::byteorder(data),
             b"cmp" => Self::compare(data),
             b"range" => Self::range(data),
             b"immediate" => Self::immediate(data),
@@ -218,6 +247,16 @@ impl<'a> Expression<'a> {
             length: number(data, attribute::bitwise::LENGTH),
             mask: value(data, attribute::bitwise::MASK)?,
             flip: value(data, attribute::bitwise::XOR)?,
+        })
+    }
+
+    fn byteorder(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Byteorder {
+            from: number(data, attribute::byteorder::SOURCE)?,
+            to: number(data, attribute::byteorder::DESTINATION)?,
+            operation: number(data, attribute::byteorder::OPERATION)?,
+            length: number(data, attribute::byteorder::LENGTH)?,
+            size: number(data, attribute::byteorder::SIZE)?,
         })
     }
 
@@ -308,6 +347,8 @@ pub(super) enum Bits<'a> {
         mask: &'a [u8],
         flip: &'a [u8],
     },
+    /// Their bytes are in the network's order, no longer in the machine's.
+    NetworkOrder,
     /// More than that.
     Unknown,
 }
@@ -325,6 +366,14 @@ impl<'a> Loaded<'a> {
         }
     }
 
+    /// The field it is, whatever the order of its bytes.
+    pub(super) const fn field_in_some_order(&self) -> Option<Field> {
+        match (self.origin, self.bits) {
+            (Origin::Field(field), Bits::All | Bits::NetworkOrder) => Some(field),
+            (_, _) => None,
+        }
+    }
+
     /// The value it is, if it is as it was loaded.
     pub(super) fn value(&self) -> Option<&'a [u8]> {
         match (self.origin, self.bits) {
@@ -337,24 +386,58 @@ impl<'a> Loaded<'a> {
         let bits = match self.bits {
             Bits::All if flip.iter().all(|byte| *byte == 0) => Bits::Masked(mask),
             Bits::All => Bits::Flipped { mask, flip },
-            Bits::Masked(_) | Bits::Flipped { .. } | Bits::Unknown => Bits::Unknown,
+            Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => Bits::Unknown,
+        };
+        Self { bits, ..self }
+    }
+
+    fn reordered(self, operation: u32) -> Self {
+        let bits = match self.bits {
+            Bits::All if operation == byteorder::TO_NETWORK => Bits::NetworkOrder,
+            Bits::All | Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => {
+                Bits::Unknown
+            }
         };
         Self { bits, ..self }
     }
 }
 
-/// What the registers hold while a rule is walked through.
+/// What the registers hold while a rule is walked through, by the number of their first four bytes.
 #[derive(Debug, Default)]
 pub(super) struct Registers<'a>(BTreeMap<u32, Loaded<'a>>);
 
+/// How many registers of four bytes one of sixteen is.
+const PARTS: u32 = 4;
+
+/// The number of a register's first four bytes.
+const fn slot(register: u32) -> u32 {
+    match register.checked_sub(register::FIRST_PART) {
+        Some(part) => part,
+        None => register.saturating_sub(register::FIRST).saturating_mul(PARTS),
+    }
+}
+
 impl<'a> Registers<'a> {
     pub(super) fn get(&self, register: u32) -> Option<Loaded<'a>> {
-        self.0.get(&register).copied()
+        self.0.get(&slot(register)).copied()
     }
 
     /// What a lookup looks for.
     pub(super) fn looked_up(&self, lookup: Lookup<'a>) -> Option<Loaded<'a>> {
         self.get(lookup.from?)
+    }
+
+    /// All parts of what a lookup looks for, in a set with keys of this length; none where one is not understood.
+    pub(super) fn parts_looked_up(&self, lookup: Lookup<'a>, length: usize) -> Option<Vec<sets::Part>> {
+        let mut at = slot(lookup.from?);
+        let (mut parts, mut taken) = (Vec::new(), 0_usize);
+        while taken < length {
+            let part = sets::Part::of(self.0.get(&at)?)?;
+            at = at.checked_add(u32::try_from(part.room().checked_div(4)?).ok()?)?;
+            taken = taken.checked_add(part.room())?;
+            parts.push(part);
+        }
+        Some(parts)
     }
 
     /// The value that a redirection takes its only port from.
@@ -363,11 +446,16 @@ impl<'a> Registers<'a> {
     }
 
     pub(super) fn load(&mut self, to: u32, field: Field) {
-        self.0.insert(to, Loaded::whole(Origin::Field(field)));
+        self.put(to, Loaded::whole(Origin::Field(field)));
     }
 
     pub(super) fn set(&mut self, to: u32, value: &'a [u8]) {
-        self.0.insert(to, Loaded::whole(Origin::Value(value)));
+        self.put(to, Loaded::whole(Origin::Value(value)));
+    }
+
+    /// What another expression has put there.
+    pub(super) fn load_other(&mut self, to: u32, name: &'a str) {
+        self.put(to, Loaded::whole(Origin::Other(name)));
     }
 
     /// Changes bits of what is loaded, and says what that makes of it; none where nothing is loaded.
@@ -379,16 +467,27 @@ impl<'a> Registers<'a> {
         flip: &'a [u8],
     ) -> Option<Loaded<'a>> {
         let loaded = self.get(from)?.changed(mask, flip);
-        self.0.insert(to, loaded);
+        self.put(to, loaded);
         Some(loaded)
+    }
+
+    /// Changes the order of bytes of what is loaded; none where nothing is loaded.
+    pub(super) fn reorder(&mut self, from: u32, to: u32, operation: u32) -> Option<()> {
+        let loaded = self.get(from)?.reordered(operation);
+        self.put(to, loaded);
+        Some(())
     }
 
     /// Nobody knows which register was loaded: all may hold this.
     pub(super) fn forget(&mut self, origin: Origin<'a>) {
-        self.0.insert(register::FIRST, Loaded::whole(origin));
+        self.0.insert(slot(register::FIRST), Loaded::whole(origin));
         for held in self.0.values_mut() {
             *held = Loaded::whole(origin);
         }
+    }
+
+    fn put(&mut self, to: u32, loaded: Loaded<'a>) {
+        self.0.insert(slot(to), loaded);
     }
 }
 

@@ -1,17 +1,20 @@
 //! A rule of anybody read expression by expression, so that one that is not understood does not hide the rest.
 
 use super::{
-    abi::{self, attribute, base, ct, meta, verdict},
+    abi::{self, attribute, base, ct, meta, object, verdict},
     decode::{self, both_ports, number, ports, prefix_of},
     expression::TCP_FLAGS,
-    reading::{Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt, negated},
+    reading::{
+        Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt, negated,
+        sets::{self, Found, Sets, Why},
+    },
     wire::{Attribute, Attributes, read_array},
     xt,
 };
 use crate::{
     interference::{
         marked,
-        ruleset::{Condition, SeenRule, Statement, state},
+        ruleset::{Among, Condition, SeenRule, Selector, Statement, VerdictMap, state},
         target_named,
     },
     rule::{Is, Match, Protocol},
@@ -40,14 +43,24 @@ const VERDICT_MASK: u32 = 0xff;
 const XT_NOTRACK: u8 = 1;
 /// `XT_CONNTRACK_DIRECTION`.
 const XT_DIRECTION: u16 = 1 << 12;
+/// The index of `lo` (`LOOPBACK_IFINDEX`).
+const LOOPBACK_INDEX: u32 = 1;
 /// Modes of CONNMARK.
 const SET_MARK: u8 = 0;
 const SAVE_MARK: u8 = 1;
 const RESTORE_MARK: u8 = 2;
 
-/// Reads the expressions of a rule.
+/// How many elements of sets all rules of a ruleset look up at most: each has those of its set, and others may make any number of either.
+const MOST_LOOKED_UP: usize = 1 << 18;
+
+/// Reads the expressions of a rule; what is in sets is not known.
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
-    let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default() };
+    rule_with(expressions, &Sets::new(), &mut 0)
+}
+
+/// Reads the expressions of a rule of a table with these sets. Counts how many elements are looked up.
+pub(super) fn rule_with(expressions: Attributes<'_>, sets: &Sets, looked_up: &mut usize) -> SeenRule {
+    let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default(), sets, looked_up };
     for (_, element) in expressions {
         if let Some(expression) = Expression::read(element) {
             reader.expression(expression);
@@ -89,8 +102,8 @@ const fn meta_name(key: u32) -> Option<&'static str> {
         meta::SOCKET_GROUP => "meta skgid",
         meta::FAMILY => "meta nfproto",
         meta::PROTOCOL => "meta l4proto",
-        4 => "iif",
-        5 => "oif",
+        meta::IN_INDEX => "iif",
+        meta::OUT_INDEX => "oif",
         _ => return None,
     })
 }
@@ -108,12 +121,14 @@ const fn payload_name(from: u32, offset: u32, length: u32) -> Option<&'static st
     })
 }
 
-struct Reader<'a> {
+struct Reader<'a, 's> {
     registers: Registers<'a>,
     rule: SeenRule,
+    sets: &'s Sets,
+    looked_up: &'s mut usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Reader<'a, '_> {
     fn statement(&mut self, statement: Statement) {
         self.rule.statements.push(statement);
     }
@@ -126,6 +141,11 @@ impl<'a> Reader<'a> {
             Expression::Bitwise { from, to, mask, flip, .. } => {
                 if self.registers.change(from, to, mask, flip).is_none() {
                     self.registers.forget(Origin::Other("bitwise"));
+                }
+            }
+            Expression::Byteorder { from, to, operation, .. } => {
+                if self.registers.reorder(from, to, operation).is_none() {
+                    self.registers.forget(Origin::Other("byteorder"));
                 }
             }
             Expression::Compare { register, operator, value } => {
@@ -210,12 +230,44 @@ impl<'a> Reader<'a> {
     }
 
     fn lookup(&mut self, lookup: Lookup<'a>) {
-        let loaded = self.registers.looked_up(lookup);
-        let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(&loaded));
-        if lookup.is_verdict_map() {
-            self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map")));
-        } else {
-            self.unknown(alloc::format!("{what} in a set"));
+        match self.found(lookup) {
+            Ok(found) if lookup.is_verdict_map() => self.map(found),
+            Ok(found) => self.rule.conditions.push(among(found.among, lookup.is_inverted())),
+            Err(why) => {
+                let loaded = self.registers.looked_up(lookup);
+                let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(&loaded));
+                if lookup.is_verdict_map() {
+                    self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map, {why}")));
+                } else {
+                    self.unknown(alloc::format!("{what} in {why}"));
+                }
+            }
+        }
+        if let Some(to) = lookup.loads() {
+            self.registers.load_other(to, "map");
+        }
+    }
+
+    fn found(&mut self, lookup: Lookup<'a>) -> Result<Found, Why> {
+        let name = lookup.set().ok_or("a set without a name")?;
+        let set = self.sets.get(&name).ok_or("a set")?;
+        let looked_up = self.looked_up.saturating_add(set.len());
+        if looked_up > MOST_LOOKED_UP {
+            return Err("a set, where more is looked up than is followed");
+        }
+        let parts = self.registers.parts_looked_up(lookup, set.key_length());
+        let found = set.look_up(&name, &parts.ok_or("a set")?)?;
+        *self.looked_up = looked_up;
+        Ok(found)
+    }
+
+    fn map(&mut self, found: Found) {
+        let decided = |(code, chain): &(u32, Option<String>)| decided(*code, chain.as_deref());
+        match found.verdicts.iter().map(decided).collect::<Option<Vec<_>>>() {
+            Some(verdicts) if verdicts.len() == found.among.values.len() => {
+                self.statement(Statement::Map(VerdictMap { among: found.among, verdicts }));
+            }
+            Some(_) | None => self.statement(Statement::Unknown("verdict map".to_owned())),
         }
     }
 
@@ -246,11 +298,48 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// What a lookup in a set asks; few ports have conditions of their own.
+fn among(among: Among, not: bool) -> Condition {
+    /// As many as those who try packets for such a condition try.
+    const FEW: usize = 3;
+    let ports = || {
+        let port = |number: u128| u16::try_from(number).ok();
+        let range = |values: &Vec<(u128, u128)>| match values.as_slice() {
+            [(first, last)] => PortRange::new(port(*first)?, port(*last)?),
+            _ => None,
+        };
+        let few = &among.values.get(..=FEW).map_or(among.values.as_slice(), |_| &[]);
+        if few.is_empty() { None } else { few.iter().map(range).collect::<Option<Vec<_>>>() }
+    };
+    let found = match (among.selectors.as_slice(), &among.name) {
+        ([Selector::DestinationPort], None) => {
+            ports().map(|value| Condition::Plain(Match::DestinationPorts(Is { value, not })))
+        }
+        ([Selector::SourcePort], None) => ports().map(|value| Condition::SourcePorts(Is { value, not })),
+        _ => None,
+    };
+    found.unwrap_or(Condition::Among(Is { value: among, not }))
+}
+
 /// What an expression does that is known by its name alone, if it does anything; `None` for another.
 fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>> {
     Some(Some(match name {
         "last" => return Some(None),
-        "log" | "objref" | "dynset" | "dup" | "connlimit_reset" => Statement::Harmless(name.to_owned()),
+        "objref" => match data.find(attribute::object_reference::TYPE).and_then(Attribute::u32) {
+            // These are conditions: what is beyond the limit does not meet the rest of the rule. So may be any of a map.
+            Some(object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT) | None => return None,
+            Some(object::SYNPROXY) => Statement::Rewrite("synproxy".to_owned()),
+            Some(_) => Statement::Harmless(name.to_owned()),
+        },
+        // What it does for each element, such as limiting it, may be a condition.
+        "dynset"
+            if [attribute::dynamic_set::EXPRESSION, attribute::dynamic_set::EXPRESSIONS]
+                .into_iter()
+                .any(|kind| data.find(kind).is_some()) =>
+        {
+            return None;
+        }
+        "log" | "dynset" | "dup" => Statement::Harmless(name.to_owned()),
         "nat" if data.find(1)?.u32()? == TRANSLATE_DESTINATION => Statement::Translate("DNAT".to_owned()),
         "nat" => Statement::TranslateSource("SNAT".to_owned()),
         "masq" => Statement::TranslateSource("MASQUERADE".to_owned()),
@@ -290,7 +379,7 @@ fn changed(field: Field, from: Option<Loaded<'_>>) -> Option<(u32, u32)> {
         Bits::All => Some((0, 0)),
         Bits::Masked(mask) => Some((!number(mask)?, 0)),
         Bits::Flipped { mask, flip } => Some((!number(mask)?, number(flip)?)),
-        Bits::Unknown => None,
+        Bits::NetworkOrder | Bits::Unknown => None,
     }
 }
 
@@ -312,6 +401,7 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
         verdict::ACCEPT => Statement::Accept,
         verdict::DROP => Statement::Drop,
         verdict::RETURN => Statement::Return,
+        verdict::CONTINUE => Statement::Continue,
         verdict::JUMP => Statement::Jump(chain?.to_owned()),
         GOTO => Statement::Goto(chain?.to_owned()),
         code if code & VERDICT_MASK == QUEUE => Statement::Queue,
@@ -320,31 +410,67 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
 }
 
 fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
-    let value = PortRange::new(decode::port(from)?, decode::port(to)?)?;
-    Some([Condition::Plain(ports(loaded.field()?, Is { value, not: negated(operator)? })?)])
+    let not = negated(operator)?;
+    let part = sets::Part::of(loaded)?;
+    Some([within(part.selector, part.range(from, to)?, not)])
 }
 
-/// What a comparison of order with a port says.
-fn ordered(field: Field, operator: u32, value: &[u8]) -> Option<Condition> {
-    let number = decode::port(value)?;
+/// What a comparison of order says.
+fn ordered(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Condition> {
+    let part = sets::Part::of(loaded)?;
+    let ((number, _), (least, most)) = (part.range(value, value)?, part.every());
+    if part.is_host_order() {
+        return None;
+    }
     let range = match operator {
-        LESS => PortRange::new(0, number.checked_sub(1)?)?,
-        AT_MOST => PortRange::new(0, number)?,
-        MORE => PortRange::new(number.checked_add(1)?, u16::MAX)?,
-        _ => PortRange::new(number, u16::MAX)?,
+        LESS => (least, number.checked_sub(1)?),
+        AT_MOST => (least, number),
+        MORE => (number.checked_add(1)?, most),
+        _ => (number, most),
     };
-    ports(field, Is::equals(range)).map(Condition::Plain)
+    (range.0 <= range.1).then(|| within(part.selector, range, false))
+}
+
+/// A value between two others, both included.
+fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
+    let as_ports = || {
+        let port = |number: u128| u16::try_from(number).ok();
+        let value = PortRange::new(port(range.0)?, port(range.1)?)?;
+        match selector {
+            Selector::SourcePort => Some(Match::SourcePort(Is { value, not })),
+            Selector::DestinationPort => Some(Match::DestinationPort(Is { value, not })),
+            Selector::Family
+            | Selector::Protocol
+            | Selector::Source(_)
+            | Selector::Destination(_)
+            | Selector::InInterface
+            | Selector::OutInterface
+            | Selector::User
+            | Selector::Group
+            | Selector::Mark
+            | Selector::ConnMark
+            | Selector::State
+            | Selector::Direction
+            | Selector::TcpFlags => None,
+        }
+    };
+    let as_range = || Among { selectors: [selector].into(), name: None, values: [[range].into()].into() };
+    as_ports().map_or_else(|| Condition::Among(Is { value: as_range(), not }), Condition::Plain)
 }
 
 /// What a comparison of a register with a value says.
 fn compared(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Vec<Condition>> {
     let Origin::Field(field) = loaded.origin else { return None };
     match loaded.bits {
-        Bits::All if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
-            Some([ordered(field, operator, value)?].into())
+        Bits::All | Bits::NetworkOrder if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
+            Some([ordered(loaded, operator, value)?].into())
         }
         Bits::All => field_is(field, negated(operator)?, value),
         Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value)?].into()),
+        Bits::NetworkOrder => {
+            let part = sets::Part::of(loaded)?;
+            Some([within(part.selector, part.range(value, value)?, negated(operator)?)].into())
+        }
         Bits::Flipped { .. } | Bits::Unknown => None,
     }
 }
@@ -410,6 +536,13 @@ fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
         }
         meta::OUT_INTERFACE => {
             Condition::Plain(Match::OutInterface(Is { value: decode::interface(value)?, not }))
+        }
+        // The first interface of every network namespace is lo.
+        meta::IN_INDEX if number(value)? == LOOPBACK_INDEX => {
+            Condition::Plain(Match::InInterface(Is { value: "lo".parse().ok()?, not }))
+        }
+        meta::OUT_INDEX if number(value)? == LOOPBACK_INDEX => {
+            Condition::Plain(Match::OutInterface(Is { value: "lo".parse().ok()?, not }))
         }
         meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
         meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),

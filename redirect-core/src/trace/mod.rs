@@ -25,6 +25,7 @@ mod text;
 mod walk;
 
 pub use difference::{Difference, Region, difference};
+pub(crate) use packets::{address, interface, number};
 pub use rules::Rules;
 pub use text::Detail;
 

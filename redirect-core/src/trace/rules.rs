@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     interference::ruleset::{
-        Api, Base, Condition, Ruleset, SeenRule, Statement, TableFamily, TableName, state as bits,
+        Among, Api, Base, Condition, Ruleset, SeenRule, Selector, Statement, TableFamily, TableName,
+        state as bits,
     },
     plan::{PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
@@ -50,15 +51,16 @@ pub(super) struct WalkedRule {
     pub(super) seen: SeenRule,
     /// One for each condition.
     pub(super) tests: Vec<Test>,
-    /// The chain it jumps or goes to.
-    pub(super) to: Option<usize>,
-    pub(super) origin: Option<Origin>,
+    /// One for each statement.
+    pub(super) leads: Vec<Leads>,
+    /// The settings behind it. One rule with a set stands for several of a plan, each of which is about the packets of its test.
+    pub(super) origins: Vec<(Option<Test>, Origin)>,
     /// Whether it is one of the mesh's.
     pub(super) is_own: bool,
 }
 
 /// A condition, in terms of what packets differ in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Test {
     Always(bool),
     In(Field, Set),
@@ -69,7 +71,22 @@ pub(super) enum Test {
     Owner(Field, Set),
     /// A mark's value, mask, and whether it is turned round.
     Bits(Field, u32, u32, bool),
+    /// A mark's values, and whether they are turned round.
+    Mark(Field, Set, bool),
+    /// All of one of these, or of none where it is turned round.
+    AnyOf(Vec<Vec<Test>>, bool),
     Unknown,
+}
+
+/// Where a statement leads to.
+#[derive(Debug, Clone)]
+pub(super) enum Leads {
+    /// Nowhere, or to a chain that is not there.
+    Nowhere,
+    /// To a chain.
+    To(usize),
+    /// To what is looked up: for each element of a map its test and where its verdict leads to.
+    By(Vec<(Test, Option<usize>)>),
 }
 
 impl Rules {
@@ -95,7 +112,7 @@ impl Rules {
                 let ours = if let Chain::Ours(ours) = &chain { Some(*ours) } else { None };
                 let rules_of_chain = planned.iter().map(|planned| {
                     let mut rule = WalkedRule::of(SeenRule::from(planned.rule()), family);
-                    (rule.origin, rule.is_own) = (Some(Origin::of(planned)), true);
+                    (rule.origins, rule.is_own) = ([(None, Origin::of(planned))].into(), true);
                     rule
                 });
                 let walked = WalkedChain {
@@ -139,8 +156,8 @@ impl Rules {
                 let is_own_chain = ours.is_some() || Chain::named(chain_name).belongs_to_mesh();
                 let walked = chain.rules.iter().map(|seen| {
                     let mut rule = WalkedRule::of(seen.clone(), family);
-                    rule.origin = origin(seen, candidates, family);
-                    rule.is_own = is_own_chain || rule.origin.is_some();
+                    rule.origins = origins(seen, candidates, family);
+                    rule.is_own = is_own_chain || !rule.origins.is_empty();
                     rule
                 });
                 // A dormant table's chains hang on no hook.
@@ -172,11 +189,10 @@ impl Rules {
         let names: BTreeMap<(TableName, String), usize> =
             self.chains.iter().enumerate().map(|(n, c)| ((c.table.clone(), c.name.clone()), n)).collect();
         for chain in &mut self.chains {
+            let number_of = |to: &String| names.get(&(chain.table.clone(), to.clone())).copied();
             for rule in &mut chain.rules {
-                rule.to = rule.seen.statements.iter().find_map(|statement| {
-                    let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
-                    names.get(&(chain.table.clone(), to.clone())).copied()
-                });
+                rule.leads =
+                    rule.seen.statements.iter().map(|one| Leads::of(one, &number_of, self.family)).collect();
             }
         }
         let has_route = |table| routing.contains(&RoutingItem::Route(self.family, table));
@@ -229,27 +245,31 @@ fn holds_plans_table(name: &TableName, table: Table) -> bool {
     }
 }
 
-/// The planned rule that a rule is, if it is one.
-fn origin(seen: &SeenRule, candidates: &[&PlannedRule], family: Family) -> Option<Origin> {
-    let mut found = None;
+/// The planned rules that a rule is, or stands for.
+fn origins(seen: &SeenRule, candidates: &[&PlannedRule], family: Family) -> Vec<(Option<Test>, Origin)> {
     let of = Meaning::of(seen, family);
-    for planned in candidates {
-        if Meaning::of(&SeenRule::from(planned.rule()), family) == of {
-            found = found.or_else(|| Some(Origin::of(planned)));
-        }
+    let meanings = candidates.iter().map(|planned| {
+        let rule = SeenRule::from(planned.rule());
+        (Meaning::of(&rule, family), Origin::of(planned))
+    });
+    let meanings: Vec<(Meaning, Origin)> = meanings.collect();
+    if let Some((_, origin)) = meanings.iter().find(|(meaning, _)| *meaning == of) {
+        return [(None, *origin)].into();
     }
-    found
+    meanings.iter().filter_map(|(meaning, origin)| Some((Some(of.extends(meaning)?), *origin))).collect()
 }
 
 /// What a rule means, however it is written.
 #[derive(PartialEq)]
-struct Meaning(Vec<String>, Vec<String>);
+struct Meaning {
+    tests: Vec<Test>,
+    acts: Vec<String>,
+}
 
 impl Meaning {
     fn of(seen: &SeenRule, family: Family) -> Self {
         let tests = seen.conditions.iter().map(|condition| Test::of(condition, family));
-        let mut tests: Vec<String> =
-            tests.filter(|test| *test != Test::Always(true)).map(|test| alloc::format!("{test:?}")).collect();
+        let mut tests: Vec<Test> = tests.filter(|test| *test != Test::Always(true)).collect();
         tests.sort();
         tests.dedup();
         let mut acts: Vec<String> = Vec::new();
@@ -264,14 +284,44 @@ impl Meaning {
                 acts.push(alloc::format!("{statement:?}"));
             }
         }
-        Self(tests, acts)
+        Self { tests, acts }
+    }
+
+    /// The test of a rule that it also holds for where it stands for several that differ in one test; none where it does not.
+    fn extends(&self, one: &Self) -> Option<Test> {
+        let mut others = one.tests.iter().filter(|test| !self.tests.contains(test));
+        let mut ours = self.tests.iter().filter(|test| !one.tests.contains(test));
+        let (Some(narrow), None, Some(wide), None) = (others.next(), others.next(), ours.next(), ours.next())
+        else {
+            return None;
+        };
+        let (Test::In(field, narrow_set), Test::In(wide_field, wide_set)) = (narrow, wide) else {
+            return None;
+        };
+        let is_within = field == wide_field && narrow_set.without(wide_set).is_empty();
+        (is_within && self.acts == one.acts).then(|| narrow.clone())
+    }
+}
+
+impl Leads {
+    fn of(statement: &Statement, number_of: &impl Fn(&String) -> Option<usize>, family: Family) -> Self {
+        let chain = |statement: &Statement| {
+            let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
+            number_of(to)
+        };
+        if let Statement::Map(map) = statement {
+            let tests =
+                map.among.values.iter().map(|values| Test::of_values(&map.among.selectors, values, family));
+            return Self::By(tests.zip(map.verdicts.iter().map(chain)).collect());
+        }
+        chain(statement).map_or(Self::Nowhere, Self::To)
     }
 }
 
 impl WalkedRule {
     fn of(seen: SeenRule, family: Family) -> Self {
         let tests = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
-        Self { seen, tests, to: None, origin: None, is_own: false }
+        Self { seen, tests, leads: Vec::new(), origins: Vec::new(), is_own: false }
     }
 }
 
@@ -291,7 +341,65 @@ impl Test {
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
+            Condition::Among(is) => Self::among(is, family),
             Condition::Unknown(_) => Self::Unknown,
+        }
+    }
+
+    fn among(is: &Is<Among>, family: Family) -> Self {
+        if let [selector] = is.value.selectors.as_slice() {
+            let ranges = is.value.values.iter().filter_map(|values| values.first()).copied();
+            return Self::of_ranges(*selector, &ranges.collect::<Vec<_>>(), is.not, family);
+        }
+        let values = is.value.values.iter();
+        Self::AnyOf(values.map(|values| Self::each_in(&is.value.selectors, values, family)).collect(), is.not)
+    }
+
+    /// Whether each selector has a value of its range.
+    fn of_values(selectors: &[Selector], values: &[(u128, u128)], family: Family) -> Self {
+        Self::AnyOf([Self::each_in(selectors, values, family)].into(), false)
+    }
+
+    fn each_in(selectors: &[Selector], values: &[(u128, u128)], family: Family) -> Vec<Self> {
+        let each = selectors.iter().zip(values);
+        each.map(|(selector, range)| Self::of_ranges(*selector, &[*range], false, family)).collect()
+    }
+
+    /// Whether a selector has one of these values.
+    fn of_ranges(selector: Selector, ranges: &[(u128, u128)], not: bool, family: Family) -> Self {
+        let has = |value: u128| ranges.iter().any(|(first, last)| (*first..=*last).contains(&value));
+        let set = || Set::of(ranges.to_vec());
+        let field =
+            |field: Field| Self::In(field, if not { set().complement(field.most(family)) } else { set() });
+        let owner =
+            |field: Field| Self::Owner(field, if not { set().complement(field.most(family)) } else { set() });
+        match selector {
+            Selector::Source(of) | Selector::Destination(of) if of != family => Self::Always(not),
+            Selector::Source(_) => field(Field::Source),
+            Selector::Destination(_) => field(Field::Destination),
+            Selector::Family => Self::Always(has(crate::netlink::family_number(family).into()) != not),
+            Selector::Protocol => field(Field::Protocol),
+            Selector::SourcePort => field(Field::SourcePort),
+            Selector::DestinationPort => field(Field::Port),
+            Selector::TcpFlags => field(Field::Flags),
+            Selector::InInterface => Self::ComesIn(set(), not),
+            Selector::OutInterface => Self::GoesOut(set(), not),
+            Selector::User => owner(Field::User),
+            Selector::Group => owner(Field::Group),
+            Selector::Mark => Self::Mark(Field::Mark, set(), not),
+            Selector::ConnMark => Self::Mark(Field::ConnMark, set(), not),
+            Selector::State => {
+                let single = bits::NAMES.into_iter().map(|(bit, _)| bit).filter(|bit| has((*bit).into()));
+                let states = of_states(single.fold(0, |all, bit| all | bit));
+                Self::In(
+                    Field::State,
+                    if not { states.complement(Field::State.most(family)) } else { states },
+                )
+            }
+            Selector::Direction => {
+                let each = [false, true].into_iter().filter(|reply| has(u128::from(*reply)) != not);
+                Self::In(Field::State, each.map(of_direction).fold(Set::empty(), |all, one| all.or(&one)))
+            }
         }
     }
 

@@ -12,7 +12,7 @@ mod statements;
 
 use super::{
     Change, Fate, Outcome, Place, Step,
-    packets::{Field, Holds, MarkNow, Packets, interface, state},
+    packets::{Field, MarkNow, Packets, interface, state},
     rules::{Rules, TRACKING, WalkedChain, WalkedRule},
     set::Set,
 };
@@ -345,14 +345,12 @@ impl<'a, 'c> Walk<'a, 'c> {
     fn meets(&mut self, chain: &'a WalkedChain, number: usize, rule: &'a WalkedRule) -> bool {
         let mut unknown = None;
         for (test, condition) in rule.tests.iter().zip(&rule.seen.conditions) {
-            match self.holds(test) {
-                Holds::Yes => {}
-                Holds::Unknown => unknown = unknown.or(Some(condition)),
-                holds @ (Holds::No | Holds::For(..)) => {
-                    if !self.decide(holds) {
-                        self.note_rule(chain, number, rule, |_| Outcome::Unmatched(condition.to_string()));
-                        return false;
-                    }
+            match self.asked(test) {
+                Some(true) => {}
+                None => unknown = unknown.or(Some(condition)),
+                Some(false) => {
+                    self.note_rule(chain, number, rule, |_| Outcome::Unmatched(condition.to_string()));
+                    return false;
                 }
             }
         }

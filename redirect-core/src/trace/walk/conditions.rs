@@ -10,6 +10,37 @@ use super::{
 };
 
 impl Walk<'_, '_> {
+    /// Whether a test holds, for those of the packets that go on; none where nobody knows.
+    pub(super) fn asked(&mut self, test: &Test) -> Option<bool> {
+        let Test::AnyOf(alternatives, not) = test else {
+            return match self.holds(test) {
+                Holds::Unknown => None,
+                holds @ (Holds::Yes | Holds::No | Holds::For(..)) => Some(self.decide(holds)),
+            };
+        };
+        let mut found = Some(false);
+        for alternative in alternatives {
+            match self.all_hold(alternative) {
+                Some(true) => return Some(!not),
+                Some(false) => {}
+                None => found = None,
+            }
+        }
+        found.map(|found| found != *not)
+    }
+
+    fn all_hold(&mut self, tests: &[Test]) -> Option<bool> {
+        let mut all = Some(true);
+        for test in tests {
+            match self.asked(test) {
+                Some(true) => {}
+                Some(false) => return Some(false),
+                None => all = None,
+            }
+        }
+        all
+    }
+
     pub(super) fn holds(&self, test: &Test) -> Holds {
         match test {
             Test::Always(holds) => Holds::when(*holds),
@@ -28,7 +59,13 @@ impl Walk<'_, '_> {
                 let holds = mark.has(&self.packets, *value, *mask);
                 if *not { holds.not(self.packets.family) } else { holds }
             }
-            Test::Unknown => Holds::Unknown,
+            Test::Mark(field, set, not) => {
+                let mark = if *field == Field::Mark { self.mark } else { self.connection_mark };
+                let holds = mark.is_in(&self.packets, set);
+                if *not { holds.not(self.packets.family) } else { holds }
+            }
+            // Several fields at once are asked one after the other: see `asked`.
+            Test::AnyOf(..) | Test::Unknown => Holds::Unknown,
         }
     }
 

@@ -2,9 +2,9 @@
 
 use super::{
     super::{
-        Change, Outcome, Place, Step,
-        packets::{Field, interface_name},
-        rules::{WalkedChain, WalkedRule},
+        Change, Origin, Outcome, Place, Step,
+        packets::{Field, Holds, interface_name},
+        rules::{Test, WalkedChain, WalkedRule},
     },
     Interface, Walk,
 };
@@ -36,8 +36,15 @@ impl Walk<'_, '_> {
             rule: rule.seen.to_string(),
             outcome: outcome(walk),
             is_own: rule.is_own,
-            origin: rule.origin,
+            origin: walk.origin(rule),
         });
+    }
+
+    /// The setting behind a rule; where several are, the one of the planned rule that is about the packets.
+    fn origin(&self, rule: &WalkedRule) -> Option<Origin> {
+        let is_about = |test: &Option<Test>| test.as_ref().is_none_or(|test| self.holds(test) == Holds::Yes);
+        let mut all = rule.origins.iter();
+        all.find(|(test, _)| is_about(test)).or_else(|| rule.origins.first()).map(|(_, origin)| *origin)
     }
 
     pub(super) fn note(&mut self, step: impl FnOnce(&Self) -> Step) {

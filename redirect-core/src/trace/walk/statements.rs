@@ -4,12 +4,12 @@ use super::{
     super::{
         Change, Fate, Listener,
         packets::{Field, MarkNow},
-        rules::{WalkedChain, WalkedRule},
+        rules::{Leads, Test, WalkedChain, WalkedRule},
     },
     End, Walk,
 };
 use crate::{
-    interference::ruleset::Statement,
+    interference::ruleset::{Statement, VerdictMap},
     rule::{Hook, OurChain},
     values::{Family, PASSTHROUGH_V4},
 };
@@ -18,46 +18,20 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 impl<'a> Walk<'a, '_> {
     pub(super) fn rule(&mut self, chain: &'a WalkedChain, rule: &'a WalkedRule, depth: usize) -> End {
         let step = self.steps.len().checked_sub(1);
-        for statement in &rule.seen.statements {
-            let end = match statement {
-                Statement::Jump(_) => self.jump(rule, step, depth),
-                Statement::Goto(_) => match self.jump(rule, step, depth) {
-                    End::Next => End::Returned,
-                    end @ (End::Returned | End::Left | End::At(_)) => end,
+        for (statement, leads) in rule.seen.statements.iter().zip(&rule.leads) {
+            let end = match (statement, leads) {
+                (Statement::Map(map), Leads::By(elements)) => match self.looked_up(map, elements) {
+                    Some((Statement::Continue, _)) => End::Next,
+                    // Whatever is found, and nothing as well, ends the rule.
+                    Some((verdict, to)) => return self.statement(chain, rule, (verdict, to), step, depth),
+                    None => return End::Next,
                 },
-                Statement::Accept | Statement::Return => {
-                    self.leaves_alone(rule, step);
-                    if *statement == Statement::Accept { End::Left } else { End::Returned }
+                (statement, Leads::To(to)) => {
+                    self.statement(chain, rule, (statement, Some(*to)), step, depth)
                 }
-                Statement::TranslateSource(_) => End::Left,
-                Statement::Drop => self.ends(chain, step, Fate::Dropped),
-                Statement::Reject => self.ends(chain, step, Fate::Rejected),
-                Statement::Redirect(port) => self.redirect(chain, step, *port),
-                Statement::Translate(_) if self.is_handed_over() => self.ends(chain, step, Fate::Broken),
-                Statement::Translate(_) => self.ends(chain, step, Fate::Translated),
-                Statement::Tproxy { port, mark, ends } => self.tproxy(chain, step, *port, *mark, *ends),
-                Statement::Queue | Statement::Unknown(_) | Statement::Rewrite(_) => {
-                    self.not_understood(chain, step)
+                (statement, Leads::Nowhere | Leads::By(_)) => {
+                    self.statement(chain, rule, (statement, None), step, depth)
                 }
-                Statement::Untrack => {
-                    self.is_untracked |= !self.is_tracked;
-                    End::Next
-                }
-                Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
-                Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
-                Statement::SetMarkBits { mask, value } => self.set_mark(self.mark.changed(*mask, *value)),
-                Statement::RestoreMark => self.set_mark(self.connection_mark),
-                Statement::SaveMark => self.set_connection_mark(self.mark),
-                Statement::SetConnMark { mask, value } => {
-                    self.set_connection_mark(self.connection_mark.changed(*mask, *value))
-                }
-                Statement::Zone(zone) => {
-                    if !self.is_tracked {
-                        self.changed(Change::Zone(*zone));
-                    }
-                    End::Next
-                }
-                Statement::Harmless(_) => End::Next,
             };
             if end != End::Next {
                 return end;
@@ -66,8 +40,75 @@ impl<'a> Walk<'a, '_> {
         End::Next
     }
 
-    fn jump(&mut self, rule: &'a WalkedRule, step: Option<usize>, depth: usize) -> End {
-        let Some(chain) = rule.to.and_then(|to| self.rules.chains.get(to)) else { return End::Next };
+    /// What a map says, and the chain that it leads to; none where it says nothing.
+    fn looked_up(
+        &mut self,
+        map: &'a VerdictMap,
+        elements: &'a [(Test, Option<usize>)],
+    ) -> Option<(&'a Statement, Option<usize>)> {
+        for ((test, to), verdict) in elements.iter().zip(&map.verdicts) {
+            let is_it = self.asked(test).unwrap_or_else(|| self.choices.choose());
+            if is_it {
+                return Some((verdict, *to));
+            }
+        }
+        None
+    }
+
+    fn statement(
+        &mut self,
+        chain: &'a WalkedChain,
+        rule: &'a WalkedRule,
+        (statement, to): (&Statement, Option<usize>),
+        step: Option<usize>,
+        depth: usize,
+    ) -> End {
+        match statement {
+            Statement::Jump(_) => self.jump(to, step, depth),
+            Statement::Goto(_) => match self.jump(to, step, depth) {
+                End::Next => End::Returned,
+                end @ (End::Returned | End::Left | End::At(_)) => end,
+            },
+            Statement::Accept | Statement::Return => {
+                self.leaves_alone(rule, step);
+                if *statement == Statement::Accept { End::Left } else { End::Returned }
+            }
+            Statement::TranslateSource(_) => End::Left,
+            Statement::Drop => self.ends(chain, step, Fate::Dropped),
+            Statement::Reject => self.ends(chain, step, Fate::Rejected),
+            Statement::Redirect(port) => self.redirect(chain, step, *port),
+            Statement::Translate(_) if self.is_handed_over() => self.ends(chain, step, Fate::Broken),
+            Statement::Translate(_) => self.ends(chain, step, Fate::Translated),
+            Statement::Tproxy { port, mark, ends } => self.tproxy(chain, step, *port, *mark, *ends),
+            Statement::Queue | Statement::Unknown(_) | Statement::Rewrite(_) => {
+                self.not_understood(chain, step)
+            }
+            Statement::Untrack => {
+                self.is_untracked |= !self.is_tracked;
+                End::Next
+            }
+            Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
+            Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
+            Statement::SetMarkBits { mask, value } => self.set_mark(self.mark.changed(*mask, *value)),
+            Statement::RestoreMark => self.set_mark(self.connection_mark),
+            Statement::SaveMark => self.set_connection_mark(self.mark),
+            Statement::SetConnMark { mask, value } => {
+                self.set_connection_mark(self.connection_mark.changed(*mask, *value))
+            }
+            Statement::Zone(zone) => {
+                if !self.is_tracked {
+                    self.changed(Change::Zone(*zone));
+                }
+                End::Next
+            }
+            Statement::Harmless(_) | Statement::Continue => End::Next,
+            // A map holds verdicts, and no verdict is one.
+            Statement::Map(_) => self.not_understood(chain, step),
+        }
+    }
+
+    fn jump(&mut self, to: Option<usize>, step: Option<usize>, depth: usize) -> End {
+        let Some(chain) = to.and_then(|to| self.rules.chains.get(to)) else { return End::Next };
         self.jumps.extend(step);
         let end = self.chain(chain, depth.saturating_add(1));
         if step.is_some() {
