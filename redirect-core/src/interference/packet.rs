@@ -62,7 +62,7 @@ impl Packet {
                 Some(self.is_tcp() && holds(is, |value| FIRST_FLAGS & mask == *value))
             }
             Condition::Among(is) => self.is_among(is),
-            Condition::Unknown(_) => None,
+            Condition::Local(_) | Condition::Unknown(_) => None,
         }
     }
 

@@ -183,10 +183,21 @@ pub enum Condition {
         /// Their value.
         is: Is<u8>,
     },
+    /// The address at this end is one of the network namespace's own.
+    Local(Is<End>),
     /// One of several combinations of values.
     Among(Is<Among>),
     /// One that is not understood, by its name.
     Unknown(String),
+}
+
+/// An end of a packet's way. Closed: there is no third.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// Where it comes from.
+    Source,
+    /// Where it goes.
+    Destination,
 }
 
 /// What a rule does.
@@ -301,6 +312,7 @@ impl fmt::Display for SeenRule {
             | Condition::ConnMarkBits { .. }
             | Condition::IsReply(_)
             | Condition::TcpFlags { .. }
+            | Condition::Local(_)
             | Condition::Among(_)
             | Condition::Unknown(_) => None,
         });
@@ -375,6 +387,13 @@ impl fmt::Display for Condition {
             }
             Self::TcpFlags { mask, is } => {
                 write!(f, "{}--tcp-flags {mask:#04x} {:#04x}", not(is.not), is.value)
+            }
+            Self::Local(is) => {
+                let end = match is.value {
+                    End::Source => "src",
+                    End::Destination => "dst",
+                };
+                write!(f, "-m addrtype {}--{end}-type LOCAL", not(is.not))
             }
             Self::Among(is) => is.value.write(f, if is.not { "!= " } else { "" }, |_| String::new()),
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),

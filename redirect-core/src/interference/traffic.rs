@@ -185,6 +185,7 @@ impl Constants {
                 | Condition::ConnMarkBits { .. }
                 | Condition::IsReply(_)
                 | Condition::TcpFlags { .. }
+                | Condition::Local(_)
                 | Condition::Unknown(_) => {}
             }
         }

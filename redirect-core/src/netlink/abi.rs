@@ -228,6 +228,11 @@ pub mod attribute {
         pub const LENGTH: u16 = 4;
         pub const SIZE: u16 = 5;
     }
+    pub mod fib {
+        pub const DESTINATION: u16 = 1;
+        pub const RESULT: u16 = 2;
+        pub const FLAGS: u16 = 3;
+    }
     pub mod dynamic_set {
         pub const EXPRESSION: u16 = 7;
         pub const EXPRESSIONS: u16 = 10;
@@ -339,6 +344,13 @@ pub mod register {
 /// Operations of the byteorder expression.
 pub mod byteorder {
     pub const TO_NETWORK: u32 = 1;
+}
+
+/// Of the fib expression: what it tells, and which address it is about.
+pub mod fib {
+    pub const ADDRESS_TYPE: u32 = 3;
+    pub const SOURCE: u32 = 1;
+    pub const DESTINATION: u32 = 2;
 }
 
 /// Types of stateful objects (`NFT_OBJECT_*`).

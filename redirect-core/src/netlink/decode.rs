@@ -201,7 +201,7 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Family) -> Option<Vec
             (usize::try_from(length).ok()? == value.len()).then_some(())?;
             address(offset, not, value, prefix, family).and_then(one)
         }
-        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => None,
     }
 }
 
@@ -229,7 +229,11 @@ fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8], family: Family)
         Field::Ct(ct::STATE) if not && value.iter().all(|byte| *byte == 0) => {
             Some(Match::Tracked(xt::conn_state(number(mask)?)?.into()))
         }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => None,
     }
 }
 
@@ -276,7 +280,11 @@ pub(super) const fn ports(field: Field, is: Is<PortRange>) -> Option<Match> {
         Field::Payload { base: base::TRANSPORT, offset: DESTINATION_PORT, length: 2 } => {
             Some(Match::DestinationPort(is))
         }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => None,
     }
 }
 

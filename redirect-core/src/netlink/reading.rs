@@ -8,6 +8,7 @@ use super::{
     abi::{attribute, byteorder, operator, register},
     wire::{Attribute, Attributes},
 };
+use crate::interference::ruleset::End;
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 /// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
@@ -25,6 +26,8 @@ pub(super) enum Field {
         offset: u32,
         length: u32,
     },
+    /// What kind of address it has at this end, by the routing tables.
+    AddressType(End),
 }
 
 /// An expression. Two are equal when they do the same; what they use of sets is not compared.
@@ -185,6 +188,7 @@ impl<'a> Expression<'a> {
             b"bitwise" => Self::bitwise(data),
             b"byteorder" => Self::byteorder(data),
             b"cmp" => Self::compare(data),
+            b"fib" => Self::fib(data),
             b"range" => Self::range(data),
             b"immediate" => Self::immediate(data),
             b"redir" => Some(Self::Redirect {
@@ -238,6 +242,17 @@ impl<'a> Expression<'a> {
             Some(to) => Self::Load { to, field },
             None => Self::Write { field, data },
         })
+    }
+
+    fn fib(data: Attributes<'a>) -> Option<Self> {
+        use super::abi::fib;
+        let is_type = number(data, attribute::fib::RESULT)? == fib::ADDRESS_TYPE;
+        let end = match number(data, attribute::fib::FLAGS)? {
+            fib::SOURCE if is_type => End::Source,
+            fib::DESTINATION if is_type => End::Destination,
+            _ => return None,
+        };
+        Some(Self::Load { to: number(data, attribute::fib::DESTINATION)?, field: Field::AddressType(end) })
     }
 
     fn bitwise(data: Attributes<'a>) -> Option<Self> {

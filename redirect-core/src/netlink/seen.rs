@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     interference::{
-        marked,
-        ruleset::{Among, Condition, SeenRule, Selector, Statement, VerdictMap, state},
+        marked, owned_by,
+        ruleset::{Among, Condition, End, SeenRule, Selector, Statement, VerdictMap, state},
         target_named,
     },
     rule::{Is, Match, Protocol},
@@ -41,6 +41,12 @@ const QUEUE: u32 = 3;
 const VERDICT_MASK: u32 = 0xff;
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
+/// Bits of `xt_owner_match_info.match` and `.invert`.
+const XT_OWNER_USER: u8 = 1;
+const XT_OWNER_GROUP: u8 = 2;
+/// The type of an address of our own (`RTN_LOCAL`), and the set of it alone.
+const LOCAL_TYPE: u32 = 2;
+const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
 /// `XT_CONNTRACK_DIRECTION`.
 const XT_DIRECTION: u16 = 1 << 12;
 /// The index of `lo` (`LOOPBACK_IFINDEX`).
@@ -81,6 +87,8 @@ fn field_name(field: Field) -> Cow<'static, str> {
         Field::Payload { base, offset, length } => {
             payload_name(base, offset, length).unwrap_or("payload").into()
         }
+        Field::AddressType(End::Source) => "fib saddr type".into(),
+        Field::AddressType(End::Destination) => "fib daddr type".into(),
     }
 }
 
@@ -366,9 +374,15 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
             Some((mask, value)) => Statement::SetConnMark { mask, value },
             None => Statement::Unknown(alloc::format!("{} set", field_name(field))),
         },
-        (Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. }, _, _) => {
-            Statement::Harmless(alloc::format!("{} set", field_name(field)))
-        }
+        (
+            Field::Meta(_)
+            | Field::Ct(_)
+            | Field::CtOneWay(..)
+            | Field::Payload { .. }
+            | Field::AddressType(_),
+            _,
+            _,
+        ) => Statement::Harmless(alloc::format!("{} set", field_name(field))),
     }
 }
 
@@ -389,9 +403,11 @@ fn written(field: Field) -> Statement {
         Field::Payload { base, offset, length } if payload_name(base, offset, length).is_some() => {
             Statement::Rewrite(alloc::format!("{} set", field_name(field)))
         }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => {
-            Statement::Harmless("payload set".to_owned())
-        }
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => Statement::Harmless("payload set".to_owned()),
     }
 }
 
@@ -454,8 +470,8 @@ fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
             | Selector::TcpFlags => None,
         }
     };
-    let as_range = || Among { selectors: [selector].into(), name: None, values: [[range].into()].into() };
-    as_ports().map_or_else(|| Condition::Among(Is { value: as_range(), not }), Condition::Plain)
+    as_ports()
+        .map_or_else(|| Condition::Among(Is { value: Among::range(selector, range), not }), Condition::Plain)
 }
 
 /// What a comparison of a register with a value says.
@@ -499,7 +515,8 @@ fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
             let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
             address(offset, not, value, prefix)?
         }
-        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => return None,
+        Field::AddressType(end) if number(value)? == LOCAL_TYPE => Condition::Local(Is { value: end, not }),
+        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
     };
     Some([condition].into())
 }
@@ -519,7 +536,11 @@ fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8]) -> Option<Condi
         Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
             Some(Condition::State(Is { value: number(mask)?, not: !not }))
         }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => None,
     }
 }
 
@@ -610,11 +631,44 @@ fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Conditi
             };
             Some([condition].into())
         }
+        ("owner", 1) => owner(info),
+        ("addrtype", 0 | 1) => address_type(revision, info),
         _ => {
             let conditions = xt::decode_match(name, revision, info)?;
             Some(conditions.into_iter().map(Condition::Plain).collect())
         }
     }
+}
+
+/// `xt_owner_match_info`: first and last user, first and last group, what is asked, and what of that is inverted.
+fn owner(info: &[u8]) -> Option<Vec<Condition>> {
+    let (asked, inverted) = (*info.get(16)?, *info.get(17)?);
+    let each = [(XT_OWNER_USER, Selector::User, 0), (XT_OWNER_GROUP, Selector::Group, 8)];
+    if asked & !(XT_OWNER_USER | XT_OWNER_GROUP) != 0 {
+        return None;
+    }
+    let of_one = |(bit, selector, at): (u8, Selector, usize)| {
+        let range = (xt::read_u32(info, at)?, xt::read_u32(info, at.checked_add(4)?)?);
+        Some(owned_by(selector, range, inverted & bit != 0))
+    };
+    each.into_iter().filter(|(bit, ..)| asked & bit != 0).map(of_one).collect()
+}
+
+/// `xt_addrtype_info` and `xt_addrtype_info_v1`: types of the source and of the destination, and what of that is inverted.
+fn address_type(revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
+    let types = [(End::Source, xt::read_u16(info, 0)?), (End::Destination, xt::read_u16(info, 2)?)];
+    let inverted = match revision {
+        0 => [xt::read_u32(info, 4)? != 0, xt::read_u32(info, 8)? != 0],
+        _ => match xt::read_u32(info, 4)? {
+            // Anything beyond limits the question to an interface.
+            flags @ 0..=3 => [flags & 1 != 0, flags & 2 != 0],
+            _ => return None,
+        },
+    };
+    let asked = types.into_iter().zip(inverted).filter(|((_, types), _)| *types != 0);
+    let condition =
+        |((value, types), not)| (types == LOCAL_TYPES).then_some(Condition::Local(Is { value, not }));
+    asked.map(condition).collect()
 }
 
 /// What CONNMARK does, without shifts and with masks only where it sets a mark.

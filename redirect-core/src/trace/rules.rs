@@ -2,12 +2,12 @@
 
 use super::{
     Origin,
-    packets::{Field, of_interface, of_net, state},
+    packets::{Field, number, of_interface, of_net, state},
     set::Set,
 };
 use crate::{
     interference::ruleset::{
-        Among, Api, Base, Condition, Ruleset, SeenRule, Selector, Statement, TableFamily, TableName,
+        Among, Api, Base, Condition, End, Ruleset, SeenRule, Selector, Statement, TableFamily, TableName,
         state as bits,
     },
     plan::{PlannedRule, RulePlan},
@@ -17,6 +17,7 @@ use crate::{
     values::{Family, PortRange},
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::net::IpAddr;
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
 pub(super) const TRACKING: i32 = -200;
@@ -34,6 +35,8 @@ pub struct Rules {
     hooks: BTreeMap<Hook, Vec<usize>>,
     /// Packets with these marks are delivered to the pod itself, whatever their destination.
     pub(super) local_marks: Vec<u32>,
+    /// The addresses of the network namespace, where they are known.
+    pub(super) addresses: Option<Set>,
 }
 
 #[derive(Debug, Clone)]
@@ -73,6 +76,8 @@ pub(super) enum Test {
     Bits(Field, u32, u32, bool),
     /// A mark's values, and whether they are turned round.
     Mark(Field, Set, bool),
+    /// An address is one of the network namespace's, and whether that is turned round.
+    Local(Field, bool),
     /// All of one of these, or of none where it is turned round.
     AnyOf(Vec<Vec<Test>>, bool),
     Unknown,
@@ -104,7 +109,7 @@ impl Rules {
     /// ```
     #[must_use]
     pub fn of_plan(plan: &RulePlan, family: Family) -> Self {
-        let mut rules = Self { family, chains: Vec::new(), hooks: BTreeMap::new(), local_marks: Vec::new() };
+        let mut rules = Self::empty(family);
         for (table, chains) in plan.explained_rules(family) {
             let name = TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
             for (chain, planned) in chains {
@@ -137,7 +142,7 @@ impl Rules {
         family: Family,
         plan: Option<&RulePlan>,
     ) -> Self {
-        let mut rules = Self { family, chains: Vec::new(), hooks: BTreeMap::new(), local_marks: Vec::new() };
+        let mut rules = Self::empty(family);
         let planned = plan.map(|plan| plan.explained_rules(family)).unwrap_or_default();
         for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(family)) {
             let of_plan = Table::ALL.iter().copied().find(|table| holds_plans_table(name, *table));
@@ -175,6 +180,23 @@ impl Rules {
         let routing: Vec<RoutingItem> =
             routing.iter().filter(|found| found.works()).map(|found| found.item).collect();
         rules.finish(&routing)
+    }
+
+    /// The same, of a network namespace with these addresses, which rules may ask for.
+    #[must_use]
+    pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
+        let loopback = match self.family {
+            Family::V4 => (0x7f00_0000, 0x7fff_ffff),
+            Family::V6 => (1, 1),
+        };
+        let own = addresses.iter().filter(|address| Family::of(address) == self.family);
+        let each = own.map(|address| (number(*address), number(*address)));
+        self.addresses = Some(Set::of(each.chain([loopback]).collect()));
+        self
+    }
+
+    const fn empty(family: Family) -> Self {
+        Self { family, chains: Vec::new(), hooks: BTreeMap::new(), local_marks: Vec::new(), addresses: None }
     }
 
     fn finish(mut self, routing: &[RoutingItem]) -> Self {
@@ -341,6 +363,10 @@ impl Test {
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
+            Condition::Local(is) => match is.value {
+                End::Source => Self::Local(Field::Source, is.not),
+                End::Destination => Self::Local(Field::Destination, is.not),
+            },
             Condition::Among(is) => Self::among(is, family),
             Condition::Unknown(_) => Self::Unknown,
         }

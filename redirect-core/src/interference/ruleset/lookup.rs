@@ -68,6 +68,11 @@ pub struct VerdictMap {
 }
 
 impl Among {
+    /// One range of one selector.
+    pub(crate) fn range(selector: Selector, range: (u128, u128)) -> Self {
+        Self { selectors: [selector].into(), name: None, values: [[range].into()].into() }
+    }
+
     /// How many combinations are told of one that has no name.
     const TOLD: usize = 6;
 

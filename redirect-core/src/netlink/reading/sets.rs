@@ -306,7 +306,11 @@ const fn selected(field: Field) -> Option<(Selector, usize)> {
         Field::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => (Selector::SourcePort, 2),
         Field::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => (Selector::DestinationPort, 2),
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => (Selector::TcpFlags, 1),
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => return None,
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => return None,
     })
 }
 

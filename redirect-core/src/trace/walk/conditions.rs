@@ -44,11 +44,11 @@ impl Walk<'_, '_> {
     pub(super) fn holds(&self, test: &Test) -> Holds {
         match test {
             Test::Always(holds) => Holds::when(*holds),
-            Test::In(field, set) => match (field, self.destination) {
-                (Field::Destination, Some(to)) => Holds::when(set.contains(number(to.ip()))),
-                (Field::Port, Some(to)) => Holds::when(set.contains(to.port().into())),
-                (Field::State, _) if self.is_untracked => Holds::when(set.contains(state::UNTRACKED)),
-                (field, _) => Holds::of(&self.packets, *field, set),
+            Test::In(field, set) => self.has(*field, set),
+            Test::Local(field, not) => match &self.rules.addresses {
+                Some(own) if *not => self.has(*field, own).not(self.packets.family),
+                Some(own) => self.has(*field, own),
+                None => Holds::Unknown,
             },
             Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
             Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
@@ -66,6 +66,16 @@ impl Walk<'_, '_> {
             }
             // Several fields at once are asked one after the other: see `asked`.
             Test::AnyOf(..) | Test::Unknown => Holds::Unknown,
+        }
+    }
+
+    /// Whether a field has one of these values by now.
+    fn has(&self, field: Field, set: &Set) -> Holds {
+        match (field, self.destination) {
+            (Field::Destination, Some(to)) => Holds::when(set.contains(number(to.ip()))),
+            (Field::Port, Some(to)) => Holds::when(set.contains(to.port().into())),
+            (Field::State, _) if self.is_untracked => Holds::when(set.contains(state::UNTRACKED)),
+            (field, _) => Holds::of(&self.packets, field, set),
         }
     }
 
