@@ -13,11 +13,12 @@ use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use common::mesh::other_address;
 use common::packets::{Dice, FORMS, IMPATIENT, Seen, World, plan, random_packet, random_settings};
-use e2e::netns::remote_address;
+use e2e::netns::{Families, Namespace, remote_address};
 use e2e::traffic::ANSWER;
 use netns_apply::{ApplyOptions, Live, apply};
 use redirect_core::{
     Family, RulePlan,
+    interference::ruleset::{Condition, Ruleset, SeenRule, Statement},
     rule::TcpFlags,
     trace::{Change, Connection, ConnectionState, Detail, Fate, Outcome, Packet, Rules, Sender, Step, Trace},
 };
@@ -28,7 +29,7 @@ const PACKETS: usize = 25;
 
 /// Rules of others. `$ipt` is iptables or ip6tables of a variant, `$far` and `$other` services far away, `$pod` the pod. They
 /// concern packets that open connections, so that the answer comes back.
-const FOREIGN: [&str; 26] = [
+const FOREIGN: [&str; 27] = [
     "$ipt -t nat -I OUTPUT 1 -p tcp --dport 81 -j RETURN",
     "$ipt -t nat -I OUTPUT 1 -p tcp -d $other -j ACCEPT",
     "$ipt -t nat -I OUTPUT 1 -p tcp --dport 4443 -j REDIRECT --to-ports 3128",
@@ -81,6 +82,8 @@ const FOREIGN: [&str; 26] = [
      $ipt -t nat -I OUTPUT 1 -p tcp -d $other --dport 80 -m comment --comment 'a service' -j KUBE-MARK-MASQ; \
      $ipt -t nat -A POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN; $ipt -t nat -A POSTROUTING -j MARK --xor-mark 0x4000; \
      $ipt -t nat -A POSTROUTING -j MASQUERADE --random-fully",
+    // Nobody can say beforehand which packets these drop.
+    "$ipt -t filter -A OUTPUT -p tcp --dport 4443 -m statistic --mode random --probability 0.5 -j DROP",
     "$ipt -t raw -A PREROUTING -m mark --mark 0x200/0xf00 -m comment --comment 'cilium: notrack' -j CT --notrack; \
      $ipt -t filter -A INPUT -m mark --mark 0x200/0xf00 -j ACCEPT; $ipt -t filter -A INPUT -p tcp --dport 15008 -m mark ! --mark 0xe00/0xf00 -j DROP",
 ];
@@ -134,23 +137,25 @@ impl Pod {
     }
 }
 
+/// The commands of rules of others, for a family and a variant of iptables.
+fn script(rules: &str, ipt: &str, v6: bool) -> String {
+    let icmp = if v6 { "$ipt -t filter -A INPUT -p icmpv6 -j ACCEPT;" } else { "" };
+    rules
+        .replace("$icmp", icmp)
+        .replace("$ipt", &format!("{}-{ipt} -w", if v6 { "ip6tables" } else { "iptables" }))
+        .replace("$far", &remote_address(v6).to_string())
+        .replace("$other", &other_address(v6).to_string())
+}
+
 fn random_rules(dice: &mut Dice, form: &str) -> Vec<String> {
     let ipt = if form == "iptables-legacy" { "legacy" } else { "nft" };
     let mut chosen = BTreeSet::new();
     for _ in 0..=dice.below(3) {
         chosen.insert(dice.below(FOREIGN.len()));
     }
-    let of = |index: usize, v6: bool| {
-        let icmp = if v6 { "$ipt -t filter -A INPUT -p icmpv6 -j ACCEPT;" } else { "" };
-        FOREIGN[index]
-            .replace("$icmp", icmp)
-            .replace("$ipt", &format!("{}-{ipt} -w", if v6 { "ip6tables" } else { "iptables" }))
-            .replace("$far", &remote_address(v6).to_string())
-            .replace("$other", &other_address(v6).to_string())
-    };
     let both = |index: usize| {
         let each = if FOREIGN[index].starts_with("nft") { 1 } else { 2 };
-        [false, true].into_iter().take(each).map(move |v6| of(index, v6))
+        [false, true].into_iter().take(each).map(move |v6| script(FOREIGN[index], ipt, v6))
     };
     // Only one table can have the name.
     let mut nft = chosen.iter().copied().filter(|index| FOREIGN[*index].starts_with("nft"));
@@ -250,5 +255,34 @@ fn the_kernel_does_with_every_packet_what_its_trace_says() -> Result<()> {
         fates.iter().all(|fate| tally.contains_key(fate)) && tally.len() >= 6,
         "hardly a variety: {tally:?}"
     );
+    Ok(())
+}
+
+/// What is not understood in all rules of a namespace.
+fn not_understood(ruleset: &Ruleset) -> Vec<String> {
+    let chains = ruleset.tables.values().flat_map(|table| table.chains.values());
+    let is_unknown = |rule: &&SeenRule| {
+        rule.conditions.iter().any(|one| matches!(one, Condition::Unknown(_)))
+            || rule.statements.iter().any(|one| matches!(one, Statement::Unknown(_)))
+    };
+    chains.flat_map(|chain| &chain.rules).filter(is_unknown).map(ToString::to_string).collect()
+}
+
+#[test]
+fn rules_that_peers_write_are_understood_in_either_variant() -> Result<()> {
+    for rules in FOREIGN {
+        let variants: &[&str] = if rules.starts_with("nft") { &[""] } else { &["nft", "legacy"] };
+        for ipt in variants {
+            let pod = Namespace::pod(Families::Dual)?;
+            for v6 in [false, true].into_iter().take(if rules.starts_with("nft") { 1 } else { 2 }) {
+                pod.sh(&script(rules, ipt, v6))?;
+            }
+            let live = pod.enter(|| Live::now(&ApplyOptions::default()))??;
+            let unknown = not_understood(&live.ruleset);
+            let by_chance = unknown.iter().all(|rule| rule.contains("[-m statistic"));
+            let wanted = if rules.contains("statistic") { 2 } else { 0 };
+            ensure!(by_chance && unknown.len() == wanted, "{ipt} {rules}: {unknown:#?}");
+        }
+    }
     Ok(())
 }
