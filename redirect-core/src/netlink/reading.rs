@@ -406,9 +406,12 @@ impl<'a> Loaded<'a> {
         Self { bits, ..self }
     }
 
-    fn reordered(self, operation: u32) -> Self {
+    /// Turns each piece of so many bytes of the first ones round.
+    fn reordered(self, operation: u32, length: u32, size: u32) -> Self {
         let bits = match self.bits {
-            Bits::All if operation == byteorder::TO_NETWORK => Bits::NetworkOrder,
+            // No piece fits: nft writes this for numbers of one byte.
+            bits if length < size => bits,
+            Bits::All if operation == byteorder::TO_NETWORK && length == size => Bits::NetworkOrder,
             Bits::All | Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => {
                 Bits::Unknown
             }
@@ -487,8 +490,9 @@ impl<'a> Registers<'a> {
     }
 
     /// Changes the order of bytes of what is loaded; none where nothing is loaded.
-    pub(super) fn reorder(&mut self, from: u32, to: u32, operation: u32) -> Option<()> {
-        let loaded = self.get(from)?.reordered(operation);
+    pub(super) fn reorder(&mut self, from: u32, to: u32, reordered: (u32, u32, u32)) -> Option<()> {
+        let (operation, length, size) = reordered;
+        let loaded = self.get(from)?.reordered(operation, length, size);
         self.put(to, loaded);
         Some(())
     }

@@ -151,8 +151,8 @@ impl<'a> Reader<'a, '_> {
                     self.registers.forget(Origin::Other("bitwise"));
                 }
             }
-            Expression::Byteorder { from, to, operation, .. } => {
-                if self.registers.reorder(from, to, operation).is_none() {
+            Expression::Byteorder { from, to, operation, length, size } => {
+                if self.registers.reorder(from, to, (operation, length, size)).is_none() {
                     self.registers.forget(Origin::Other("byteorder"));
                 }
             }
@@ -215,9 +215,27 @@ impl<'a> Reader<'a, '_> {
         words: impl FnOnce() -> String,
     ) {
         match found {
-            Some(found) => self.rule.conditions.extend(found),
+            Some(found) => found.into_iter().for_each(|one| self.condition(one)),
             None => self.unknown(words()),
         }
+    }
+
+    /// Two comparisons of order, one behind the other, are how nft writes a range.
+    fn condition(&mut self, condition: Condition) {
+        if let (
+            Some(Condition::Among(Is { value: one, not: false })),
+            Condition::Among(Is { value: two, not: false }),
+        ) = (self.rule.conditions.last_mut(), &condition)
+            && one.selectors == two.selectors
+            && one.name.is_none()
+            && two.name.is_none()
+            && let ([ones], [twos]) = (one.values.as_mut_slice(), two.values.as_slice())
+            && let ([range], [(first, last)]) = (ones.as_mut_slice(), twos.as_slice())
+        {
+            *range = (range.0.max(*first), range.1.min(*last));
+            return;
+        }
+        self.rule.conditions.push(condition);
     }
 
     fn unknown(&mut self, words: impl Into<String>) {

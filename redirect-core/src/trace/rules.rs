@@ -394,7 +394,7 @@ impl Test {
     /// Whether a selector has one of these values.
     fn of_ranges(selector: Selector, ranges: &[(u128, u128)], not: bool, family: Family) -> Self {
         let has = |value: u128| ranges.iter().any(|(first, last)| (*first..=*last).contains(&value));
-        let set = || Set::of(ranges.to_vec());
+        let set = || Set::of(ranges.iter().copied().filter(|(first, last)| first <= last).collect());
         let field =
             |field: Field| Self::In(field, if not { set().complement(field.most(family)) } else { set() });
         let owner =

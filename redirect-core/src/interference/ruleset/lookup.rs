@@ -133,6 +133,9 @@ impl Selector {
         if first == 0 && last == self.most() {
             return "*".into();
         }
+        if matches!(self, Self::InInterface | Self::OutInterface) && is_every_name_from(first, last) {
+            return alloc::format!("{}*", self.word(first));
+        }
         let one = |value| self.word(value);
         if first == last { one(first) } else { alloc::format!("{}-{}", one(first), one(last)) }
     }
@@ -181,6 +184,15 @@ impl Selector {
             | Self::InInterface
             | Self::OutInterface => u128::MAX,
         }
+    }
+}
+
+/// Whether these are the names of interfaces that begin with the first.
+const fn is_every_name_from(first: u128, last: u128) -> bool {
+    let rest = (u128::MAX).checked_shr(u128::BITS.saturating_sub(first.trailing_zeros() / 8 * 8));
+    match rest {
+        Some(rest) => first != last && first | rest == last,
+        None => false,
     }
 }
 
