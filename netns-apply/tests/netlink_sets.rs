@@ -98,9 +98,9 @@ fn a_set_too_large_to_be_read_hides_nothing_else() {
     let values = |ruleset: &Ruleset| {
         let rules =
             ruleset.tables.values().flat_map(|table| table.chains.values()).flat_map(|chain| &chain.rules);
-        let among = rules.flat_map(|rule| &rule.conditions).filter_map(|one| match one {
-            Condition::Among(is) => Some(is.value.values.len()),
-            _ => None,
+        let among = rules.flat_map(|rule| &rule.conditions).filter_map(|one| {
+            let Condition::Among(is) = one else { return None };
+            Some(is.value.values.len())
         });
         among.collect::<Vec<_>>()
     };

@@ -294,11 +294,12 @@ fn what_means_the_same_differs_in_nothing() {
     let mut runner = runner();
     let strategy = settings();
     let mut respelt = BTreeSet::new();
-    for round in 0..40 {
+    for round in 0..18 {
         let one = generate(&strategy, &mut runner);
         let plan = one.plan();
         assert_eq!(difference(&plan, &plan), [], "{one:?}");
-        let spelling = Spelling::ALL[round % Spelling::ALL.len()];
+        // Every second time the one that every list has.
+        let spelling = if round % 2 == 0 { Spelling::Repeated } else { Spelling::ALL[1 + round / 2 % 3] };
         let mut other = one.clone();
         for (key, text) in &mut other.said {
             if LISTS.contains(key) && !text.is_empty() && *text != "*" {

@@ -1,61 +1,39 @@
 //! A rule of anybody read expression by expression, so that one that is not understood does not hide the rest.
 
+mod comparisons;
+mod extensions;
+
 use super::{
-    abi::{self, attribute, base, ct, meta, object, verdict},
-    decode::{self, both_ports, number, ports, prefix_of},
+    abi::{attribute, base, ct, meta, object, verdict},
+    decode::{self, number},
     expression::TCP_FLAGS,
     reading::{
-        Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt, negated,
-        sets::{self, Found, Sets, Why},
+        Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
+        sets::{Found, Sets, Why},
     },
-    wire::{Attribute, Attributes, read_array},
-    xt,
+    wire::{Attribute, Attributes},
 };
 use crate::{
-    interference::{
-        marked, owned_by,
-        ruleset::{Among, Condition, End, SeenRule, Selector, Statement, VerdictMap, state},
-        target_named,
-    },
-    rule::{Is, Match, Protocol},
-    values::{Family, PortRange},
+    interference::ruleset::{Among, Condition, End, SeenRule, Selector, Statement, VerdictMap},
+    rule::{Is, Match},
+    values::PortRange,
 };
 use alloc::{
     borrow::{Cow, ToOwned},
     string::String,
     vec::Vec,
 };
-use core::net::{Ipv4Addr, Ipv6Addr};
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use comparisons::{compared, ranged};
+use extensions::{extension_match, extension_target};
 
-/// Operators of comparisons of order.
-const LESS: u32 = 2;
-const AT_MOST: u32 = 3;
-const MORE: u32 = 4;
-const AT_LEAST: u32 = 5;
 /// `NF_NAT_MANIP_DST` of a nat expression.
 const TRANSLATE_DESTINATION: u32 = 1;
 /// A goto (`NFT_GOTO`), and handing to a process (`NF_QUEUE` in the low bits).
 const GOTO: u32 = 0xffff_fffc;
 const QUEUE: u32 = 3;
 const VERDICT_MASK: u32 = 0xff;
-/// `XT_CT_NOTRACK`.
-const XT_NOTRACK: u8 = 1;
-/// Bits of `xt_owner_match_info.match` and `.invert`.
-const XT_OWNER_USER: u8 = 1;
-const XT_OWNER_GROUP: u8 = 2;
-/// The type of an address of our own (`RTN_LOCAL`), and the set of it alone.
+/// The type of an address of our own (`RTN_LOCAL`).
 const LOCAL_TYPE: u32 = 2;
-const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
-/// `XT_CONNTRACK_DIRECTION`.
-const XT_DIRECTION: u16 = 1 << 12;
-/// The index of `lo` (`LOOPBACK_IFINDEX`).
-const LOOPBACK_INDEX: u32 = 1;
-/// Modes of CONNMARK.
-const SET_MARK: u8 = 0;
-const SAVE_MARK: u8 = 1;
-const RESTORE_MARK: u8 = 2;
-
 /// How many elements of sets all rules of a ruleset look up at most: each has those of its set, and others may make any number of either.
 const MOST_LOOKED_UP: usize = 1 << 18;
 
@@ -441,280 +419,4 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
         code if code & VERDICT_MASK == QUEUE => Statement::Queue,
         _ => Statement::Unknown("verdict".to_owned()),
     })
-}
-
-fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
-    let not = negated(operator)?;
-    let part = sets::Part::of(loaded)?;
-    Some([within(part.selector, part.range(from, to)?, not)])
-}
-
-/// What a comparison of order says.
-fn ordered(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Condition> {
-    let part = sets::Part::of(loaded)?;
-    let ((number, _), (least, most)) = (part.range(value, value)?, part.every());
-    if part.is_host_order() {
-        return None;
-    }
-    let range = match operator {
-        LESS => (least, number.checked_sub(1)?),
-        AT_MOST => (least, number),
-        MORE => (number.checked_add(1)?, most),
-        _ => (number, most),
-    };
-    (range.0 <= range.1).then(|| within(part.selector, range, false))
-}
-
-/// A value between two others, both included.
-fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
-    let as_ports = || {
-        let port = |number: u128| u16::try_from(number).ok();
-        let value = PortRange::new(port(range.0)?, port(range.1)?)?;
-        match selector {
-            Selector::SourcePort => Some(Match::SourcePort(Is { value, not })),
-            Selector::DestinationPort => Some(Match::DestinationPort(Is { value, not })),
-            Selector::Family
-            | Selector::Protocol
-            | Selector::Source(_)
-            | Selector::Destination(_)
-            | Selector::InInterface
-            | Selector::OutInterface
-            | Selector::User
-            | Selector::Group
-            | Selector::Mark
-            | Selector::ConnMark
-            | Selector::State
-            | Selector::Direction
-            | Selector::TcpFlags => None,
-        }
-    };
-    as_ports()
-        .map_or_else(|| Condition::Among(Is { value: Among::range(selector, range), not }), Condition::Plain)
-}
-
-/// What a comparison of a register with a value says.
-fn compared(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Vec<Condition>> {
-    let Origin::Field(field) = loaded.origin else { return None };
-    match loaded.bits {
-        Bits::All | Bits::NetworkOrder if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
-            Some([ordered(loaded, operator, value)?].into())
-        }
-        Bits::All => field_is(field, negated(operator)?, value),
-        Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value)?].into()),
-        Bits::NetworkOrder => {
-            let part = sets::Part::of(loaded)?;
-            Some([within(part.selector, part.range(value, value)?, negated(operator)?)].into())
-        }
-        Bits::Flipped { .. } | Bits::Unknown => None,
-    }
-}
-
-fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
-    if let Field::Payload { base: base::TRANSPORT, offset: 0, length: 4 } = field
-        && !not
-    {
-        return Some(both_ports(value)?.map(Condition::Plain).into());
-    }
-    let condition = match field {
-        Field::Meta(key) => meta_is(key, not, value)?,
-        Field::Ct(ct::MARK) => {
-            Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } }
-        }
-        Field::Ct(ct::DIRECTION) => {
-            Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not })
-        }
-        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } }
-        }
-        Field::Payload { base: base::TRANSPORT, .. } => {
-            Condition::Plain(ports(field, Is { value: PortRange::single(decode::port(value)?), not })?)
-        }
-        Field::Payload { base: base::NETWORK, offset, .. } => {
-            let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
-            address(offset, not, value, prefix)?
-        }
-        Field::AddressType(end) if number(value)? == LOCAL_TYPE => Condition::Local(Is { value: end, not }),
-        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
-    };
-    Some([condition].into())
-}
-
-fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8]) -> Option<Condition> {
-    let bits = || Some((number(mask)?, Is { value: number(value)?, not }));
-    match field {
-        Field::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
-            address(offset, not, value, prefix_of(mask)?)
-        }
-        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            Some(Condition::TcpFlags { mask: *mask.first()?, is: Is { value: *value.first()?, not } })
-        }
-        Field::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
-        Field::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
-        // Compared with 0: none of these states, or with `!=` one of them.
-        Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
-            Some(Condition::State(Is { value: number(mask)?, not: !not }))
-        }
-        Field::Meta(_)
-        | Field::Ct(_)
-        | Field::CtOneWay(..)
-        | Field::Payload { .. }
-        | Field::AddressType(_) => None,
-    }
-}
-
-fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
-    let id = || number(value).map(|value| Is { value, not });
-    Some(match key {
-        meta::FAMILY => {
-            let of = abi::family_of(*value.first()?)?;
-            Condition::Family(Is { value: of, not })
-        }
-        meta::PROTOCOL => protocol(*value.first()?, not),
-        meta::IN_INTERFACE => {
-            Condition::Plain(Match::InInterface(Is { value: decode::interface(value)?, not }))
-        }
-        meta::OUT_INTERFACE => {
-            Condition::Plain(Match::OutInterface(Is { value: decode::interface(value)?, not }))
-        }
-        // The first interface of every network namespace is lo.
-        meta::IN_INDEX if number(value)? == LOOPBACK_INDEX => {
-            Condition::Plain(Match::InInterface(Is { value: "lo".parse().ok()?, not }))
-        }
-        meta::OUT_INDEX if number(value)? == LOOPBACK_INDEX => {
-            Condition::Plain(Match::OutInterface(Is { value: "lo".parse().ok()?, not }))
-        }
-        meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
-        meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),
-        meta::SOCKET_GROUP => Condition::Plain(Match::OwnerGid(id()?)),
-        _ => return None,
-    })
-}
-
-fn protocol(number: u8, not: bool) -> Condition {
-    let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|known| known.number() == number);
-    match known {
-        Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
-        Some(_) | None => Condition::Protocol(Is { value: number, not }),
-    }
-}
-
-/// An address of which the first bytes were compared. Its offset says which, and of which family.
-fn address(offset: u32, not: bool, value: &[u8], prefix: u8) -> Option<Condition> {
-    let mut octets = [0; 16];
-    for (to, from) in octets.iter_mut().zip(value) {
-        *to = *from;
-    }
-    let v4 = || {
-        let octets: [u8; 4] = read_array(&octets, 0)?;
-        Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok().map(IpNet::V4)
-    };
-    let v6 = || Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok().map(IpNet::V6);
-    let (net, of_source) = match offset {
-        12 => (v4()?, true),
-        16 => (v4()?, false),
-        8 => (v6()?, true),
-        24 => (v6()?, false),
-        // The protocol of IPv4's and IPv6's header.
-        9 | 6 => return Some(protocol(*value.first()?, not)),
-        _ => return None,
-    };
-    let is = Is { value: net.trunc(), not };
-    Some(Condition::Plain(if of_source { Match::Source(is) } else { Match::Destination(is) }))
-}
-
-/// The conditions an xt match stands for.
-fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
-    match (name, revision) {
-        ("comment", _) => Some(Vec::new()),
-        ("conntrack", 1..=3) => {
-            let (flags, inverted) = (xt::read_u16(info, 146)?, xt::read_u16(info, 148)?);
-            let states = if revision == 1 { u16::from(*info.get(150)?) } else { xt::read_u16(info, 150)? };
-            // These alone; translated connections have states of their own here.
-            let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
-            let states = u32::from(states);
-            let understood = flags & !XT_DIRECTION == 1 && states & !known == 0;
-            // The direction is the other one where it is inverted.
-            let is_reply = Is { value: true, not: inverted & XT_DIRECTION == 0 };
-            let direction = (flags & XT_DIRECTION != 0).then_some(Condition::IsReply(is_reply));
-            let state = Condition::State(Is { value: states, not: inverted & 1 != 0 });
-            understood.then(|| direction.into_iter().chain([state]).collect())
-        }
-        ("mark" | "connmark", 1) => {
-            let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
-            let is = Is { value, not: *info.get(8)? != 0 };
-            let condition = if name == "mark" {
-                Condition::MarkBits { mask, is }
-            } else {
-                Condition::ConnMarkBits { mask, is }
-            };
-            Some([condition].into())
-        }
-        ("owner", 1) => owner(info),
-        ("addrtype", 0 | 1) => address_type(revision, info),
-        _ => {
-            let conditions = xt::decode_match(name, revision, info)?;
-            Some(conditions.into_iter().map(Condition::Plain).collect())
-        }
-    }
-}
-
-/// `xt_owner_match_info`: first and last user, first and last group, what is asked, and what of that is inverted.
-fn owner(info: &[u8]) -> Option<Vec<Condition>> {
-    let (asked, inverted) = (*info.get(16)?, *info.get(17)?);
-    let each = [(XT_OWNER_USER, Selector::User, 0), (XT_OWNER_GROUP, Selector::Group, 8)];
-    if asked & !(XT_OWNER_USER | XT_OWNER_GROUP) != 0 {
-        return None;
-    }
-    let of_one = |(bit, selector, at): (u8, Selector, usize)| {
-        let range = (xt::read_u32(info, at)?, xt::read_u32(info, at.checked_add(4)?)?);
-        Some(owned_by(selector, range, inverted & bit != 0))
-    };
-    each.into_iter().filter(|(bit, ..)| asked & bit != 0).map(of_one).collect()
-}
-
-/// `xt_addrtype_info` and `xt_addrtype_info_v1`: types of the source and of the destination, and what of that is inverted.
-fn address_type(revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
-    let types = [(End::Source, xt::read_u16(info, 0)?), (End::Destination, xt::read_u16(info, 2)?)];
-    let inverted = match revision {
-        0 => [xt::read_u32(info, 4)? != 0, xt::read_u32(info, 8)? != 0],
-        _ => match xt::read_u32(info, 4)? {
-            // Anything beyond limits the question to an interface.
-            flags @ 0..=3 => [flags & 1 != 0, flags & 2 != 0],
-            _ => return None,
-        },
-    };
-    let asked = types.into_iter().zip(inverted).filter(|((_, types), _)| *types != 0);
-    let condition =
-        |((value, types), not)| (types == LOCAL_TYPES).then_some(Condition::Local(Is { value, not }));
-    asked.map(condition).collect()
-}
-
-/// What CONNMARK does, without shifts and with masks only where it sets a mark.
-fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
-    let [value, mask, from] = [xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, xt::read_u32(info, 8)?];
-    let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
-    let is_shifted = revision != 1 && info.get(12..14)? != [0, 0];
-    Some(match mode {
-        SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
-        RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
-        RESTORE_MARK => Statement::SetMark(None),
-        SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
-        _ => Statement::Unknown("-j CONNMARK".to_owned()),
-    })
-}
-
-/// What an xt target does.
-fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
-    match (name, revision) {
-        ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
-        // The mask comes behind the value.
-        ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
-        ("CONNMARK", 1 | 2) => connection_marked(revision, info),
-        ("REDIRECT" | "TPROXY" | "CT", _) => {
-            let families = [Family::V4, Family::V6].into_iter();
-            let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
-            plain.as_ref().map(Statement::from).or_else(|| target_named(name))
-        }
-        _ => target_named(name),
-    }
 }

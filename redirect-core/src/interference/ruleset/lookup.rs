@@ -189,8 +189,8 @@ impl Selector {
 
 /// Whether these are the names of interfaces that begin with the first.
 const fn is_every_name_from(first: u128, last: u128) -> bool {
-    let rest = (u128::MAX).checked_shr(u128::BITS.saturating_sub(first.trailing_zeros() / 8 * 8));
-    match rest {
+    let free = first.trailing_zeros() & !7;
+    match u128::MAX.checked_shr(u128::BITS.saturating_sub(free)) {
         Some(rest) => first != last && first | rest == last,
         None => false,
     }
