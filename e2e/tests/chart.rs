@@ -304,7 +304,7 @@ fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
         ("cniBinDir=opt/cni/bin", "cniBinDir: Does not match pattern"),
         ("podLabels.k8s-app=x", "podLabels: k8s-app is what the DaemonSet selects its pods by"),
         ("env.NODE_NAME=x", "env.NODE_NAME: the chart itself says this"),
-        ("taintControler.enabled=true", "is taintController.enabled meant?"),
+        ("taintControler.enabled=true", "is taintController meant?"),
         (
             "taintController.enabled=true,taintController.healthPort=8000",
             "taintController.healthPort: the agents have port 8000",
