@@ -71,7 +71,7 @@ chart: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
 
-# Writes what is generated from the chart: deploy/istio-cni-node.yaml, and the chart's values.yaml.
+# Writes what is generated from the chart: deploy/istio-cni-node.yaml, deploy/taint-controller.yaml, and the chart's values.yaml.
 manifests:
 	scripts/setup-kube.sh helm
 	UPDATE_MANIFESTS=yes cargo test --locked -p e2e --test chart -- --ignored generated
