@@ -197,9 +197,66 @@ fn every_alert_has_a_section_in_the_runbook_and_every_section_an_alert() {
         let severity = alert["labels"]["severity"].as_str().expect("a severity");
         assert!(["critical", "warning", "info"].contains(&severity), "{name}: {severity}");
         let section = sections[name];
-        assert!(section.starts_with(&format!("\n{severity} · ")), "{name}: {severity}: {section}");
+        let after = alert["for"].as_str().unwrap_or("at once");
+        assert!(
+            section.starts_with(&format!("\n{severity} · {after}\n")),
+            "{name}: {severity}, {after}: {section}"
+        );
         for part in ["**First**: ", "**Causes**: ", "**Remedy**: "] {
             assert!(section.contains(part), "{name} lacks {part}");
+        }
+    }
+}
+
+/// What can be asked of an agent is asked of one; what is asked of a cluster names objects of the manifests.
+#[test]
+fn the_runbooks_commands_ask_what_is_there() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let agent = node.start_ready();
+    let scraped = metrics(&agent) + &controller();
+    let known = known();
+    let manifests =
+        ["istio-cni-node.yaml", "taint-controller.yaml"].map(|file| read(&format!("deploy/{file}"))).concat();
+    let [events, reference] = ["docs/agent.md", "docs/redirectctl.md"].map(read);
+    let text = read("docs/alerts.md");
+    let commands: Vec<&str> =
+        text.split("**First**: `").skip(1).map(|rest| rest.split('`').next().expect("a command")).collect();
+    assert_eq!(commands.len(), alerts().len());
+    for command in commands {
+        let words: Vec<&str> = command.split(' ').collect();
+        match words[..] {
+            ["curl", "-s", "localhost:8000/readyz"] => {
+                assert_eq!(agent.readyz().map(|(status, _)| status), Some(200))
+            }
+            ["curl", "-s", "localhost:15014/metrics", "|", "grep", part] => {
+                assert!(
+                    scraped.lines().any(|line| !line.starts_with('#') && line.contains(part))
+                        || known.keys().any(|name| name.starts_with(part)),
+                    "{command}"
+                );
+            }
+            ["kubectl", ..] => {
+                for word in &words {
+                    let reason = word.strip_prefix("reason=").filter(|reason| !reason.starts_with("Failed"));
+                    assert!(reason.is_none_or(|reason| events.contains(&format!("`{reason}`"))), "{command}");
+                    let account = word.strip_prefix("--as=system:serviceaccount:istio-system:");
+                    let label = word.split_once('=').filter(|(key, _)| ["k8s-app", "app"].contains(key));
+                    let name = account
+                        .map(|name| format!("name: {name}\n"))
+                        .or(label.map(|(key, value)| format!("{key}: {value}")));
+                    assert!(name.is_none_or(|name| manifests.contains(&name)), "{command}");
+                }
+            }
+            ["redirectctl", subcommand, ..] => {
+                assert!(reference.contains(&format!("redirectctl {subcommand}")), "{command}")
+            }
+            ["sysctl", name] => {
+                assert!(
+                    fs::exists(format!("/proc/sys/{}", name.replace('.', "/"))).expect("looks"),
+                    "{command}"
+                );
+            }
+            _ => panic!("{command}: say how to test it"),
         }
     }
 }
