@@ -1,5 +1,7 @@
 //! Alerts and dashboard as they are shipped, what Prometheus' own programs make of them, and series as the programs print them.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
