@@ -10,7 +10,7 @@ packages="iptables nftables iproute2 containernetworking-plugins ca-certificates
 case ${1:-all} in
 demo) ;;
 release) packages="gcc musl-tools" ;;
-all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd gcc musl-tools binutils" ;;
+all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
 *)
     echo "setup-apt.sh: $1 is none of 'all', 'demo' and 'release'" >&2
     exit 2

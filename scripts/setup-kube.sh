@@ -7,6 +7,7 @@
 #   setup-kube.sh cnitool   cnitool alone: seconds instead of minutes
 #   setup-kube.sh runtimes  the same as without an argument, and containerd 2 and Multus
 #   setup-kube.sh helm      helm alone, for the chart and its tests (two minutes)
+#   setup-kube.sh promql    promql-names alone, tools/promql-names with Prometheus' parser (half a minute)
 #
 # Results: ${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}/bin. The first build takes minutes; afterwards this takes no time.
 # KUBEBUILDER_ASSETS=DIR  holds kube-apiserver, etcd and kubectl: those are then taken from there and not built.
@@ -20,15 +21,18 @@ PLUGINS_VERSION=v1.7.1
 CONTAINERD_VERSION=v2.1.9
 MULTUS_VERSION=v4.2.2
 HELM_VERSION=v3.16.4
+# Prometheus 3.5, which has long support.
+PROMETHEUS_VERSION=v0.305.0
 # Kubernetes 1.34 needs this Go or a newer one; GO_TOOLCHAIN is fetched where there is none.
 GO_MINIMUM=1.24
 GO_TOOLCHAIN=1.24.9
 
 main() {
     case "${1:-all}" in
-        all | cnitool | runtimes | helm) ;;
-        *) echo "setup-kube.sh: $1: want cnitool, runtimes, helm, or nothing" >&2; exit 2 ;;
+        all | cnitool | runtimes | helm | promql) ;;
+        *) echo "setup-kube.sh: $1: want cnitool, runtimes, helm, promql, or nothing" >&2; exit 2 ;;
     esac
+    names=$(cd "$(dirname "$0")/.." && pwd)/tools/promql-names
     cache=${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}
     bin=$cache/bin
     mkdir -p "$bin"
@@ -38,7 +42,11 @@ main() {
     case "${1:-all}" in
         cnitool) build_cnitool ;;
         helm) build_helm ;;
-        all) build_node ;;
+        promql) build_promql_names ;;
+        all)
+            build_node
+            build_promql_names
+            ;;
         runtimes)
             build_node
             build_containerd
@@ -86,6 +94,25 @@ build_containerd() {
 build_multus() {
     module=gopkg.in/k8snetworkplumbingwg/multus-cni.v4
     build_from_module multus "$MULTUS_VERSION" $module $module/cmd/multus ""
+}
+
+# Only the parser: Prometheus as a whole, or its promtool, brings a client of every cloud there is. The tests have Debian's promtool.
+build_promql_names() {
+    version=$PROMETHEUS_VERSION-$(cksum <"$names/main.go" | cut -d ' ' -f 1)
+    is_built promql-names "$version" && return
+    ensure_go
+    echo "building promql-names with Prometheus $PROMETHEUS_VERSION"
+    source=$cache/modules/promql-names-$PROMETHEUS_VERSION
+    mkdir -p "$source" "$cache/new"
+    (
+        cd "$source"
+        cp "$names/main.go" .
+        export GOFLAGS="-mod=mod -buildvcs=false"
+        [ -f go.mod ] || go mod init promql-names 2>/dev/null
+        go get "github.com/prometheus/prometheus@$PROMETHEUS_VERSION" 2>get.log || { cat get.log >&2; exit 1; }
+        CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$cache/new/promql-names" .
+    )
+    publish promql-names "$version"
 }
 
 # Helm asks the libraries it is built with which Kubernetes a chart is rendered for, where no cluster says so: k8sVersion is Helm's default

@@ -231,6 +231,41 @@ fn istios_values_come_to_what_its_chart_makes_of_them_also_under_cni() -> Result
 
 #[test]
 #[ignore = "needs helm: make chart"]
+fn alerts_and_dashboard_are_those_of_the_files_and_come_when_asked_for() -> Result<()> {
+    let on = json!({
+        "prometheusRule": {"enabled": true, "labels": {"release": "x"}, "runbookUrl": "https://example.com/alerts"},
+        "grafanaDashboard": {"enabled": true},
+        "podMonitor": {"enabled": true},
+    });
+    let all = objects(&rendered(&on)?)?;
+    let rule = find(&all, "PrometheusRule", "istio-cni")?;
+    let text = chart_file("files/rules.yaml")?.replace("docs/alerts.md#", "https://example.com/alerts#");
+    ensure!(rule["spec"] == yaml(&text)?, "{}", rule["spec"]);
+    ensure!(rule["metadata"]["labels"]["release"] == "x");
+    let board = find(&all, "ConfigMap", "istio-cni-dashboard")?;
+    let data: Value =
+        serde_json::from_str(board["data"]["istio-cni.json"].as_str().context("no dashboard")?)?;
+    ensure!(data == serde_json::from_str::<Value>(&chart_file("files/dashboard.json")?)?);
+    ensure!(board["metadata"]["labels"]["grafana_dashboard"] == "1");
+    // Both speak of nodes by this label.
+    let endpoint = &find(&all, "PodMonitor", "istio-cni")?["spec"]["podMetricsEndpoints"][0];
+    ensure!(endpoint["relabelings"][0]["targetLabel"] == "node", "{endpoint}");
+    for values in [
+        json!({}),
+        json!({"prometheusRule": on["prometheusRule"], "grafanaDashboard": {"enabled": true}, "monitoringPort": 0}),
+    ] {
+        let all = objects(&rendered(&values)?)?;
+        ensure!(find(&all, "PrometheusRule", "istio-cni").is_err(), "{values}");
+        ensure!(find(&all, "ConfigMap", "istio-cni-dashboard").is_err(), "{values}");
+    }
+    let own = rendered(&json!({"grafanaDashboard": {"enabled": true, "labels": {"board": "yes"}}}))?;
+    let labels = find(&objects(&own)?, "ConfigMap", "istio-cni-dashboard")?["metadata"]["labels"].clone();
+    ensure!(labels["board"] == "yes" && labels["grafana_dashboard"].is_null(), "{labels}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
 fn gke_is_known_by_its_api_server() -> Result<()> {
     let output = rendering(&["--kube-version", "v1.33.5-gke.1080000"])?.ok()?;
     let objects = objects(&output.stdout)?;

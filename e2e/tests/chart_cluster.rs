@@ -75,6 +75,7 @@ fn bring_kinds(api: &ApiServer) -> Result<()> {
     let kinds = [
         ("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions"),
         ("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
+        ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"),
     ];
     for (group, version, kind, plural) in kinds {
         let name = format!("{plural}.{group}");

@@ -29,6 +29,7 @@ pub mod plan;
 pub mod plugin;
 mod plugin_conf;
 pub mod plugin_token;
+pub mod process_metrics;
 pub mod ready;
 pub mod reload;
 pub mod repair;

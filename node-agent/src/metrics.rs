@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 
 use crate::drift::pod_state::WholeNode;
 use crate::heal::metrics::HealMetrics;
+use crate::process_metrics;
 use crate::repair::metrics::RepairMetrics;
 use crate::taint::metrics::TaintMetrics;
 
@@ -50,7 +51,7 @@ const fn described(
     Described { name, kind, labels, help }
 }
 
-/// Every metric.
+/// Every metric, but for those of any process ([`process_metrics::METRICS`]).
 #[rustfmt::skip]
 pub const METRICS: &[Described] = &[
     described("istio_cni_install_ready", "gauge", "", "1 while the runtime calls the plugin and the plugin can work, else 0; looked up when scraped"),
@@ -234,6 +235,7 @@ impl Metrics {
             reasons: Mutex::default(),
         };
         metrics.register(build);
+        process_metrics::register(&mut metrics.registry);
         metrics.start_at_nought();
         metrics
     }
@@ -376,12 +378,12 @@ mod tests {
         metrics.repair.start_at_nought(crate::repair::action::Action::Label);
         metrics.taint.start_at_nought();
         let text = metrics.text(true);
-        for row in METRICS {
+        for row in METRICS.iter().chain(process_metrics::METRICS) {
             let name = row.name.trim_end_matches("_total");
             assert!(text.contains(&format!("# HELP {name} {}.\n", row.help)), "{name}\n{text}");
             assert!(text.contains(&format!("# TYPE {name} {}\n", row.kind)), "{name}\n{text}");
         }
-        assert_eq!(text.matches("# HELP").count(), METRICS.len());
+        assert_eq!(text.matches("# HELP").count(), METRICS.len() + process_metrics::METRICS.len());
         assert!(text.contains("istio_cni_install_ready 1\n"), "{text}");
     }
 

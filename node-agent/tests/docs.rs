@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use install_cni::metrics::{Described, METRICS};
+use install_cni::process_metrics::METRICS as PROCESS_METRICS;
 use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
 use install_cni::taint::cluster::metrics::METRICS as TAINT_METRICS;
@@ -27,10 +28,13 @@ fn metrics(rows: &[Described]) -> String {
 
 #[test]
 fn the_reference_says_what_the_code_says() {
-    let tables =
-        [("metrics", metrics(METRICS)), ("settings", markdown(SETTINGS)), ("logging", markdown(&log_rows()))];
+    let tables = [
+        ("metrics", metrics(&[METRICS, PROCESS_METRICS].concat())),
+        ("settings", markdown(SETTINGS)),
+        ("logging", markdown(&log_rows())),
+    ];
     compare("agent.md", &tables);
-    compare("taint.md", &[("taint-metrics", metrics(TAINT_METRICS))]);
+    compare("taint.md", &[("taint-metrics", metrics(&[TAINT_METRICS, PROCESS_METRICS].concat()))]);
 }
 
 fn compare(file: &str, tables: &[(&str, String)]) {

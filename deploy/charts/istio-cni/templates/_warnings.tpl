@@ -61,11 +61,14 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- $noMonitor := ternary "podMonitor.enabled is false" "monitoringPort is 0" (not $values.podMonitor.enabled) }}
-{{- if not (and $values.podMonitor.enabled (gt (int $values.monitoringPort) 0)) }}
-{{- range $name := list "enabled" "interval" "labels" }}
-{{- if ne (get $values.podMonitor $name | toString) (get $defaults.podMonitor $name | toString) }}
-{{- $warnings = append $warnings (printf "podMonitor.%s: %s" $name $noMonitor) }}
+{{- range $feature := list "podMonitor" "prometheusRule" "grafanaDashboard" }}
+{{- $given := get $values $feature }}
+{{- if not (and $given.enabled (gt (int $values.monitoringPort) 0)) }}
+{{- $because := ternary "monitoringPort is 0" (printf "%s.enabled is false" $feature) $given.enabled }}
+{{- range $name, $default := get $defaults $feature }}
+{{- if ne (get $given $name | toString) ($default | toString) }}
+{{- $warnings = append $warnings (printf "%s.%s: %s" $feature $name $because) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

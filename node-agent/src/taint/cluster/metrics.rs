@@ -10,13 +10,14 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::metrics::{Described, ResultLabel, WatchLabel, register_in_order};
+use crate::process_metrics;
 use crate::taint::metrics::{ChangeLabels, RESULTS, change};
 use crate::taint::node::Wanted;
 
 /// Upper bounds of the histogram, in seconds.
 const BUCKETS: [f64; 9] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
-/// Every metric.
+/// Every metric, but for those of any process ([`process_metrics::METRICS`]).
 #[rustfmt::skip]
 pub const METRICS: &[Described] = &[
     Described { name: "istio_cni_taint_controller_leader", kind: "gauge", labels: "", help: "1 while this replica leads, else 0" },
@@ -73,6 +74,7 @@ impl Default for ControllerMetrics {
             events: Family::default(),
         };
         metrics.register();
+        process_metrics::register(&mut metrics.registry);
         metrics.start_at_nought();
         metrics
     }
@@ -132,11 +134,11 @@ mod tests {
     #[test]
     fn every_metric_is_scraped_with_its_help_and_kind() {
         let text = ControllerMetrics::default().text();
-        for row in METRICS {
+        for row in METRICS.iter().chain(process_metrics::METRICS) {
             let name = row.name.trim_end_matches("_total");
             assert!(text.contains(&format!("# HELP {name} {}.\n", row.help)), "{name}\n{text}");
             assert!(text.contains(&format!("# TYPE {name} {}\n", row.kind)), "{name}\n{text}");
         }
-        assert_eq!(text.matches("# HELP").count(), METRICS.len());
+        assert_eq!(text.matches("# HELP").count(), METRICS.len() + process_metrics::METRICS.len());
     }
 }

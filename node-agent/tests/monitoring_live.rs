@@ -1,0 +1,120 @@
+//! A real Prometheus scrapes a real agent and is asked everything the dashboard asks.
+
+mod monitoring_support;
+mod process;
+
+use std::fmt::Write;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use e2e::port::free_port;
+use e2e::process::Patience;
+use monitoring_support::{controller, panel_queries, variable_queries};
+use process::{CALICO, DEADLINE, Node, answer, exchange, get};
+use serde_json::{Value, json};
+
+/// Prometheus while it runs. It is killed when dropped.
+struct Prometheus {
+    port: u16,
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    /// Scrapes each second what listens at these ports, under these names.
+    fn start(targets: &[(&str, u16)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let job = |(name, port): &(&str, u16)| {
+            let target = json!({"targets": [format!("127.0.0.1:{port}")], "labels": {"node": "n1"}});
+            json!({"job_name": name, "static_configs": [target]})
+        };
+        let jobs: Vec<Value> = targets.iter().map(job).collect();
+        let config = json!({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs});
+        fs::write(folder.path().join("prometheus.yaml"), config.to_string()).expect("writes");
+        let port = free_port().expect("a port");
+        let log = fs::File::create(folder.path().join("log")).expect("a log");
+        let child = Command::new("prometheus")
+            .args(["--config.file=prometheus.yaml", "--storage.tsdb.path=data"])
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("prometheus runs: scripts/setup-apt.sh");
+        Self { port, child, folder }
+    }
+
+    /// How many series a query finds.
+    fn found(&self, query: &str) -> Option<usize> {
+        let mut encoded = String::new();
+        for byte in query.bytes() {
+            let _ = write!(encoded, "%{byte:02x}");
+        }
+        let (status, body) = get(self.port, &format!("/api/v1/query?query={encoded}"))?;
+        // Until it has read its data it serves nothing.
+        if status == 503 {
+            return None;
+        }
+        assert_eq!(status, 200, "{query}: {body}");
+        let answer: Value = serde_json::from_str(unchunked(&body)).expect(&body);
+        Some(answer["data"]["result"].as_array().expect("a result").len())
+    }
+}
+
+/// Go sends short answers whole and long ones in one chunk.
+fn unchunked(body: &str) -> &str {
+    body.find('{').and_then(|start| Some(&body[start..=body.rfind('}')?])).unwrap_or(body)
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn every_query_of_the_dashboard_finds_series() {
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    // What is off has no series of its own.
+    for name in ["REPAIR_ENABLED", "REPAIR_LABEL_PODS", "NODE_TAINT"] {
+        node.set(name, "true");
+    }
+    let agent = node.start_ready();
+    for (decision, reason) in [("redirect", ""), ("skip", "no_proxy"), ("fail", "")] {
+        let line = json!({"level": "info", "time": "2026-11-21T07:26:50.000001Z", "msg": "x", "pod": "shop/cart-0",
+            "decision": decision, "reason": reason, "code": 110, "ms": "total:9.5"});
+        let body = json!([line.to_string()]).to_string();
+        let connect = || UnixStream::connect(node.path("run/log.sock")).expect("connects");
+        (0..5).find_map(|_| exchange(connect(), "POST", "/log", body.as_bytes())).expect("answers");
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(|| answer(stream, |_, _| (200, controller())));
+        }
+    });
+    let prometheus =
+        Prometheus::start(&[("istio-cni", node.monitoring), ("istio-cni-taint-controller", port)]);
+    // Some panels show only what is not 0; that there is something to show is the question here.
+    let panels = panel_queries().into_iter().map(|query| query.replace(" > 0", ""));
+    let mut waiting: Vec<String> =
+        panels.chain(variable_queries().into_iter().map(|(query, _)| query)).collect();
+    let mut patience = Patience::new(DEADLINE);
+    loop {
+        waiting.retain(|query| prometheus.found(query).unwrap_or_default() == 0);
+        if waiting.is_empty() {
+            break;
+        }
+        let log = || fs::read_to_string(prometheus.folder.path().join("log")).unwrap_or_default();
+        assert!(!patience.is_over(), "nothing is found by {waiting:#?}\n{}\n{}", log(), node.log());
+        thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(prometheus.found("istio_cni_no_such_metric"), Some(0));
+    drop(agent);
+}
