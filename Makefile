@@ -69,6 +69,7 @@ runtimes: setup
 images: setup
 	scripts/setup-apt.sh cross
 	scripts/setup-kube.sh runtimes
+	scripts/setup-kube.sh helm
 	scripts/setup-kube.sh envoy
 	deploy/build-images.sh "$${CARGO_TARGET_DIR:-target}/images"
 	IMAGES="$${CARGO_TARGET_DIR:-target}/images" cargo test --locked -p e2e --test images_node -- --ignored

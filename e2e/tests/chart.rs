@@ -11,7 +11,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use chart_support::{
-    chart, chart_file, daemon_set, find, objects, project, rendered, rendering, values_files, yaml,
+    chart, chart_file, daemon_set, find, objects, project, rendered, rendered_without_tests, rendering,
+    values_files, yaml,
 };
 use e2e::process::{self, SHORT};
 use e2e::tools;
@@ -47,7 +48,7 @@ fn plain(values: &Value) -> Result<Vec<String>> {
         "app.kubernetes.io/instance: ",
         "checksum/",
     ];
-    let text = rendered(values)?;
+    let text = rendered_without_tests(values)?;
     let lines = text.lines().filter(|line| !helms.iter().any(|part| line.trim_start().starts_with(part)));
     Ok(lines.skip(1).map(str::to_owned).collect())
 }

@@ -4,6 +4,7 @@
 //! `make images` builds them, fetches Envoy and runs this.
 
 mod agent_support;
+mod chart_support;
 mod images_support;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,12 +13,13 @@ use agent_support::{
     GATEWAY, IMAGE, LOOPBACK, MANIFEST, POD, agent_pod, apply_manifest, is_ready, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
+use chart_support::test_pod;
 use e2e::kube::ApiServer;
 use e2e::node::{APP_PORT, GREETING, Node, Pod, Runtime};
 use e2e::process::{self, until};
 use e2e::traffic::{Client, TcpServer};
 use images_support::{First, import, import_envoy, injected_pod};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// How an init container has ended, now or before it was started again, if that was with this exit code.
 fn ended(pod: &Value, name: &str, code: i64) -> Option<Value> {
@@ -55,6 +57,19 @@ fn ensure_passes_envoy(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Starts the pod of `helm test` and waits until it has ended: how, and its verdict.
+fn helm_test(node: &Node<'_>, name: &str) -> Result<(Value, Value)> {
+    let mut pod = test_pod(&json!({"pullPolicy": "Never"}))?;
+    (pod["metadata"]["name"], pod["metadata"]["namespace"]) = (json!(name), json!("default"));
+    let pod = node.start_pod(&pod)?;
+    let end = pod.wait("to end", POD, |pod| {
+        let end = &pod["status"]["containerStatuses"][0]["state"]["terminated"];
+        end.is_object().then(|| end.clone())
+    })?;
+    let verdict = serde_json::from_str(end["message"].as_str().unwrap_or_default());
+    Ok((end["exitCode"].clone(), verdict.with_context(|| end.to_string())?))
+}
+
 fn the_images_do_their_work(runtime: Runtime) -> Result<()> {
     let api = ApiServer::start()?;
     let node = Node::joined_with(runtime, &api)?;
@@ -80,11 +95,16 @@ fn the_images_do_their_work(runtime: Runtime) -> Result<()> {
         pod.delete(POD)?;
     }
 
+    let (code, verdict) = helm_test(&node, "test-without-agent")?;
+    ensure!(code == 126 && verdict["reason"] == "no-rules", "helm test passes without an agent: {verdict:#}");
+
     // With the agent: its image puts the plugin on the node, the plugin programs the pod, both images let it start.
     let daemon_set = apply_manifest(&api, &node, MANIFEST)?;
     let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     wait_loaded(&node)?;
+    let (code, verdict) = helm_test(&node, "test-with-agent")?;
+    ensure!(code == 0 && verdict["reason"] == "redirected", "{verdict:#}");
     for (name, image) in [("validated", &validator), ("validated-by-proxy-init", &init)] {
         let pod = node.start_pod(&injected_pod(name, First::Validation, image)?)?;
         ensure_passes_envoy(&node, &pod)?;
@@ -97,13 +117,13 @@ fn the_images_do_their_work(runtime: Runtime) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs the images and Envoy: make images"]
+#[ignore = "needs the images, Envoy and helm: make images"]
 fn the_images_do_their_work_under_debians_containerd() -> Result<()> {
     the_images_do_their_work(Runtime::Debian)
 }
 
 #[test]
-#[ignore = "needs the images, Envoy and containerd 2: make images"]
+#[ignore = "needs the images, Envoy, helm and containerd 2: make images"]
 fn the_images_do_their_work_under_containerd_2() -> Result<()> {
     the_images_do_their_work(Runtime::Containerd2)
 }
