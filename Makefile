@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults scale race scan heal trace swap rollouts runtimes chart manifests check setup bench release
+.PHONY: demo test faults scale race scan heal trace swap rollouts runtimes images chart manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -64,6 +64,16 @@ runtimes: setup
 	scripts/setup-kube.sh runtimes
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test agent_runtimes -- --ignored
+
+# Builds the images as they are shipped, for both architectures, into target/images; then runs those for this machine on nodes of containerd 1 and 2, with
+# a real Envoy as the sidecar. Builds every program twice (minutes), so `make test` does without and packs small programs only.
+images: setup
+	scripts/setup-apt.sh cross
+	scripts/setup-kube.sh runtimes
+	scripts/setup-kube.sh helm
+	scripts/setup-kube.sh envoy
+	deploy/build-images.sh "$${CARGO_TARGET_DIR:-target}/images"
+	IMAGES="$${CARGO_TARGET_DIR:-target}/images" cargo test --locked -p e2e --test images_node -- --ignored
 
 # What Helm makes of the chart, and what an API server makes of that. Builds Helm the first time (three minutes).
 chart: setup

@@ -4,6 +4,8 @@
 #
 # usage: scripts/release.sh [PROGRAM...]      all of them by default
 #
+# The same sources and the same compiler give the same bytes, wherever they and cargo's crates are.
+#
 # TARGET=TRIPLE builds for another target than this machine's with musl. FIXED=1 gives the programs a fixed address, to measure what
 # being position-independent costs.
 set -eu
@@ -28,11 +30,22 @@ fi
 
 # The plugin's and the agent's TLS library has C in it.
 variable=CC_$(printf %s "$triple" | tr - _)
+eval "compiler=\${$variable:-\${TARGET_CC:-\${CC:-}}}"
 case $triple in
-*-musl)
-    eval "compiler=\${$variable:-\${TARGET_CC:-\${CC:-}}}"
+"${host%%-*}"-*-musl)
     [ -n "$compiler" ] || command -v "${triple%%-*}-linux-musl-gcc" >/dev/null || command -v musl-gcc >/dev/null ||
         die "there is no C compiler for $triple: scripts/setup-apt.sh release installs Debian's musl-tools, or name one in $variable."
+    ;;
+*-musl)
+    # What that C asks of a C library is the same in musl and glibc, and Rust brings musl itself; so Debian's cross compiler does, which also links.
+    cross=${triple%%-*}-linux-gnu-gcc
+    if [ -z "$compiler" ]; then
+        command -v "$cross" >/dev/null ||
+            die "there is no C compiler for $triple: scripts/setup-apt.sh cross installs Debian's $cross, or name one in $variable."
+        export "$variable=$cross"
+    fi
+    linker=CARGO_TARGET_$(printf %s "$triple" | tr a-z- A-Z_)_LINKER
+    eval "[ -n \"\${$linker:-}\" ]" || export "$linker=${compiler:-$cross}"
     ;;
 esac
 
@@ -42,6 +55,15 @@ case $triple in
 esac
 position=
 [ -z "${FIXED:-}" ] || position="-C relocation-model=static"
+
+# Panics name source files. They are not to tell where this machine keeps them.
+cargo fetch --locked --quiet --target "$triple"
+flags="${RUSTFLAGS:-} --remap-path-prefix=$PWD=/project"
+for crates in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*; do
+    flags="$flags --remap-path-prefix=$crates=/crates"
+done
+export RUSTFLAGS="$flags"
+
 for program in "$@"; do
     # One by one: built together, each would get the library features of the others.
     # shellcheck disable=SC2086 # a list of arguments

@@ -4,15 +4,22 @@
 #   setup-apt.sh          what the tests need
 #   setup-apt.sh demo     what the demo needs: a part of it
 #   setup-apt.sh release  what building the programs as shipped needs
+#   setup-apt.sh cross    the same for the other architecture that is shipped
 set -eu
 
 packages="iptables nftables iproute2 containernetworking-plugins ca-certificates util-linux"
 case ${1:-all} in
 demo) ;;
 release) packages="gcc musl-tools" ;;
+cross)
+    case $(uname -m) in
+    aarch64) packages="gcc musl-tools gcc-x86-64-linux-gnu libc6-dev-amd64-cross" ;;
+    *) packages="gcc musl-tools gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+    esac
+    ;;
 all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
 *)
-    echo "setup-apt.sh: $1 is none of 'all', 'demo' and 'release'" >&2
+    echo "setup-apt.sh: $1 is none of 'all', 'demo', 'release' and 'cross'" >&2
     exit 2
     ;;
 esac

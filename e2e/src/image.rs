@@ -9,6 +9,8 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
+use crate::process;
+
 /// The image every test pod can use: busybox under all its names in `/bin`.
 pub const BUSYBOX: &str = "docker.io/local/busybox:1";
 /// The image of pod sandboxes.
@@ -85,6 +87,21 @@ impl Image {
     pub fn program(self, path: &str, source: &Path) -> Result<Self> {
         let content = fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
         Ok(self.file(path, content, 0o755))
+    }
+
+    /// Adds an executable of the machine with the libraries it is linked against.
+    pub fn linked_program(self, path: &str, source: &Path) -> Result<Self> {
+        let mut image = self.program(path, source)?;
+        let libraries = process::run(&mut process::command("ldd", [source]), process::SHORT)?.ok()?.stdout;
+        for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
+            let relative = library.trim_start_matches('/');
+            let folders = Path::new(relative).ancestors().skip(1).filter(|folder| *folder != Path::new(""));
+            for folder in folders.collect::<Vec<_>>().into_iter().rev() {
+                image = image.folder(&folder.to_string_lossy());
+            }
+            image = image.program(relative, Path::new(library))?;
+        }
+        Ok(image)
     }
 
     /// Adds busybox as `/bin/busybox`, and `/bin/sh` and others as names of it.

@@ -11,7 +11,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use chart_support::{
-    chart, chart_file, daemon_set, find, objects, project, rendered, rendering, values_files, yaml,
+    chart, chart_file, daemon_set, find, objects, project, rendered, rendered_without_tests, rendering,
+    values_files, yaml,
 };
 use e2e::process::{self, SHORT};
 use e2e::tools;
@@ -40,7 +41,7 @@ fn features() -> [(&'static str, Value); 7] {
 
 /// The objects as text, without what only Helm has a use for.
 fn plain(values: &Value) -> Result<Vec<String>> {
-    Ok(without_helms(&rendered(values)?))
+    Ok(without_helms(&rendered_without_tests(values)?))
 }
 
 /// Those of the cluster's taint controller alone.

@@ -9,7 +9,7 @@ use agent_support::{
     LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
-use chart_support::rendered;
+use chart_support::rendered_without_tests;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, sidecar_pod};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;
     import_image(&node)?;
-    let daemon_set = apply_manifest(&api, &node, &rendered(&json!({}))?)?;
+    let daemon_set = apply_manifest(&api, &node, &rendered_without_tests(&json!({}))?)?;
     let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     wait_loaded(&node)?;

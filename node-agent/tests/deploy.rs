@@ -1,9 +1,9 @@
-//! What is deployed: the manifest fits the program, and the image is built from nothing and always the same.
+//! What is deployed: the manifest fits the program.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
@@ -269,54 +269,4 @@ fn the_manifest_mounts_the_defaults() {
         let setting = SETTINGS.iter().find(|setting| setting.name() == name).expect("a setting");
         assert!(manifest.contains(&format!("mountPath: {}}}", setting.default)), "{name}");
     }
-}
-
-fn build(archive: &Path, program: &Path) -> Output {
-    let mut command = Command::new(project().join("deploy/build-image.sh"));
-    command.arg(archive).arg("localhost/x:1").env("INSTALL_CNI", program).env("ISTIO_CNI", program);
-    command.output().expect("runs")
-}
-
-fn tar(arguments: &[&str]) -> String {
-    let done = Command::new("tar").args(arguments).output().expect("tar");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).into_owned()
-}
-
-#[test]
-fn an_image_holds_two_programs_and_is_always_the_same() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = |name: &str| folder.path().join(name);
-    fs::write(path("program"), "#!/bin/sh\n").expect("writes");
-    for archive in ["one.tar", "two.tar"] {
-        let done = build(&path(archive), &path("program"));
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    }
-    assert_eq!(fs::read(path("one.tar")).expect("reads"), fs::read(path("two.tar")).expect("reads"));
-    let archive = path("one.tar").display().to_string();
-    let manifest: serde_json::Value =
-        serde_json::from_str(&tar(&["-xOf", &archive, "./manifest.json"])).expect("JSON");
-    assert_eq!(manifest[0]["RepoTags"][0], "localhost/x:1");
-    let config = format!("./{}", manifest[0]["Config"].as_str().expect("a name"));
-    let config: serde_json::Value = serde_json::from_str(&tar(&["-xOf", &archive, &config])).expect("JSON");
-    tar(&["-xf", &archive, "-C", &folder.path().display().to_string(), "./layer.tar"]);
-    let sum = Command::new("sha256sum").arg(path("layer.tar")).output().expect("sha256sum").stdout;
-    let sum = String::from_utf8_lossy(&sum).split(' ').next().expect("a sum").to_owned();
-    assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{sum}"));
-    let layer = path("layer.tar").display().to_string();
-    let files: Vec<String> =
-        tar(&["-tvf", &layer]).lines().filter(|line| line.starts_with('-')).map(str::to_owned).collect();
-    assert_eq!(files.len(), 2, "{files:?}");
-    assert!(files.iter().all(|file| file.starts_with("-rwxr-xr-x 0/0 ")), "{files:?}");
-    assert!(files.iter().any(|file| file.ends_with("./usr/local/bin/install-cni")), "{files:?}");
-    assert!(files.iter().any(|file| file.ends_with("./opt/cni/bin/istio-cni")), "{files:?}");
-}
-
-#[test]
-fn a_program_that_needs_libraries_is_refused() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let done = build(&folder.path().join("x.tar"), Path::new(env!("CARGO_BIN_EXE_install-cni")));
-    assert!(!done.status.success());
-    assert!(String::from_utf8_lossy(&done.stderr).contains("is not static"));
-    assert!(!folder.path().join("x.tar").exists());
 }

@@ -46,6 +46,9 @@ pub struct Program {
     pub statuses: &'static [(Key, Status)],
 }
 
+/// How a command line of the sidecar injector's begins: it is written for an image whose entry point takes the program's name first.
+const INJECTED_WORD: &str = "istio-iptables";
+
 /// What a command line and an environment ask for.
 #[derive(Debug)]
 pub enum Asked {
@@ -110,7 +113,7 @@ impl Program {
     }
 
     /// Reads a command line (without the program's name) and an environment. Flags that nobody knows and stray words are
-    /// noted in the settings, to be told with everything else that is wrong.
+    /// noted in the settings, to be told with everything else that is wrong; a first word `istio-iptables` is none.
     ///
     /// # Errors
     /// A subcommand that cannot be understood.
@@ -119,6 +122,8 @@ impl Program {
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Asked, UsageError> {
+        let mut args = args.into_iter().peekable();
+        let _ = args.next_if(|first| first == INJECTED_WORD);
         let line = match self.command_line().read(args)? {
             Line::Print(text) => return Ok(Asked::Print(text)),
             Line::Work(line) => line,
@@ -330,6 +335,18 @@ mod tests {
         );
         // What was understood is there to be checked as well.
         assert_eq!(settings.get(Key::InboundPorts).0, "http");
+    }
+
+    #[test]
+    fn the_injectors_first_word_is_the_programs_name() {
+        let named = settings(&[INJECTED_WORD, "-b", "80"]);
+        assert_eq!(named.get(Key::InboundPorts).0, "80");
+        assert_eq!(RunOptions::parse(&named).err().map(|told| told.iter().count()), None);
+        // Once, and nowhere else.
+        for args in [&[INJECTED_WORD, INJECTED_WORD][..], &["-b", "80", INJECTED_WORD]] {
+            let told = RunOptions::parse(&settings(args)).expect_err("a stray word");
+            assert_eq!(told.iter().map(|error| error.value.as_str()).collect::<Vec<_>>(), [INJECTED_WORD]);
+        }
     }
 
     #[test]

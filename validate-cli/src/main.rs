@@ -43,10 +43,7 @@ const PROGRAM: Program = Program {
 };
 
 fn main() -> ExitCode {
-    // The injector writes arguments for an image whose entry point takes the program's name first.
-    let mut args = env::args_os().skip(1).peekable();
-    let _ = args.next_if(|first| first == "istio-iptables");
-    PROGRAM.main(args, validate)
+    PROGRAM.main(env::args_os().skip(1), validate)
 }
 
 fn validate(settings: &RawSettings) -> ExitCode {

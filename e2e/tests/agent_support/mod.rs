@@ -9,7 +9,6 @@ use std::fs;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -156,7 +155,7 @@ pub fn wait_rolled_out(api: &ApiServer, node: &Node<'_>, controllers: &Controlle
     })
 }
 
-/// Gives the node the image that deploy/build-image.sh makes, of static programs that are not optimized.
+/// Gives the node the agent's image as deploy/build-images.sh makes it, of static programs that are not optimized.
 pub fn import_image(node: &Node<'_>) -> Result<()> {
     import_image_as(node, IMAGE, "")
 }
@@ -164,15 +163,24 @@ pub fn import_image(node: &Node<'_>) -> Result<()> {
 /// The same under a name. The plugin is another one for every `version`: bytes after an executable's end change nothing but its content.
 pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let programs = build(&["--target", &target], "-C target-feature=+crt-static")?.join(target).join("debug");
-    let (plugin, archive) = (node.state_dir().join("istio-cni"), node.state_dir().join("image.tar"));
-    fs::copy(programs.join("istio-cni"), &plugin)?;
-    fs::File::options().append(true).open(&plugin)?.write_all(version.as_bytes())?;
-    let mut script = Command::new(project().join("deploy/build-image.sh"));
-    script.arg(&archive).arg(name).env("INSTALL_CNI", programs.join("install-cni")).env("ISTIO_CNI", &plugin);
-    process::run(&mut script, POD)?.ok()?;
+    let built = build(&["--target", &target], "-C target-feature=+crt-static")?.join(target).join("debug");
+    let programs = tempfile::tempdir_in(node.state_dir())?;
+    for program in ["install-cni", "istio-cni"] {
+        fs::copy(built.join(program), programs.path().join(program))?;
+    }
+    let plugin = programs.path().join("istio-cni");
+    fs::File::options().append(true).open(plugin)?.write_all(version.as_bytes())?;
+    import_packed(node, "install-cni", name, programs.path())
+}
+
+/// Gives the node an image of ours, of static programs in a folder.
+pub fn import_packed(node: &Node<'_>, image: &str, name: &str, programs: &Path) -> Result<()> {
+    let archive = node.state_dir().join("image.tar");
+    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let mut pack = process::command(program::built()?.join("image"), ["pack", "--plain", image]);
+    pack.arg(&archive).arg(name).arg(format!("{architecture}={}", programs.display()));
+    process::run(&mut pack, POD)?.ok()?;
     node.ctr(&["images", "import", &archive.to_string_lossy()])?;
-    fs::remove_file(plugin)?;
     Ok(fs::remove_file(archive)?)
 }
 

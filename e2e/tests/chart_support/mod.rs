@@ -50,9 +50,24 @@ pub fn rendering(args: &[&str]) -> Result<Output> {
 
 /// The chart rendered with these values.
 pub fn rendered(values: &Value) -> Result<String> {
+    rendered_with(values, &[])
+}
+
+/// The same without the pod of `helm test`.
+pub fn rendered_without_tests(values: &Value) -> Result<String> {
+    rendered_with(values, &["--skip-tests"])
+}
+
+/// The pod of `helm test` alone.
+pub fn test_pod(values: &Value) -> Result<Value> {
+    yaml(&rendered_with(values, &["--show-only", "templates/tests/redirected.yaml"])?)
+}
+
+fn rendered_with(values: &Value, more: &[&str]) -> Result<String> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), values.to_string())?;
-    let output = rendering(&["--values", &file.path().display().to_string()])?.ok();
+    let file = file.path().display().to_string();
+    let output = rendering(&[more, &["--values", &file]].concat())?.ok();
     Ok(output.with_context(|| values.to_string())?.stdout)
 }
 

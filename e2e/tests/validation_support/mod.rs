@@ -38,19 +38,8 @@ pub fn istio_validation() -> &'static Path {
 
 /// The image of [`MANIFEST`]: the program alone, with the libraries it is linked against.
 pub fn image() -> Result<Image> {
-    let program = istio_validation();
-    let mut image =
-        Image::new("docker.io/local/istio-validation:1").program("bin/istio-validation", program)?;
-    let libraries = process::run(&mut process::command("ldd", [program]), process::SHORT)?.ok()?.stdout;
-    let paths = libraries.split_whitespace().filter(|word| word.starts_with('/'));
-    for path in paths {
-        let relative = path.trim_start_matches('/');
-        let folders = Path::new(relative).ancestors().skip(1).filter(|folder| *folder != Path::new(""));
-        for folder in folders.collect::<Vec<_>>().into_iter().rev() {
-            image = image.folder(&folder.to_string_lossy());
-        }
-        image = image.program(relative, Path::new(path))?;
-    }
+    let image = Image::new("docker.io/local/istio-validation:1");
+    let image = image.linked_program("bin/istio-validation", istio_validation())?;
     Ok(image.entrypoint(&["/bin/istio-validation"]))
 }
 

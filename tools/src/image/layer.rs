@@ -1,0 +1,72 @@
+//! The one layer of an image: nothing of this machine's clock, users or order of files is in it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use anyhow::Result;
+use tar::{Builder, EntryType, Header};
+
+use crate::contents::{FILES, Image};
+use crate::program::{self, Architecture};
+
+enum Entry {
+    Folder,
+    File(Vec<u8>, u32),
+    Link(&'static str),
+}
+
+/// The layer as a tar archive.
+pub(crate) fn write(image: &Image, architecture: Architecture, programs: &Path) -> Result<Vec<u8>> {
+    let mut archive = Builder::new(Vec::new());
+    for (path, entry) in entries(image, architecture, programs)? {
+        match entry {
+            Entry::Folder => {
+                archive.append_data(&mut header(EntryType::Directory, 0, 0o755), path, io::empty())?;
+            }
+            Entry::File(content, mode) => {
+                let mut header = header(EntryType::Regular, content.len() as u64, mode);
+                archive.append_data(&mut header, path, &content[..])?;
+            }
+            Entry::Link(target) => {
+                archive.append_link(&mut header(EntryType::Symlink, 0, 0o777), path, target)?;
+            }
+        }
+    }
+    Ok(archive.into_inner()?)
+}
+
+/// By path, so that every folder is before what is in it.
+fn entries(image: &Image, architecture: Architecture, programs: &Path) -> Result<BTreeMap<String, Entry>> {
+    let mut entries = BTreeMap::new();
+    for (package, path) in image.programs {
+        let content = program::read(&programs.join(package), architecture)?;
+        entries.insert((*path).to_owned(), Entry::File(content, 0o755));
+    }
+    for (path, content) in FILES {
+        entries.insert(path.to_owned(), Entry::File(content.into(), 0o644));
+    }
+    for (path, target) in image.links {
+        entries.insert((*path).to_owned(), Entry::Link(target));
+    }
+    let folders = image.folders.iter().map(|folder| Path::new(*folder).to_owned());
+    let parents = entries.keys().filter_map(|path| Some(Path::new(path).parent()?.to_owned()));
+    for folder in folders.chain(parents).collect::<Vec<_>>() {
+        for folder in folder.ancestors().filter(|folder| *folder != Path::new("")) {
+            // The archive's readers tell folders by a slash at the end.
+            entries.entry(format!("{}/", folder.display())).or_insert(Entry::Folder);
+        }
+    }
+    Ok(entries)
+}
+
+pub(crate) fn header(kind: EntryType, size: u64, mode: u32) -> Header {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_size(size);
+    header.set_mode(mode);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}

@@ -1,0 +1,95 @@
+//! Writes the project's container images: OCI image layouts in an archive, from static programs and nothing else. Needs no daemon, no registry and
+//! no base image, and the same programs give the same bytes.
+
+mod contents;
+mod layer;
+mod layout;
+mod program;
+mod sbom;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use contents::Image;
+use layout::{Archive, Facts};
+use program::Architecture;
+
+const USAGE: &str = "usage: image pack [--plain] IMAGE ARCHIVE REFERENCE ARCHITECTURE=FOLDER...
+       image sbom IMAGE ARCHITECTURE=FOLDER FILE
+       image list
+
+pack  writes an archive with an image for each ARCHITECTURE (amd64, arm64), of the static programs in its FOLDER. --plain leaves the layers uncompressed.
+sbom  writes what the image for one architecture is made of, as CycloneDX.
+list  prints the names of all images.
+
+SOURCE_DATE_EPOCH and SOURCE_REVISION, where they are set, say from when and from which revision the programs are.";
+
+fn main() -> Result<()> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["pack", "--plain", image, archive, reference, ref platforms @ ..] => {
+            pack(image, Path::new(archive), reference, platforms, false)
+        }
+        ["pack", image, archive, reference, ref platforms @ ..] => {
+            pack(image, Path::new(archive), reference, platforms, true)
+        }
+        ["sbom", image, platform, file] => write_sbom(image, platform, Path::new(file)),
+        ["list"] => {
+            say(&Image::ALL.map(|image| image.name).join("\n"));
+            Ok(())
+        }
+        _ => bail!("{USAGE}"),
+    }
+}
+
+fn pack(image: &str, file: &Path, reference: &str, platforms: &[&str], compress: bool) -> Result<()> {
+    let image = Image::named(image)?;
+    ensure!(!platforms.is_empty(), "no ARCHITECTURE=FOLDER\n{USAGE}");
+    let facts = Facts::from_variables(|name| env::var(name).ok())?;
+    let mut archive = Archive::new(reference, facts)?;
+    for platform in platforms {
+        let (architecture, folder) = parse_platform(platform)?;
+        let layer = layer::write(image, architecture, &folder)?;
+        archive.add(image, architecture, &layer, compress)?;
+    }
+    let bytes = archive.finish(image)?;
+    replace(file, &bytes)?;
+    say(&format!("{}: {reference}, {} bytes", file.display(), bytes.len()));
+    Ok(())
+}
+
+fn write_sbom(image: &str, platform: &str, file: &Path) -> Result<()> {
+    let image = Image::named(image)?;
+    let (architecture, folder) = parse_platform(platform)?;
+    let text = sbom::describe(image, architecture, &folder)?;
+    replace(file, text.as_bytes())
+}
+
+fn parse_platform(text: &str) -> Result<(Architecture, PathBuf)> {
+    let (architecture, folder) =
+        text.split_once('=').with_context(|| format!("{text} is not ARCHITECTURE=FOLDER"))?;
+    Ok((Architecture::named(architecture)?, folder.into()))
+}
+
+/// At once and whole: whoever finds the file finds all of it, also after this was killed.
+fn replace(file: &Path, bytes: &[u8]) -> Result<()> {
+    let folder = match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let temporary = tempfile::NamedTempFile::new_in(folder)
+        .with_context(|| format!("cannot write into {}", folder.display()))?;
+    fs::write(temporary.path(), bytes)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    fs::set_permissions(temporary.path(), mode)?;
+    temporary.persist(file).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(())
+}
+
+#[allow(clippy::print_stdout, reason = "what was written is what the caller asks for")]
+fn say(text: &str) {
+    println!("{text}");
+}
