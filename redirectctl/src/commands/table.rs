@@ -4,7 +4,7 @@ use redirect_core::settings::{Key, SETTINGS};
 use settings_cli::{CommandLine, Pages, setting_row};
 use settings_table::{Row, Status, Takes};
 
-use super::{Answer, Given, NETNS_DIR};
+use super::{Answer, Given, NETNS_DIR, in_force, planned};
 use crate::input::Trouble;
 use crate::node::CONF_DIR;
 use crate::plan::Format;
@@ -153,7 +153,7 @@ pub const COMMANDS: &[Definition] = &[
             ("A pod of the cluster, as input for iptables-restore", "redirectctl plan --pod shop/cart-0 --format restore"),
             ("A picture of the chains", "redirectctl plan -f pod.yaml --format dot | dot -Tsvg >chains.svg"),
         ]),
-        run: super::plan,
+        run: planned::plan,
     },
     Definition {
         name: "verify",
@@ -176,7 +176,7 @@ pub const COMMANDS: &[Definition] = &[
             ("A namespace that istio-iptables has programmed", "redirectctl verify --netns /run/netns/demo -b '*' -i '*'"),
             ("For scripts", "redirectctl verify --netns /run/netns/demo -f pod.yaml --output json || echo broken"),
         ]),
-        run: super::verify,
+        run: in_force::verify,
     },
     Definition {
         name: "netns",
@@ -191,7 +191,7 @@ pub const COMMANDS: &[Definition] = &[
             ("What is in force", "redirectctl netns /run/netns/cni-1234"),
             ("And whether it is right", "redirectctl netns /proc/4711/ns/net --pod shop/cart-0"),
         ]),
-        run: super::netns,
+        run: in_force::netns,
     },
     Definition {
         name: "pod",
@@ -206,7 +206,7 @@ pub const COMMANDS: &[Definition] = &[
             ("On the pod's node, as root", "redirectctl pod shop/cart-0"),
             ("Without the API server", "redirectctl pod shop/cart-0 -f pods.json"),
         ]),
-        run: super::pod,
+        run: in_force::pod,
     },
     Definition {
         name: "scan",
@@ -241,7 +241,7 @@ pub const COMMANDS: &[Definition] = &[
                 "redirectctl scan --output prometheus >/var/lib/node_exporter/redirectctl.prom",
             ),
         ]),
-        run: super::scan,
+        run: in_force::scan,
     },
     Definition {
         name: "trace",
@@ -280,7 +280,7 @@ pub const COMMANDS: &[Definition] = &[
             ),
             ("A DNS query, with every rule it meets", "redirectctl trace -f pod.yaml --to 10.96.0.10:53/udp --every"),
         ]),
-        run: super::trace,
+        run: planned::trace,
     },
     Definition {
         name: "diff",
@@ -301,7 +301,7 @@ pub const COMMANDS: &[Definition] = &[
                 "redirectctl diff 'flags:-b * -i *' 'flags:-b * -i * -o 3306' --address 10.1.0.2,fd00::2",
             ),
         ]),
-        run: super::diff,
+        run: planned::diff,
     },
     Definition {
         name: "why",
