@@ -4,6 +4,8 @@ mod given;
 mod in_force;
 mod planned;
 mod table;
+mod target;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

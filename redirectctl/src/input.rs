@@ -103,7 +103,9 @@ pub fn pod_name(text: &str) -> Result<PodName, String> {
     let is_name = |text: &str| {
         let of_name =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-        !text.is_empty() && text.len() <= 253 && text.bytes().all(of_name)
+        let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let (first, last) = (text.as_bytes().first(), text.as_bytes().last());
+        is_end(first) && is_end(last) && text.len() <= 253 && text.bytes().all(of_name)
     };
     if is_name(namespace) && is_name(name) {
         Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
@@ -189,7 +191,7 @@ mod tests {
     fn names_never_leave_their_place_in_a_path() {
         assert_eq!(pod_name("shop/cart-0").map(|name| name.to_string()), Ok("shop/cart-0".to_owned()));
         assert_eq!(pod_name("cart-0").map(|name| name.to_string()), Ok("default/cart-0".to_owned()));
-        for bad in ["", "/", "a/", "../x/y", "a/b/c", "a/b?c", "A/b"] {
+        for bad in ["", "/", "a/", "../x/y", "a/b/c", "a/b?c", "A/b", "../x", "a/..", ".", "a/-b"] {
             assert!(pod_name(bad).is_err(), "{bad}");
         }
     }

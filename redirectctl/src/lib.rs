@@ -19,6 +19,7 @@ pub mod report;
 pub mod scan;
 pub mod show;
 pub mod traffic;
+pub mod watch;
 pub mod why;
 
 use std::ffi::OsString;

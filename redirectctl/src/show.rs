@@ -61,7 +61,8 @@ pub fn look(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, Str
     looked.map(|(seen, decided)| (decided, Some(seen))).map_err(|error| error.to_string())
 }
 
-fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
+/// The network namespace of a pod among those of a directory.
+pub(crate) fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
     let wanted: BTreeSet<_> = pod.addresses.iter().copied().collect();
     let survey = Survey::of(directory, &wanted).map_err(|error| error.to_string())?;
     let sandbox = survey.find(&pod.addresses).map_err(|error| error.to_string())?;

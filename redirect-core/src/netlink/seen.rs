@@ -4,14 +4,14 @@ use super::{
     abi::{self, attribute, base, ct, meta, verdict},
     decode::{self, both_ports, number, ports, prefix_of},
     expression::TCP_FLAGS,
-    reading::{Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt, negated},
+    reading::{self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt, negated},
     wire::{Attribute, Attributes, read_array},
     xt,
 };
 use crate::{
     interference::{
         marked,
-        ruleset::{Condition, SeenRule, Statement, state},
+        ruleset::{Condition, Counter, SeenRule, Statement, state},
         target_named,
     },
     rule::{Is, Match, Protocol},
@@ -49,11 +49,19 @@ const RESTORE_MARK: u8 = 2;
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
     let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default() };
     for (_, element) in expressions {
-        if let Some(expression) = Expression::read(element) {
+        if let Some(("counter", data)) = reading::name_and_data(element) {
+            reader.rule.counter = counter(data).or(reader.rule.counter);
+        } else if let Some(expression) = Expression::read(element) {
             reader.expression(expression);
         }
     }
     reader.rule
+}
+
+/// Of several counters the last is nearest to what the rule does.
+fn counter(data: Attributes<'_>) -> Option<Counter> {
+    let number = |kind| data.find(kind)?.u64();
+    Some(Counter { packets: number(attribute::counter::PACKETS)?, bytes: number(attribute::counter::BYTES)? })
 }
 
 /// What a field is called in nft.

@@ -25,7 +25,7 @@ mod text;
 mod walk;
 
 pub use difference::{Difference, Region, difference};
-pub use rules::Rules;
+pub use rules::{MeshRule, Rules};
 pub use text::Detail;
 
 use crate::{

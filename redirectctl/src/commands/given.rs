@@ -100,6 +100,14 @@ impl Given {
         input::live_pod(&self.kubeconfig()?, &name)
     }
 
+    /// A pod of this name: from the file where one is given, else as the API server has it.
+    pub(super) fn pod_named(&self, name: &str) -> Result<Pod, Trouble> {
+        let Some(file) = self.flag("file") else { return self.live_pod(name) };
+        let name = input::pod_name(name).map_err(Trouble::of)?;
+        let pod = input::pods_of_file(file)?.into_iter().find(|pod| pod.name == name);
+        pod.ok_or_else(|| Trouble(vec![format!("{file}: has no pod {name}")]))
+    }
+
     pub(super) fn kubeconfig(&self) -> Result<PathBuf, Trouble> {
         input::kubeconfig(self.flag("kubeconfig"), |name| self.env.get(name).cloned())
     }

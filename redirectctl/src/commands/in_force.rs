@@ -55,16 +55,7 @@ pub(super) fn netns(given: &Given) -> Result<Answer, Trouble> {
 
 /// `pod`
 pub(super) fn pod(given: &Given) -> Result<Answer, Trouble> {
-    let name = input::pod_name(given.operand()).map_err(Trouble::of)?;
-    let pod = match given.flag("file") {
-        Some(file) => {
-            let pods = input::pods_of_file(file)?.into_iter();
-            pods.into_iter()
-                .find(|pod| pod.name == name)
-                .ok_or_else(|| Trouble(vec![format!("{file}: has no pod {name}")]))?
-        }
-        None => given.live_pod(given.operand())?,
-    };
+    let pod = given.pod_named(given.operand())?;
     Ok(given.answer(&show::pod(&pod, &given.netns_dir(), &given.node()?)))
 }
 
