@@ -36,11 +36,22 @@ impl Trouble {
 /// # Errors
 /// Everything wrong with the file, or with the pods in it.
 pub fn pods_of_file(path: &str) -> Result<Vec<Pod>, Trouble> {
+    of_file(path, pods_of_text)
+}
+
+/// The same as Kubernetes writes them.
+///
+/// # Errors
+/// Everything wrong with the file.
+pub fn objects_of_file(path: &str) -> Result<Vec<Value>, Trouble> {
+    of_file(path, objects_of_text)
+}
+
+fn of_file<T>(path: &str, read: impl FnOnce(&str) -> Result<T, Trouble>) -> Result<T, Trouble> {
     let named = if path == "-" { "standard input" } else { path };
     let text = if path == "-" { stdin() } else { files::read_text(Path::new(path), MOST_BYTES) };
     let text = text.map_err(|error| Trouble(vec![format!("cannot read {named}: {error}")]))?;
-    pods_of_text(&text)
-        .map_err(|Trouble(all)| Trouble(all.iter().map(|what| format!("{named}: {what}")).collect()))
+    read(&text).map_err(|Trouble(all)| Trouble(all.iter().map(|what| format!("{named}: {what}")).collect()))
 }
 
 fn stdin() -> io::Result<String> {
@@ -54,6 +65,10 @@ fn stdin() -> io::Result<String> {
 /// # Errors
 /// Everything wrong with it.
 pub fn pods_of_text(text: &str) -> Result<Vec<Pod>, Trouble> {
+    pods_of(&objects_of_text(text)?)
+}
+
+fn objects_of_text(text: &str) -> Result<Vec<Value>, Trouble> {
     let documents = yaml::documents(text).map_err(Trouble::of)?;
     let mut objects = Vec::new();
     for document in documents.into_iter().filter(|document| !document.is_null()) {
@@ -65,7 +80,7 @@ pub fn pods_of_text(text: &str) -> Result<Vec<Pod>, Trouble> {
     if objects.is_empty() {
         return Err(Trouble::of("has no pod"));
     }
-    pods_of(&objects)
+    Ok(objects)
 }
 
 fn pods_of(objects: &[Value]) -> Result<Vec<Pod>, Trouble> {

@@ -3,6 +3,7 @@
 //! Nothing is ever changed. What is decided from what was read is pure ([`diagnosis`]); what reads is [`inspect`], [`listeners`], [`node`].
 
 pub mod cause;
+pub mod cni;
 pub mod commands;
 pub mod diagnosis;
 pub mod input;

@@ -31,6 +31,8 @@ const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
 pub struct Node {
     /// The plugin's entry, where the runtime has one.
     pub conf: Option<Conf>,
+    /// The same as the runtime passes it on, with the name and version of its network.
+    pub entry: Option<Value>,
     /// The plugins in their order, by their types.
     pub order: Vec<String>,
     /// The file that the runtime reads: the first by name.
@@ -96,14 +98,14 @@ impl Node {
             return Self { findings: vec![Finding::new(Cause::NoEntry, told)], ..node };
         };
         let mut entry = entry.clone();
-        for key in ["name", "cniVersion"] {
+        for key in ["name", "cniVersion", "disableCheck"] {
             if let Some(value) = list.get(key) {
                 entry[key] = value.clone();
             }
         }
         let text = entry.to_string();
         match Envelope::read(text.as_bytes(), Command::Add).and_then(|envelope| envelope.conf()) {
-            Ok(conf) => Self { conf: Some(conf), ..node },
+            Ok(conf) => Self { conf: Some(conf), entry: Some(entry), ..node },
             Err(error) => {
                 let told = format!("{shown}: the plugin refuses its entry: {error}");
                 Self { findings: vec![Finding::new(Cause::EntryUnreadable, told)], ..node }

@@ -270,6 +270,44 @@ pub const COMMANDS: &[Definition] = &[
         run: super::watch::watch,
     },
     Definition {
+        name: "cni",
+        alias: None,
+        full_name: "redirectctl cni",
+        about: "Asks the installed plugin whether a pod is redirected as planned, as the node's runtime would: CHECK, which changes nothing.",
+        operands: &[
+            ("COMMAND", "check: no other command of plugins is sent"),
+            ("POD", "the pod, as NAMESPACE/NAME; not needed where --file has one pod"),
+        ],
+        needs: 1,
+        rows: &[
+            Row {
+                short: Some('f'),
+                ..Row::new(
+                    Takes::Path,
+                    "The pod's manifest in YAML or JSON, which the plugin then reads in place of the API server's; - is standard input.",
+                )
+                .flag("file")
+            },
+            Row::new(Takes::Path, "The pod's network namespace. Without it, the one that has the pod's addresses.").flag("netns"),
+            KUBECONFIG,
+            NODE_CONF,
+            NETNS_FOLDER,
+            Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
+            Row::new(Takes::Path, "Where the node's runtime remembers results of plugins.")
+                .flag("cni-cache-dir")
+                .default(crate::cni::cache::CACHE_DIR),
+            Row::new(Takes::Switch, "Shows what would be sent, and sends nothing.").flag("dry-run").default("false"),
+            OUTPUT,
+        ],
+        takes_settings: false,
+        pages: pages(&[
+            ("Would CHECK fail for a pod of this node?", "redirectctl cni check shop/cart-0"),
+            ("What a runtime would send", "redirectctl cni check shop/cart-0 --dry-run"),
+            ("Without the API server", "redirectctl cni check -f pod.yaml --netns /run/netns/cni-1234"),
+        ]),
+        run: super::cni::cni,
+    },
+    Definition {
         name: "trace",
         alias: None,
         full_name: "redirectctl trace",

@@ -23,12 +23,20 @@ impl Target {
             (None, Some(file)) => Some(input::pod_of_file(file)?),
             (None, None) => None,
         };
-        let path = match (given.flag("netns"), &pod) {
-            (Some(path), _) => path.into(),
-            (None, Some(pod)) => of_pod(pod, given)?,
-            (None, None) => "/proc/self/ns/net".into(),
+        match (given.flag("netns"), pod) {
+            (_, Some(pod)) => Self::of_pod(pod, given),
+            (Some(path), None) => Ok(Self { pod: None, path: path.into() }),
+            (None, None) => Ok(Self { pod: None, path: "/proc/self/ns/net".into() }),
+        }
+    }
+
+    /// That of a pod, unless `--netns` names it.
+    pub(super) fn of_pod(pod: Pod, given: &Given) -> Result<Self, Trouble> {
+        let path = match given.flag("netns") {
+            Some(path) => path.into(),
+            None => find(&pod, given)?,
         };
-        Ok(Self { pod, path })
+        Ok(Self { pod: Some(pod), path })
     }
 
     /// What it is called.
@@ -37,7 +45,7 @@ impl Target {
     }
 }
 
-fn of_pod(pod: &Pod, given: &Given) -> Result<PathBuf, Trouble> {
+fn find(pod: &Pod, given: &Given) -> Result<PathBuf, Trouble> {
     if pod.host_network {
         return Err(Trouble(vec![format!(
             "pod {} is on the host's network, and has no network namespace of its own",
