@@ -187,6 +187,9 @@ mod tests {
         assert_eq!(bundle.left_out().len(), 1 + 40 - MOST_BYTES / MOST_ENTRY);
         let entries = bundle.into_entries();
         assert_eq!(entries.len(), 1 + MOST_BYTES / MOST_ENTRY);
-        assert!(entries[0].0 == "contents.json" && String::from_utf8_lossy(&entries[0].1).contains("more than fit"));
+        assert!(
+            entries[0].0 == "contents.json"
+                && String::from_utf8_lossy(&entries[0].1).contains("more than fit")
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! The command line: the commands, and what each does with its words.
 
+mod bundle;
 mod cni;
 mod given;
 mod in_force;

@@ -164,6 +164,14 @@ pub fn live_pod(kubeconfig: &Path, name: &PodName) -> Result<Pod, Trouble> {
 /// # Errors
 /// They cannot be read.
 pub fn live_pods(kubeconfig: &Path, node: &str) -> Result<Vec<Pod>, Trouble> {
+    pods_of(&live_objects(kubeconfig, node)?)
+}
+
+/// The same as Kubernetes writes them.
+///
+/// # Errors
+/// They cannot be read.
+pub fn live_objects(kubeconfig: &Path, node: &str) -> Result<Vec<Value>, Trouble> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
     let list = runtime.block_on(async {
         let client = kubeconfig::client(kubeconfig).map_err(Trouble::of)?;
@@ -174,8 +182,7 @@ pub fn live_pods(kubeconfig: &Path, node: &str) -> Result<Vec<Pod>, Trouble> {
     });
     // A look-up of the server's name may still be under way on a thread; it is not waited for.
     runtime.shutdown_background();
-    let items = list?.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
-    pods_of(&items)
+    Ok(list?.get("items").and_then(Value::as_array).cloned().unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Nothing is ever changed. What is decided from what was read is pure ([`diagnosis`]); what reads is [`inspect`], [`listeners`], [`node`].
 
+pub mod bundle;
 pub mod cause;
 pub mod cni;
 pub mod commands;

@@ -54,11 +54,18 @@ mod tests {
         write_new(&path, b"one").expect("writes");
         assert_eq!(fs::metadata(&path).expect("is there").permissions().mode() & 0o777, 0o600);
         let again = write_new(&path, b"two").expect_err("it is there");
-        assert_eq!((again.kind(), fs::read(&path).expect("reads")), (io::ErrorKind::AlreadyExists, b"one".to_vec()));
-        std::os::unix::fs::symlink(folder.path().join("elsewhere"), folder.path().join("link")).expect("links");
+        assert_eq!(
+            (again.kind(), fs::read(&path).expect("reads")),
+            (io::ErrorKind::AlreadyExists, b"one".to_vec())
+        );
+        std::os::unix::fs::symlink(folder.path().join("elsewhere"), folder.path().join("link"))
+            .expect("links");
         assert!(write_new(&folder.path().join("link"), b"two").is_err(), "a link is something that is there");
         assert!(write_new(&folder.path().join("no/folder"), b"two").is_err());
-        let mut names: Vec<_> = fs::read_dir(folder.path()).expect("lists").map(|entry| entry.expect("an entry").file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(folder.path())
+            .expect("lists")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
         names.sort();
         assert_eq!(names, ["a.tar.gz", "link"], "nothing half-written stays");
     }

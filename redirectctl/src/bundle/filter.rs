@@ -112,7 +112,9 @@ pub fn agent(pod: &Value) -> Value {
     let kept: Map<String, Value> = all
         .iter()
         .filter(known)
-        .filter_map(|variable| Some((variable.get("name")?.as_str()?.to_owned(), variable.get("value")?.clone())))
+        .filter_map(|variable| {
+            Some((variable.get("name")?.as_str()?.to_owned(), variable.get("value")?.clone()))
+        })
         .collect();
     let others = all.len().saturating_sub(kept.len());
     json!({"variables": kept, "others": others})
@@ -146,7 +148,8 @@ pub fn log_line(line: &str) -> Option<String> {
 fn is_phases(text: &str) -> bool {
     const PHASES: [&str; 5] = ["read", "pod", "plan", "apply", "total"];
     text.split(' ').all(|part| {
-        part.split_once(':').is_some_and(|(name, number)| PHASES.contains(&name) && number.parse::<f64>().is_ok())
+        part.split_once(':')
+            .is_some_and(|(name, number)| PHASES.contains(&name) && number.parse::<f64>().is_ok())
     })
 }
 
@@ -155,13 +158,16 @@ fn is_phases(text: &str) -> bool {
 pub fn metric(line: &str) -> Option<String> {
     let (name, value) = line.trim_end().rsplit_once(' ')?;
     value.parse::<f64>().ok()?;
-    let (name, labels) = name.split_once('{').map_or((name, ""), |(name, labels)| (name, labels.trim_end_matches('}')));
+    let (name, labels) =
+        name.split_once('{').map_or((name, ""), |(name, labels)| (name, labels.trim_end_matches('}')));
     let is_word = |text: &str, more: &str| {
         text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c)) && text.len() <= 64
     };
     let is_ours = name.starts_with("istio_cni_") && is_word(name, "_");
     let is_listed = |label: &str| {
-        label.split_once('=').is_some_and(|(name, value)| LABELS.contains(&name) && is_word(value.trim_matches('"'), "_-+."))
+        label
+            .split_once('=')
+            .is_some_and(|(name, value)| LABELS.contains(&name) && is_word(value.trim_matches('"'), "_-+."))
     };
     (is_ours && (labels.is_empty() || labels.split(',').all(is_listed))).then(|| line.trim_end().to_owned())
 }
@@ -199,7 +205,10 @@ mod tests {
         let kept = network(&list);
         assert!(!kept.to_string().contains("SECRET"), "{kept:#}");
         assert_eq!(kept["(other keys)"], 1);
-        assert_eq!(kept["plugins"][0], json!({"type": "calico", "ipam": {"type": "host-local"}, "(other keys)": 3}));
+        assert_eq!(
+            kept["plugins"][0],
+            json!({"type": "calico", "ipam": {"type": "host-local"}, "(other keys)": 3})
+        );
         assert_eq!(kept["plugins"][1]["exclude_namespaces"], json!(["a"]));
         assert_eq!(kept["plugins"][1]["add_timeout"], REMOVED);
         let alone = network(&json!({"type": "istio-cni", "plugin_log_level": "info", "x": "SECRET"}));
@@ -226,7 +235,10 @@ mod tests {
 
     #[test]
     fn of_metrics_only_the_agents_own_are_kept() {
-        for good in ["istio_cni_install_ready 1", "istio_cni_plugin_add_total{outcome=\"skip\",reason=\"no_proxy\"} 3"] {
+        for good in [
+            "istio_cni_install_ready 1",
+            "istio_cni_plugin_add_total{outcome=\"skip\",reason=\"no_proxy\"} 3",
+        ] {
             assert_eq!(metric(good).as_deref(), Some(good));
         }
         for bad in [
@@ -262,7 +274,13 @@ mod tests {
 
     #[test]
     fn of_the_machine_only_what_rules_need_is_kept() {
-        assert_eq!(modules("xt_owner 16384 1 - Live\nsecret_driver 1 0\nnf_tables 2 1"), ["nf_tables", "xt_owner"]);
-        assert_eq!(os_release("ID=debian\nVERSION_ID=\"12\"\nX_SECRET=SECRET"), json!({"ID": "debian", "VERSION_ID": "12"}));
+        assert_eq!(
+            modules("xt_owner 16384 1 - Live\nsecret_driver 1 0\nnf_tables 2 1"),
+            ["nf_tables", "xt_owner"]
+        );
+        assert_eq!(
+            os_release("ID=debian\nVERSION_ID=\"12\"\nX_SECRET=SECRET"),
+            json!({"ID": "debian", "VERSION_ID": "12"})
+        );
     }
 }

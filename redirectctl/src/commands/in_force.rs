@@ -76,7 +76,7 @@ pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
 }
 
 /// The name of the node this runs on: that of its machine, unless it is said.
-fn node_name(given: &Given) -> Result<String, Trouble> {
+pub(super) fn node_name(given: &Given) -> Result<String, Trouble> {
     let said = given.flag("node").map(str::to_owned).or_else(|| given.env.get("NODE_NAME").cloned());
     if let Some(name) = said.filter(|name| !name.is_empty()) {
         return Ok(name);

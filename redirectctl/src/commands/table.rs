@@ -368,6 +368,38 @@ pub const COMMANDS: &[Definition] = &[
         run: planned::diff,
     },
     Definition {
+        name: "bundle",
+        alias: None,
+        full_name: "redirectctl bundle",
+        about: "Writes an archive for a support ticket: the scan, reports and rules of the node's pods, configuration, metrics, what the plugin decided, the machine. Only fields that are known to hold no secret are copied.",
+        operands: &[("FILE", "the archive, which must not be there; without it redirectctl-TIME.tar.gz in this folder")],
+        needs: 0,
+        rows: &[
+            Row {
+                short: Some('f'),
+                ..Row::new(
+                    Takes::Path,
+                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input.",
+                )
+                .flag("file")
+            },
+            KUBECONFIG,
+            Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
+            NODE_CONF,
+            NETNS_FOLDER,
+            Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
+            Row::new(Takes::Text("IP:PORT"), "Where the agent serves metrics. Without it, port 15014 of its pod, or of this machine.")
+                .flag("metrics"),
+            OUTPUT,
+        ],
+        takes_settings: false,
+        pages: pages(&[
+            ("On a node, as root", "redirectctl bundle"),
+            ("Into a file of this name, without the API server", "redirectctl bundle /tmp/ticket-7.tar.gz -f pods.json"),
+        ]),
+        run: super::bundle::bundle,
+    },
+    Definition {
         name: "why",
         alias: None,
         full_name: "redirectctl why",
