@@ -24,10 +24,14 @@ pub use table::{COMMANDS, Definition, PROGRAM};
 
 use crate::input::Trouble;
 use crate::paper::Layout;
-use crate::{FAILED, FINE, why};
+use crate::{FAILED, FINE, report, why};
 
 /// Where runtimes keep pods' network namespaces.
 pub(crate) const NETNS_DIR: &str = "/var/run/netns";
+
+/// How many errors are told, and how much of each: an annotation may have 256 KiB.
+const MOST_ERRORS: usize = 50;
+const LONGEST_ERROR: usize = 2000;
 
 /// What a command answers: text for standard output, and the exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,8 +131,11 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
             answer.code
         }
         Err(Trouble(all)) => {
-            for error in all {
-                log::error!(target: DEFAULT_SCOPE, "{error}");
+            for error in all.iter().take(MOST_ERRORS) {
+                log::error!(target: DEFAULT_SCOPE, "{}", report::short(error, LONGEST_ERROR));
+            }
+            if let Some(more) = all.len().checked_sub(MOST_ERRORS).filter(|more| *more > 0) {
+                log::error!(target: DEFAULT_SCOPE, "and {more} more errors like these");
             }
             FAILED
         }

@@ -32,7 +32,7 @@ pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
 pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
     let without = || from_afar(pod, node);
     let subject = format!("pod {}", pod.name);
-    if pod.host_network || pod.is_over() {
+    if pod.host_network || pod.is_over() || pod.addresses.is_empty() {
         return report(subject, None, Some(pod), node, Ok((without(), None)), Cause::Unfound, without);
     }
     match find(pod, directory) {
@@ -65,7 +65,7 @@ pub fn look(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, Str
 pub(crate) fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
     let wanted: BTreeSet<_> = pod.addresses.iter().copied().collect();
     let survey = Survey::of(directory, &wanted).map_err(|error| error.to_string())?;
-    let sandbox = survey.find(&pod.addresses).map_err(|error| error.to_string())?;
+    let sandbox = survey.find(&pod.addresses).map_err(|error| pod.unfound(&error))?;
     let netns = sandbox.open().map_err(|error| error.to_string())?;
     Ok((sandbox.path().to_owned(), netns))
 }

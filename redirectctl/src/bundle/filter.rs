@@ -10,6 +10,31 @@ const REMOVED: &str = "(removed)";
 const OF_NETWORK: [&str; 6] = ["cniVersion", "cniVersions", "name", "type", "disableCheck", "disableGC"];
 /// Beginnings of the names of modules that rules need.
 const MODULES: [&str; 6] = ["nf_", "nft_", "xt_", "ip_", "ip6", "iptable_"];
+/// Findings whose evidence is read from the kernel, the settings of the mesh or the node's network configuration.
+const QUOTABLE: [&str; 22] = [
+    "not-redirected",
+    "unexpected-rules",
+    "one-family-missing",
+    "rules-differ",
+    "routing-missing",
+    "passthrough-address-missing",
+    "two-backends",
+    "table-dormant",
+    "foreign-rule",
+    "foreign-rule-may-interfere",
+    "kernel-lacks",
+    "no-address",
+    "loopback-down",
+    "nobody-listens",
+    "dns-nobody-listens",
+    "stranger-listens",
+    "root-is-the-proxy",
+    "port-not-captured",
+    "family-not-captured",
+    "bad-settings",
+    "unowned-rules",
+    "no-plugin-entry",
+];
 /// Labels of the agent's metrics, whose values are closed sets.
 const LABELS: [&str; 9] = ["result", "kind", "watch", "outcome", "reason", "type", "state", "change", "le"];
 /// Levels of log lines.
@@ -172,6 +197,39 @@ pub fn metric(line: &str) -> Option<String> {
     (is_ours && (labels.is_empty() || labels.split(',').all(is_listed))).then(|| line.trim_end().to_owned())
 }
 
+/// A document with findings. What was seen is kept where it was read from the kernel or the node's files; where the cluster said it, it may
+/// quote what pods print. Comments of rules are other people's text.
+#[must_use]
+pub fn findings(document: Value) -> Value {
+    match document {
+        Value::Object(object) => {
+            let is_quotable =
+                object.get("code").and_then(Value::as_str).is_some_and(|code| QUOTABLE.contains(&code));
+            let filtered = object.into_iter().map(|(key, value)| match (key.as_str(), value) {
+                ("seen", Value::Array(seen)) if !is_quotable => (key, vec![REMOVED; seen.len()].into()),
+                ("seen", Value::Array(seen)) => {
+                    (key, seen.iter().filter_map(Value::as_str).map(without_comments).collect())
+                }
+                (_, value) => (key, findings(value)),
+            });
+            Value::Object(filtered.collect())
+        }
+        Value::Array(items) => items.into_iter().map(findings).collect(),
+        plain @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) => plain,
+    }
+}
+
+/// As rules of others are told, their comment stands in quotation marks and has none inside.
+fn without_comments(text: &str) -> String {
+    let (mut kept, mut rest) = (String::new(), text);
+    while let Some((before, comment)) = rest.split_once("(comment \"") {
+        kept.push_str(before);
+        kept.push_str("(with a comment)");
+        rest = comment.split_once("\")").map_or("", |(_, behind)| behind);
+    }
+    kept + rest
+}
+
 /// What a distribution calls itself.
 #[must_use]
 pub fn os_release(text: &str) -> Value {
@@ -269,6 +327,28 @@ mod tests {
         let text = std::fs::read_to_string(path).expect("the documentation");
         for name in AGENT_VARIABLES {
             assert!(text.contains(&format!("`{name}`")), "{name} is no variable of the agent");
+        }
+    }
+
+    #[test]
+    fn of_findings_only_what_the_kernel_said_is_quoted() {
+        let found = json!({"pods": [{"findings": [
+            {"code": "foreign-rule", "seen": ["a (comment \"SECRET\") b (comment \"SECRET", "c"]},
+            {"code": "heard-of-tomorrow", "seen": ["SECRET"]},
+        ]}]});
+        let kept = findings(found);
+        assert_eq!(
+            kept["pods"][0]["findings"][0]["seen"],
+            json!(["a (with a comment) b (with a comment)", "c"])
+        );
+        assert_eq!(kept["pods"][0]["findings"][1]["seen"], json!([REMOVED]));
+    }
+
+    #[test]
+    fn what_is_quotable_is_a_finding() {
+        let codes: Vec<&str> = crate::cause::Cause::ALL.iter().map(|cause| cause.code()).collect();
+        for code in QUOTABLE {
+            assert!(codes.contains(&code), "{code}");
         }
     }
 

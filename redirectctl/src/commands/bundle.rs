@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Answer, Given, pretty};
 use crate::bundle::{self, Bundle, filter};
+use crate::cluster::Cluster;
 use crate::input::{self, Trouble};
 use crate::inspect::MOST_RULES;
 use crate::node::Node;
@@ -44,9 +45,9 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, Trouble> {
     }
     let mut bundle = Bundle::default();
     bundle.add_json("machine.json", &bundle::machine());
-    let node = configuration(&mut bundle, given);
+    configuration(&mut bundle, given);
     match pods(given) {
-        Ok(objects) => of_pods(&mut bundle, &objects, &node, given, agent),
+        Ok((objects, cluster)) => of_pods(&mut bundle, &objects, &cluster, given, agent),
         Err(Trouble(all)) => {
             bundle.leave_out("pods", &all.join("; "));
             let agent = agent.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), METRICS_PORT));
@@ -76,15 +77,18 @@ fn written(path: &Path, bytes: &[u8]) -> Result<(), Trouble> {
     done.map_err(|error| Trouble(vec![format!("cannot write {}: {error}", path.display())]))
 }
 
-fn pods(given: &Given) -> Result<Vec<Value>, Trouble> {
-    match given.flag("file") {
-        Some(file) => input::objects_of_file(file),
-        None => input::live_objects(&given.kubeconfig()?, &super::in_force::node_name(given)?),
+fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), Trouble> {
+    if let Some(file) = given.flag("file") {
+        return input::objects_of_file(file);
     }
+    let (api, node) = (given.api_server()?, super::in_force::node_name(given)?);
+    let objects = api.pods(&node)?;
+    let cluster = api.around_node(&node, &objects);
+    Ok((objects, cluster))
 }
 
 /// The plugin's configuration and what it leaves behind.
-fn configuration(bundle: &mut Bundle, given: &Given) -> Node {
+fn configuration(bundle: &mut Bundle, given: &Given) {
     let directory = given.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
     let listed = bundle::conflists(Path::new(directory)).map(|all| format!("{all:#}\n").into_bytes());
     bundle.try_add("node/network-configurations.json", listed);
@@ -100,11 +104,16 @@ fn configuration(bundle: &mut Bundle, given: &Given) -> Node {
         .collect();
     bundle.add_json("node/files.json", &facts.into());
     bundle.try_add("node/plugin-log.jsonl", bundle::log(&run_dir.join(LOG)));
-    node
 }
 
 /// The scan, a report and the rules of each pod, and the agent as one of them.
-fn of_pods(bundle: &mut Bundle, objects: &[Value], node: &Node, given: &Given, agent: Option<SocketAddr>) {
+fn of_pods(
+    bundle: &mut Bundle,
+    objects: &[Value],
+    cluster: &Cluster,
+    given: &Given,
+    agent: Option<SocketAddr>,
+) {
     let mut pods = Vec::new();
     for object in objects {
         match Pod::from_json(object) {
@@ -112,6 +121,8 @@ fn of_pods(bundle: &mut Bundle, objects: &[Value], node: &Node, given: &Given, a
             Err(_) => bundle.leave_out("pods", "one is none"),
         }
     }
+    cluster.tell(&mut pods);
+    let node = &given.node_in(cluster, &pods).unwrap_or_default();
     let of_agent = agent_pod(objects, &pods, node);
     if let Some((object, _)) = of_agent {
         bundle.add_json("agent/environment.json", &filter::agent(object));
@@ -122,7 +133,7 @@ fn of_pods(bundle: &mut Bundle, objects: &[Value], node: &Node, given: &Given, a
     bundle.try_add("agent/metrics.txt", bundle::metrics(agent));
     let directory = given.netns_dir();
     match Scan::of(&pods, &directory, node) {
-        Ok(scan) => bundle.add_json("scan.json", &scan.json()),
+        Ok(scan) => bundle.add_json("scan.json", &filter::findings(scan.json())),
         Err(error) => bundle.leave_out("scan.json", &error.to_string()),
     }
     for (number, pod) in pods.iter().enumerate() {
@@ -134,7 +145,7 @@ fn of_pods(bundle: &mut Bundle, objects: &[Value], node: &Node, given: &Given, a
             let rules = rules(netns, pod, node).map(|rules| format!("{rules:#}\n").into_bytes());
             bundle.try_add(&format!("pods/{name}/rules.json"), rules);
         }
-        bundle.add_json(&format!("pods/{name}/report.json"), &report.json());
+        bundle.add_json(&format!("pods/{name}/report.json"), &filter::findings(report.json()));
     }
 }
 

@@ -132,7 +132,7 @@ struct Manifest {
 
 impl Manifest {
     fn read(file: &str, name: Option<&String>) -> Result<Self, Trouble> {
-        let mut objects = input::objects_of_file(file)?;
+        let (mut objects, _) = input::objects_of_file(file)?;
         let wanted = name.map(|name| input::pod_name(name)).transpose().map_err(Trouble::of)?;
         if let Some(wanted) = &wanted {
             objects.retain(|object| Pod::from_json(object).is_ok_and(|pod| pod.name == *wanted));

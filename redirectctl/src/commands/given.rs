@@ -1,15 +1,18 @@
 //! What a command is given: its words, the settings among them, and the pods and the node they name.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use cni_core::signs::AGENT_HEALTH;
 use netns_apply::facts::NameFiles;
 use redirect_core::Redirect;
 use redirect_core::settings::{NamespaceFacts, Source};
 use settings_cli::{Input, RunOptions};
 
 use super::{Answer, Definition, NETNS_DIR, pretty};
+use crate::api::{self, ApiServer};
+use crate::cluster::Cluster;
 use crate::input::{self, Trouble};
 use crate::node::Node;
 use crate::paper::Layout;
@@ -95,27 +98,38 @@ impl Given {
         }
     }
 
-    pub(super) fn live_pod(&self, name: &str) -> Result<Pod, Trouble> {
+    fn live_pod(&self, name: &str) -> Result<Pod, Trouble> {
         let name = input::pod_name(name).map_err(Trouble::of)?;
-        input::live_pod(&self.kubeconfig()?, &name)
+        let object = self.api_server()?.pod(&name)?;
+        Pod::from_json(&object).map_err(Trouble::of)
     }
 
     /// A pod of this name: from the file where one is given, else as the API server has it.
     pub(super) fn pod_named(&self, name: &str) -> Result<Pod, Trouble> {
         let Some(file) = self.flag("file") else { return self.live_pod(name) };
         let name = input::pod_name(name).map_err(Trouble::of)?;
-        let pod = input::pods_of_file(file)?.into_iter().find(|pod| pod.name == name);
+        let pod = input::pods_of_file(file)?.0.into_iter().find(|pod| pod.name == name);
         pod.ok_or_else(|| Trouble(vec![format!("{file}: has no pod {name}")]))
     }
 
-    pub(super) fn kubeconfig(&self) -> Result<PathBuf, Trouble> {
-        input::kubeconfig(self.flag("kubeconfig"), |name| self.env.get(name).cloned())
+    pub(super) fn api_server(&self) -> Result<ApiServer, Trouble> {
+        let env = |name: &str| self.env.get(name).cloned();
+        ApiServer::new(&api::kubeconfigs(self.flag("kubeconfig"), env)?)
     }
 
     pub(super) fn node(&self) -> Result<Node, Trouble> {
         let directory = self.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
         Node::read(Path::new(directory))
             .map_err(|error| Trouble(vec![format!("cannot read {directory}: {error}")]))
+    }
+
+    /// The node, and whether it serves pods that start there now.
+    pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, Trouble> {
+        let address = self.flag("agent").unwrap_or(AGENT_HEALTH);
+        let address: SocketAddr = address
+            .parse()
+            .map_err(|_| Trouble(vec![format!("flag --agent: {address:?} is no IP address with a port")]))?;
+        Ok(self.node()?.with_health(address, cluster, pods))
     }
 
     pub(super) fn netns_dir(&self) -> PathBuf {

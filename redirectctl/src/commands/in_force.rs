@@ -55,17 +55,36 @@ pub(super) fn netns(given: &Given) -> Result<Answer, Trouble> {
 
 /// `pod`
 pub(super) fn pod(given: &Given) -> Result<Answer, Trouble> {
-    let pod = given.pod_named(given.operand())?;
-    Ok(given.answer(&show::pod(&pod, &given.netns_dir(), &given.node()?)))
+    let name = input::pod_name(given.operand()).map_err(Trouble::of)?;
+    let (pods, cluster) = match given.flag("file") {
+        Some(file) => input::pods_of_file(file)?,
+        None => {
+            let api = given.api_server()?;
+            let object = api.pod(&name)?;
+            let cluster = api.around_pod(&name, &object);
+            (input::pods_of(&[object], &cluster)?, cluster)
+        }
+    };
+    let node = given.node_in(&cluster, &pods)?;
+    let pod = pods.iter().find(|pod| pod.name == name).ok_or_else(|| {
+        Trouble(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
+    })?;
+    Ok(given.answer(&show::pod(pod, &given.netns_dir(), &node)))
 }
 
 /// `scan`
 pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
-    let pods = match given.flag("file") {
+    let (pods, cluster) = match given.flag("file") {
         Some(file) => input::pods_of_file(file)?,
-        None => input::live_pods(&given.kubeconfig()?, &node_name(given)?)?,
+        None => {
+            let (api, node) = (given.api_server()?, node_name(given)?);
+            let objects = api.pods(&node)?;
+            let cluster = api.around_node(&node, &objects);
+            (input::pods_of(&objects, &cluster)?, cluster)
+        }
     };
-    let scan = Scan::of(&pods, &given.netns_dir(), &given.node()?).map_err(Trouble::of)?;
+    let node = given.node_in(&cluster, &pods)?;
+    let scan = Scan::of(&pods, &given.netns_dir(), &node).map_err(Trouble::of)?;
     let text = match given.flag("output") {
         Some("json") => pretty(&scan.json()),
         Some("prometheus") => scan.prometheus(),

@@ -1,5 +1,6 @@
 //! Which commands there are, and what their help says.
 
+use cni_core::signs::AGENT_HEALTH;
 use redirect_core::settings::{Key, SETTINGS};
 use settings_cli::{CommandLine, Pages, setting_row};
 use settings_table::{Row, Status, Takes};
@@ -81,7 +82,11 @@ const FILES: &[(&str, &str)] = &[
     ("/var/run/netns", "The network namespaces of the node's pods."),
     (
         "/var/run/istio-cni/istio-cni-kubeconfig",
-        "The plugin's way to the API server, used where nobody names another.",
+        "The plugin's way to the API server, used where nobody names another. It may get single pods.",
+    ),
+    (
+        "/etc/kubernetes/kubelet.conf, /var/lib/kubelet/kubeconfig",
+        "The kubelet's, used where the plugin's is refused. It may list the pods of its node.",
     ),
 ];
 const SEE_ALSO: &[&str] =
@@ -108,7 +113,7 @@ const FILE: Row = Row {
 const POD: Row = Row::new(Takes::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
 const KUBECONFIG: Row = Row::new(
     Takes::Path,
-    "How the API server is reached. Without it KUBECONFIG counts, then the plugin's kubeconfig on a node, then the user's.",
+    "How the API server is reached. Without it KUBECONFIG counts, then on a node the plugin's kubeconfig and the kubelet's, then the user's.",
 )
 .flag("kubeconfig");
 const CONF: Row = Row::new(
@@ -122,6 +127,12 @@ const ADDRESS: Row = Row::new(
 )
 .flag("address");
 const NODE_CONF: Row = Row { default: CONF_DIR, ..CONF };
+const AGENT: Row = Row::new(
+    Takes::Text("IP:PORT"),
+    "Where this node's agent says whether it is ready. Its manifest has it here; Istio's chart has it at the address of its pod.",
+)
+.flag("agent")
+.default(AGENT_HEALTH);
 const NETNS_FOLDER: Row = Row::new(Takes::Path, "Where the node's runtime keeps network namespaces.")
     .flag("netns-dir")
     .default(NETNS_DIR);
@@ -200,7 +211,7 @@ pub const COMMANDS: &[Definition] = &[
         about: "Shows one pod of this node: the decision and its reason, every setting with who said it, what is in force, what is wrong and what to do.",
         operands: &[("POD", "the pod, as NAMESPACE/NAME")],
         needs: 1,
-        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, OUTPUT],
+        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, AGENT, OUTPUT],
         takes_settings: false,
         pages: pages(&[
             ("On the pod's node, as root", "redirectctl pod shop/cart-0"),
@@ -220,7 +231,7 @@ pub const COMMANDS: &[Definition] = &[
                 short: Some('f'),
                 ..Row::new(
                     Takes::Path,
-                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input.",
+                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, events and runtime classes may be among them.",
                 )
                 .flag("file")
             },
@@ -228,6 +239,7 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
             NODE_CONF,
             NETNS_FOLDER,
+            AGENT,
             Row::new(Takes::Choice(&["text", "json", "prometheus"]), "How the answer is written.")
                 .flag("output")
                 .default("text"),
@@ -388,6 +400,7 @@ pub const COMMANDS: &[Definition] = &[
             NODE_CONF,
             NETNS_FOLDER,
             Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
+            AGENT,
             Row::new(Takes::Text("IP:PORT"), "Where the agent serves metrics. Without it, port 15014 of its pod, or of this machine.")
                 .flag("metrics"),
             OUTPUT,
@@ -403,8 +416,8 @@ pub const COMMANDS: &[Definition] = &[
         name: "why",
         alias: None,
         full_name: "redirectctl why",
-        about: "Explains a reason or code: findings, reasons of skipped pods, reasons of the validation, codes of the plugin's errors, exit codes.",
-        operands: &[("REASON", "such as foreign-rule, no_proxy, rules-not-in-effect, cni-11 or exit-126; without it, all are listed")],
+        about: "Explains a reason or code: findings, reasons of skipped pods, of the validation and of repairs, the agent's events, codes of the plugin's errors, exit codes.",
+        operands: &[("REASON", "such as foreign-rule, no_proxy, rules-not-in-effect, RepairBrokenPod, cni-11 or exit-126; without it, all are listed")],
         needs: 0,
         rows: &[],
         takes_settings: false,
