@@ -32,7 +32,8 @@ impl Node {
         patient
             .namespace()
             .sh(&format!(
-                "iptables -t nat -A OUTPUT -m comment --comment {SECRET}comment -j RETURN; mount | true"
+                "iptables -t nat -I OUTPUT 1 -p tcp -m comment --comment {SECRET}comment -j ACCEPT; \
+                 nft add rule ip nat OUTPUT tcp dport 81 counter accept comment '\"{SECRET}nft\"'"
             ))?
             .ok()?;
         let folder = tempfile::tempdir()?;
@@ -75,6 +76,8 @@ impl Node {
         ]);
         pod["spec"]["volumes"] =
             json!([{"name": "v", "csi": {"volumeAttributes": {"key": secret("volume")}}}]);
+        pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "restartCount": 1,
+            "state": {"terminated": {"exitCode": 126, "reason": "Error", "message": secret("termination")}}}]);
         pod["status"]["conditions"] =
             json!([{"type": "Ready", "status": "False", "message": secret("message")}]);
         let agent = json!({"kind": "Pod", "metadata": {"name": "istio-cni-node-x", "namespace": "istio-system"}, "spec": {
@@ -85,7 +88,9 @@ impl Node {
                 {"name": "HTTPS_PROXY", "value": format!("http://u:{}@proxy", secret("proxy"))},
             ]}],
         }});
-        json!({"kind": "List", "items": [pod, agent]})
+        let event = json!({"kind": "Event", "reason": "FailedCreatePodSandBox", "message": secret("event"),
+            "lastTimestamp": "2026-01-01T00:00:00Z", "involvedObject": {"kind": "Pod", "namespace": "default", "name": pod["metadata"]["name"]}});
+        json!({"kind": "List", "items": [pod, agent, event]})
     }
 
     fn bundle(&self, file: &str, metrics: &str) -> Result<process::Output> {
