@@ -18,6 +18,7 @@ use crate::diagnosis::Decided;
 use crate::input::{self, Trouble};
 use crate::node::Node;
 use crate::packet::{Said, packet};
+use crate::picture::{self, Language};
 use crate::plan::{self, Format};
 use crate::pod::Pod;
 use crate::traffic::{self, Compared};
@@ -139,7 +140,12 @@ pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
     let text = if given.is_json() {
         pretty(&serde_json::to_value(json::Trace::from(&trace)).unwrap_or_default())
     } else {
-        traffic::told(&trace, detail)
+        match given.flag("format") {
+            Some("dot") => picture::of_trace(&trace, detail, Language::Dot),
+            Some("mermaid") => picture::of_trace(&trace, detail, Language::Mermaid),
+            Some("svg") => picture::of_trace(&trace, detail, Language::Svg),
+            Some(_) | None => traffic::told(&trace, detail),
+        }
     };
     Ok(Answer { text, code: FINE })
 }

@@ -152,7 +152,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             ADDRESS,
-            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; dot and mermaid are pictures of the chains.")
+            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; dot, mermaid and svg are pictures of the chains.")
                 .flag("format")
                 .default("text"),
             OUTPUT,
@@ -162,7 +162,7 @@ pub const COMMANDS: &[Definition] = &[
             ("What a sidecar gets", "redirectctl plan -b '*' -i '*' -d 15090,15021,15020 --address 10.1.0.2"),
             ("A pod, before it is created", "redirectctl plan -f pod.yaml"),
             ("A pod of the cluster, as input for iptables-restore", "redirectctl plan --pod shop/cart-0 --format restore"),
-            ("A picture of the chains", "redirectctl plan -f pod.yaml --format dot | dot -Tsvg >chains.svg"),
+            ("A picture of the chains", "redirectctl plan -f pod.yaml --format svg >chains.svg"),
         ]),
         run: planned::plan,
     },
@@ -345,6 +345,9 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             ADDRESS,
+            Row::new(Takes::Choice(&["text", "dot", "mermaid", "svg"]), "Text, or a picture of the packet's way.")
+                .flag("format")
+                .default("text"),
             OUTPUT,
         ],
         takes_settings: true,
@@ -354,6 +357,7 @@ pub const COMMANDS: &[Definition] = &[
                 "Somebody calls the pod; with all rules that are in force there",
                 "redirectctl trace --netns /run/netns/cni-1234 --as outside --to 10.1.0.2:8080",
             ),
+            ("The same as a picture", "redirectctl trace -f pod.yaml --to 198.51.100.1:443 --format svg >way.svg"),
             ("A DNS query, with every rule it meets", "redirectctl trace -f pod.yaml --to 10.96.0.10:53/udp --every"),
         ]),
         run: planned::trace,

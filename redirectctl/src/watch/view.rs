@@ -52,10 +52,10 @@ fn silent(look: &Look) -> String {
 }
 
 fn said(origin: Origin) -> String {
-    match origin.source {
-        Source::Default => format!("default of {}", origin.setting.setting().name()),
-        source => source.to_string(),
+    if origin.source == Source::Default {
+        return format!("default of {}", origin.setting.setting().name());
     }
+    origin.source.to_string()
 }
 
 fn numbers(counter: Option<Counter>) -> String {
