@@ -1,7 +1,7 @@
 //! What the plugin and the node agent share.
 //!
 //! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists it), [`selection`] what decides about a pod
-//! beside the pod itself, and [`pod_source`] reads pods. The agent parses the entry it writes, and takes facts from pods, with the same code
+//! beside the pod itself, and [`pod_source`] reads pods; [`signs`] are the agent's words that others read. The agent parses the entry it writes, and takes facts from pods, with the same code
 //! as the plugin: they cannot disagree.
 
 pub mod conf;
@@ -10,5 +10,6 @@ pub mod keys;
 pub mod logs;
 pub mod pod_source;
 pub mod selection;
+pub mod signs;
 pub mod wire;
 pub mod yaml;

@@ -107,7 +107,7 @@ fn legacy(
     if legacy_tables(family).is_empty() || restore::find(programs, Variant::Legacy, family, "save").is_err() {
         return Ok(());
     }
-    let (program, text) = restore::saved(programs, Variant::Legacy, family)?;
+    let (program, text) = restore::saved(programs, Variant::Legacy, family, &["--counters"])?;
     if let Some(most) = most_read.filter(|most| text.len() > *most) {
         return Err(NetlinkError::TooMuch(most).into());
     }

@@ -156,9 +156,57 @@ causes! {
     EntryUnreadable: "entry-unreadable", Error,
         "the network configuration that the runtime uses cannot be read: no pod can start",
         "correct or remove the file; the node agent's log names who wrote it";
+    PluginOrder: "plugin-order", Warning,
+        "other plugins come after istio-cni in the network configuration: addresses, routes and rules that they make are not known when it plans",
+        "istio-cni has to be the last plugin of the list; the node agent puts it there, so see who wrote the file";
+    AgentNotReady: "agent-not-ready", Error,
+        "the node agent is not ready: pods that start now may not be redirected, or may not start",
+        "what it says is missing; its log has more: kubectl get pods -A -o wide -l k8s-app=istio-cni-node names its pod";
+    AgentSilent: "agent-silent", Warning,
+        "there was a node agent on this node and none answers: nobody keeps the plugin's entry and credentials",
+        "see why it does not run: kubectl get pods -A -o wide -l k8s-app=istio-cni-node; if it listens elsewhere, name its address with --agent";
+    NoCredentials: "no-credentials", Error,
+        "the plugin cannot read pods: no pod can start, except in excluded namespaces",
+        "the node agent writes the plugin's kubeconfig: see whether it runs and is ready";
+    NodeNotVerified: "node-not-verified", Error,
+        "the node's condition cni.istio.io/Ready says that pods that start here would not be redirected",
+        "redirectctl why REASON explains the reason; docs/taint.md says when the condition changes";
+    NodeNotReady: "node-not-ready", Error,
+        "Kubernetes says that the node is not ready: no pod is put there",
+        "what the kubelet says is missing; NetworkPluginNotReady is about the network configuration, or is what a plugin answers when asked for its STATUS";
+    NodeTainted: "node-tainted", Warning,
+        "the node has the mesh's taint: pods that do not tolerate it are not put there",
+        "it goes when pods that start here are verified to be redirected: see whether the node agent is ready; docs/taint.md says who removes it";
     HiddenTables: "hidden-tables", Warning,
         "there are legacy tables that no program on this machine can list: rules may be in them that are not seen here",
         "install iptables-legacy-save (package iptables) where this runs";
+    NotSetUp: "not-set-up", Error,
+        "the runtime cannot set up the pod's network, and tries again and again: the pod does not start",
+        "the message names the plugin that failed; where it is istio-cni, redirectctl why cni-CODE explains its code";
+    HeldBack: "held-back", Error,
+        "istio-validation holds the pod back (exit code 126): the pod is not redirected, or that could not be proven",
+        "redirectctl why REASON explains its reason; the node agent can mend such pods (docs/repair.md), or delete the pod, and its successor is redirected";
+    ValidationEnded: "validation-ended", Error,
+        "istio-validation failed with an exit code that is not its own: its settings are wrong, or something ended it",
+        "see the log of container istio-validation; 1 is bad input, 137 means that it was killed, often for memory";
+    NotRepaired: "not-repaired", Error,
+        "the node agent tried to mend the pod and could not",
+        "the event names the cause, and docs/repair.md what to do about it; or delete the pod, and its successor is redirected";
+    NotHealed: "not-healed", Warning,
+        "the pod's rules were changed, and the node agent could not put them right for good",
+        "the event names who changes them, where that is known: take that away, then delete the pod";
+    Repaired: "repaired", Note,
+        "the node agent dealt with the pod, whose validation had failed",
+        "nothing is to be done";
+    Healed: "healed", Note,
+        "the pod's rules were changed, and the node agent put them right",
+        "find out who changed them: the event names the process where the kernel told of it";
+    NotStarted: "not-started", Note,
+        "the pod has no network yet, so there is nothing to look at",
+        "wait, or see kubectl describe pod for what it waits for";
+    Untold: "not-told", Note,
+        "the API server did not tell everything that was asked for; findings that depend on it are missing here",
+        "name a kubeconfig that may read it with --kubeconfig";
     Excluded: "traffic-excluded", Note,
         "settings leave traffic alone, as they say: it passes by the proxy",
         "if it is not meant so, change the annotation and delete the pod";

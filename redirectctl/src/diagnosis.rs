@@ -17,10 +17,9 @@ use crate::cause::{Cause, Finding};
 use crate::inspect::Inspection;
 use crate::meaning;
 use crate::pod::{Container, Kind, Pod};
+use crate::status::{self, VALIDATION_CONTAINER};
 
-/// The container that proves the redirection before the proxy starts; it needs no network.
-const VALIDATION_CONTAINER: &str = "istio-validation";
-/// What is in the names of runtime classes with a kernel or a network stack of their own.
+/// What is in the names of runtime classes, or of their handlers, with a kernel or a network stack of their own.
 const SANDBOXES: [&str; 5] = ["gvisor", "runsc", "kata", "firecracker", "sysbox"];
 /// Settings that leave traffic alone.
 const EXCLUDING: [Key; 6] = [
@@ -79,6 +78,7 @@ pub fn findings(pod: Option<&Pod>, decided: &Decided, seen: Option<&Inspection>)
         Decided::Unknown => {}
     }
     all.extend(pod.and_then(misspellings));
+    all.extend(pod.into_iter().flat_map(status::findings));
     if let Some(seen) = seen {
         all.extend(of_any_namespace(seen));
     }
@@ -315,9 +315,12 @@ fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
         all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
     }
     if let Some(class) = &pod.runtime_class {
-        let name = class.to_ascii_lowercase();
-        if SANDBOXES.iter().any(|sandbox| name.contains(sandbox)) {
-            all.push(Finding::new(Cause::Sandboxed, format!("runtimeClassName: {class}")));
+        // The handler says what it is, whatever the class is called; where it is not known, the name has to do.
+        let handler = pod.handler.as_ref().unwrap_or(class).to_ascii_lowercase();
+        if SANDBOXES.iter().any(|sandbox| handler.contains(sandbox)) {
+            let handler = pod.handler.iter().map(|handler| format!(", whose handler is {handler}"));
+            let seen = format!("runtimeClassName: {class}{}", handler.collect::<String>());
+            all.push(Finding::new(Cause::Sandboxed, seen));
         }
     }
     let of = |cause: Cause, seen: Vec<String>| (!seen.is_empty()).then_some(Finding { cause, seen });

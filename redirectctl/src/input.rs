@@ -1,24 +1,18 @@
-//! What commands work on: pods from a file, from standard input, or from the API server.
+//! What commands work on: pods, and what is around them, from a file or from standard input.
 
-use std::fs;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-use cluster_client::params::ListParams;
-use cluster_client::{Limits, Request, files, kubeconfig};
-use cni_core::pod_source::{self, PodName};
+use cluster_client::files;
+use cni_core::pod_source::PodName;
 use cni_core::yaml;
 use serde_json::Value;
 
+use crate::cluster::Cluster;
 use crate::pod::Pod;
 
 /// The most that is read of a manifest: a list of all pods of a node, as kubectl writes it.
 const MOST_BYTES: u64 = 64 << 20;
-/// How long the API server may take.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// The plugin's kubeconfig on a node, taken where nobody says which.
-const NODE_KUBECONFIG: &str = "/var/run/istio-cni/istio-cni-kubeconfig";
 
 /// Pods that cannot be read: everything that is wrong, a sentence each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,16 +25,28 @@ impl Trouble {
     }
 }
 
-/// The pods of a file; `-` is standard input. A list, as `kubectl get pods -o json` prints it, counts as its items.
+/// The pods of a file; `-` is standard input. A list, as `kubectl get pods -o json` prints it, counts as its items. Nodes, events and
+/// runtime classes may be among them, and say more about the pods.
 ///
 /// # Errors
 /// Everything wrong with the file, or with the pods in it.
-pub fn pods_of_file(path: &str) -> Result<Vec<Pod>, Trouble> {
+pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
+    of_file(path, pods_of_text)
+}
+
+/// The same as Kubernetes writes them.
+///
+/// # Errors
+/// Everything wrong with the file.
+pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, Cluster), Trouble> {
+    of_file(path, objects_of_text)
+}
+
+fn of_file<T>(path: &str, read: impl FnOnce(&str) -> Result<T, Trouble>) -> Result<T, Trouble> {
     let named = if path == "-" { "standard input" } else { path };
     let text = if path == "-" { stdin() } else { files::read_text(Path::new(path), MOST_BYTES) };
     let text = text.map_err(|error| Trouble(vec![format!("cannot read {named}: {error}")]))?;
-    pods_of_text(&text)
-        .map_err(|Trouble(all)| Trouble(all.iter().map(|what| format!("{named}: {what}")).collect()))
+    read(&text).map_err(|Trouble(all)| Trouble(all.iter().map(|what| format!("{named}: {what}")).collect()))
 }
 
 fn stdin() -> io::Result<String> {
@@ -49,11 +55,16 @@ fn stdin() -> io::Result<String> {
     Ok(text)
 }
 
-/// The pods of a text in YAML or JSON.
+/// The pods of a text in YAML or JSON, and what is around them.
 ///
 /// # Errors
 /// Everything wrong with it.
-pub fn pods_of_text(text: &str) -> Result<Vec<Pod>, Trouble> {
+pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
+    let (objects, cluster) = objects_of_text(text)?;
+    Ok((pods_of(&objects, &cluster)?, cluster))
+}
+
+fn objects_of_text(text: &str) -> Result<(Vec<Value>, Cluster), Trouble> {
     let documents = yaml::documents(text).map_err(Trouble::of)?;
     let mut objects = Vec::new();
     for document in documents.into_iter().filter(|document| !document.is_null()) {
@@ -62,13 +73,19 @@ pub fn pods_of_text(text: &str) -> Result<Vec<Pod>, Trouble> {
             None => objects.push(document),
         }
     }
+    let mut cluster = Cluster::default();
+    objects.retain(|object| !cluster.take(object));
     if objects.is_empty() {
         return Err(Trouble::of("has no pod"));
     }
-    pods_of(&objects)
+    Ok((objects, cluster))
 }
 
-fn pods_of(objects: &[Value]) -> Result<Vec<Pod>, Trouble> {
+/// Pods from their objects, and told what is around them.
+///
+/// # Errors
+/// Everything wrong with them.
+pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, Trouble> {
     let (mut pods, mut wrong) = (Vec::new(), Vec::new());
     for object in objects {
         match Pod::from_json(object) {
@@ -79,7 +96,11 @@ fn pods_of(objects: &[Value]) -> Result<Vec<Pod>, Trouble> {
             }
         }
     }
-    if wrong.is_empty() { Ok(pods) } else { Err(Trouble(wrong)) }
+    if !wrong.is_empty() {
+        return Err(Trouble(wrong));
+    }
+    cluster.tell(&mut pods);
+    Ok(pods)
 }
 
 /// The one pod of a file.
@@ -87,7 +108,7 @@ fn pods_of(objects: &[Value]) -> Result<Vec<Pod>, Trouble> {
 /// # Errors
 /// There is none, or more than one, or it cannot be read.
 pub fn pod_of_file(path: &str) -> Result<Pod, Trouble> {
-    let mut pods = pods_of_file(path)?;
+    let (mut pods, _) = pods_of_file(path)?;
     match (pods.pop(), pods.len()) {
         (Some(pod), 0) => Ok(pod),
         (_, others) => Err(Trouble(vec![format!("{path}: has {} pods; one is wanted", others + 1)])),
@@ -103,62 +124,15 @@ pub fn pod_name(text: &str) -> Result<PodName, String> {
     let is_name = |text: &str| {
         let of_name =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-        !text.is_empty() && text.len() <= 253 && text.bytes().all(of_name)
+        let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let (first, last) = (text.as_bytes().first(), text.as_bytes().last());
+        is_end(first) && is_end(last) && text.len() <= 253 && text.bytes().all(of_name)
     };
     if is_name(namespace) && is_name(name) {
         Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
     } else {
         Err(format!("{text:?} is no pod; write NAMESPACE/NAME"))
     }
-}
-
-/// Which kubeconfig to use: the one that is named, else that of the environment, else the plugin's on a node, else the user's.
-///
-/// # Errors
-/// There is none.
-pub fn kubeconfig(named: Option<&str>, env: impl Fn(&str) -> Option<String>) -> Result<PathBuf, Trouble> {
-    let from_env = || env("KUBECONFIG").filter(|path| !path.is_empty());
-    if let Some(path) = named.map(str::to_owned).or_else(from_env) {
-        return Ok(path.into());
-    }
-    let home = env("HOME").map(|home| Path::new(&home).join(".kube/config"));
-    let candidates = [Some(PathBuf::from(NODE_KUBECONFIG)), home];
-    candidates.into_iter().flatten().find(|path| fs::metadata(path).is_ok()).ok_or_else(|| {
-        Trouble::of(
-            "there is no kubeconfig: name one with --kubeconfig or KUBECONFIG, or give pods with --file",
-        )
-    })
-}
-
-/// A pod as the API server has it.
-///
-/// # Errors
-/// It cannot be read.
-pub fn live_pod(kubeconfig: &Path, name: &PodName) -> Result<Pod, Trouble> {
-    let object = pod_source::object(kubeconfig, name, Instant::now() + PATIENCE).map_err(|error| {
-        let (_, advice) = error.advice();
-        Trouble(vec![if advice.is_empty() { error.to_string() } else { format!("{error}; {advice}") }])
-    })?;
-    Pod::from_json(&object).map_err(Trouble::of)
-}
-
-/// The pods of a node as the API server has them.
-///
-/// # Errors
-/// They cannot be read.
-pub fn live_pods(kubeconfig: &Path, node: &str) -> Result<Vec<Pod>, Trouble> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
-    let list = runtime.block_on(async {
-        let client = kubeconfig::client(kubeconfig).map_err(Trouble::of)?;
-        let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let limits = Limits { patience: PATIENCE, most: usize::try_from(MOST_BYTES).unwrap_or(usize::MAX) };
-        let request = Request::new("/api/v1/pods").list(&params);
-        client.json::<Value>(request, limits).await.map_err(Trouble::of)
-    });
-    // A look-up of the server's name may still be under way on a thread; it is not waited for.
-    runtime.shutdown_background();
-    let items = list?.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
-    pods_of(&items)
 }
 
 #[cfg(test)]
@@ -171,7 +145,7 @@ mod tests {
         let two = "kind: Pod\nmetadata: {name: a}\nspec: {}\n---\nkind: Pod\nmetadata: {name: b}\nspec: {}\n";
         for text in [list, two] {
             let names: Vec<String> =
-                pods_of_text(text).expect("pods").iter().map(|pod| pod.name.to_string()).collect();
+                pods_of_text(text).expect("pods").0.iter().map(|pod| pod.name.to_string()).collect();
             assert_eq!(names, ["default/a", "default/b"]);
         }
     }
@@ -189,7 +163,7 @@ mod tests {
     fn names_never_leave_their_place_in_a_path() {
         assert_eq!(pod_name("shop/cart-0").map(|name| name.to_string()), Ok("shop/cart-0".to_owned()));
         assert_eq!(pod_name("cart-0").map(|name| name.to_string()), Ok("default/cart-0".to_owned()));
-        for bad in ["", "/", "a/", "../x/y", "a/b/c", "a/b?c", "A/b"] {
+        for bad in ["", "/", "a/", "../x/y", "a/b/c", "a/b?c", "A/b", "../x", "a/..", ".", "a/-b"] {
             assert!(pod_name(bad).is_err(), "{bad}");
         }
     }

@@ -19,7 +19,7 @@ use redirect_core::{Family, RulePlan};
 use crate::listeners::{Listener, listeners};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
-const MOST_RULES: usize = 1 << 20;
+pub(crate) const MOST_RULES: usize = 1 << 20;
 
 /// What a look has shown.
 #[derive(Debug)]

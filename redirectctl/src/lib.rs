@@ -1,10 +1,16 @@
 //! `redirectctl`: what is planned, what is in force, and what is wrong, in pods' network namespaces.
 //!
-//! Nothing is ever changed. What is decided from what was read is pure ([`diagnosis`]); what reads is [`inspect`], [`listeners`], [`node`].
+//! Nothing is ever changed. What is decided from what was read is pure ([`diagnosis`]); what reads is [`api`], [`health`],
+//! [`inspect`], [`listeners`], [`node`].
 
+pub mod api;
+pub mod bundle;
 pub mod cause;
+pub mod cluster;
+pub mod cni;
 pub mod commands;
 pub mod diagnosis;
+pub mod health;
 pub mod input;
 pub mod inspect;
 pub mod listeners;
@@ -18,7 +24,9 @@ pub mod pod;
 pub mod report;
 pub mod scan;
 pub mod show;
+pub mod status;
 pub mod traffic;
+pub mod watch;
 pub mod why;
 
 use std::ffi::OsString;

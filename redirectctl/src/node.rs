@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cluster_client::files;
@@ -14,7 +15,9 @@ use redirect_core::settings::NamespaceFacts;
 use serde_json::Value;
 
 use crate::cause::{Cause, Finding};
+use crate::cluster::Cluster;
 use crate::diagnosis::Decided;
+use crate::health;
 use crate::pod::Pod;
 
 /// Where runtimes read network configurations, unless they are told otherwise.
@@ -23,6 +26,8 @@ pub const CONF_DIR: &str = "/etc/cni/net.d";
 const PLUGIN: &str = "istio-cni";
 /// The largest configuration that is read.
 const MOST_BYTES: u64 = 4 << 20;
+/// Plugins that may stand behind ours: they make nothing in the pod's network namespace that a plan depends on.
+const HARMLESS: [&str; 4] = ["portmap", "bandwidth", "tuning", "firewall"];
 /// The endings of configurations' names, as libcni has them.
 const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
 
@@ -31,6 +36,8 @@ const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
 pub struct Node {
     /// The plugin's entry, where the runtime has one.
     pub conf: Option<Conf>,
+    /// The same as the runtime passes it on, with the name and version of its network.
+    pub entry: Option<Value>,
     /// The plugins in their order, by their types.
     pub order: Vec<String>,
     /// The file that the runtime reads: the first by name.
@@ -58,16 +65,38 @@ impl Node {
             }
         }
         files.sort();
-        Ok(files.into_iter().next().map_or_else(
-            || Self {
-                findings: vec![Finding::new(
-                    Cause::NoEntry,
-                    format!("{} has no configuration", directory.display()),
-                )],
-                ..Self::default()
-            },
-            Self::of_file,
-        ))
+        let mut files = files.into_iter();
+        let Some(first) = files.next() else {
+            let told = format!("{} has no configuration", directory.display());
+            return Ok(Self { findings: vec![Finding::new(Cause::NoEntry, told)], ..Self::default() });
+        };
+        let mut node = Self::of_file(first.clone());
+        let beside = files.find(|file| Self::of_file(file.clone()).conf.is_some());
+        if let (None, Some(beside)) = (&node.conf, beside) {
+            let told = format!("{} has the entry, and {} sorts before it", beside.display(), first.display());
+            node.findings.iter_mut().for_each(|finding| finding.seen.push(told.clone()));
+        }
+        Ok(node)
+    }
+
+    /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is no node.
+    #[must_use]
+    pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
+        let found = &mut self.findings;
+        found.extend(cluster.nodes.iter().flat_map(health::of_object));
+        let of_pods = health::of_agent_pods(pods);
+        if let Some(conf) = &self.conf {
+            found.extend(of_pods.or_else(|| health::of_agent(health::ask(agent), conf)));
+            found.extend(health::of_credentials(conf));
+            found.extend(health::of_kernel(conf));
+        } else {
+            found.extend(of_pods);
+        }
+        if !cluster.untold.is_empty() {
+            found.push(Finding { cause: Cause::Untold, seen: cluster.untold.clone() });
+        }
+        found.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
+        self
     }
 
     fn of_file(file: PathBuf) -> Self {
@@ -91,22 +120,31 @@ impl Node {
         let kind = |plugin: &Value| plugin.get("type").and_then(Value::as_str).unwrap_or("?").to_owned();
         let order: Vec<String> = plugins.iter().map(kind).collect();
         let node = Self { order, file: Some(file), ..Self::default() };
+        let mut node = node;
+        let behind = node.order.iter().skip_while(|plugin| *plugin != PLUGIN).skip(1);
+        let behind: Vec<&str> =
+            behind.map(String::as_str).filter(|plugin| !HARMLESS.contains(plugin)).collect();
+        if !behind.is_empty() {
+            let told = format!("{shown}: {} after {PLUGIN}", behind.join(", "));
+            node.findings.push(Finding::new(Cause::PluginOrder, told));
+        }
         let Some(entry) = plugins.iter().find(|plugin| kind(plugin) == PLUGIN) else {
             let told = format!("{shown} has {}", node.order.join(", "));
             return Self { findings: vec![Finding::new(Cause::NoEntry, told)], ..node };
         };
         let mut entry = entry.clone();
-        for key in ["name", "cniVersion"] {
+        for key in ["name", "cniVersion", "disableCheck"] {
             if let Some(value) = list.get(key) {
                 entry[key] = value.clone();
             }
         }
         let text = entry.to_string();
         match Envelope::read(text.as_bytes(), Command::Add).and_then(|envelope| envelope.conf()) {
-            Ok(conf) => Self { conf: Some(conf), ..node },
+            Ok(conf) => Self { conf: Some(conf), entry: Some(entry), ..node },
             Err(error) => {
                 let told = format!("{shown}: the plugin refuses its entry: {error}");
-                Self { findings: vec![Finding::new(Cause::EntryUnreadable, told)], ..node }
+                node.findings.push(Finding::new(Cause::EntryUnreadable, told));
+                node
             }
         }
     }

@@ -36,6 +36,12 @@ impl Ink {
             Self::Red => "31",
         }
     }
+
+    /// A text in this colour.
+    #[must_use]
+    pub fn around(self, text: &str) -> String {
+        format!("\u{1b}[{}m{text}\u{1b}[0m", self.code())
+    }
 }
 
 /// How text is laid out.

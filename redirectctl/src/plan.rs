@@ -5,7 +5,7 @@ use redirect_core::{Family, RulePlan, json, netlink::NativeForm, render};
 
 use crate::meaning::said;
 use crate::paper::{Layout, Paper};
-use crate::picture;
+use crate::picture::{self, Language};
 
 /// The language of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +22,13 @@ pub enum Format {
     Dot,
     /// A picture for Mermaid.
     Mermaid,
+    /// A picture.
+    Svg,
 }
 
 impl Format {
     /// All of them, by their words.
-    pub const WORDS: &'static [&'static str] = &["text", "restore", "nft", "json", "dot", "mermaid"];
+    pub const WORDS: &'static [&'static str] = &["text", "restore", "nft", "json", "dot", "mermaid", "svg"];
 
     /// The language of a word.
     #[must_use]
@@ -38,6 +40,7 @@ impl Format {
             "json" => Self::Json,
             "dot" => Self::Dot,
             "mermaid" => Self::Mermaid,
+            "svg" => Self::Svg,
             _ => return None,
         })
     }
@@ -56,8 +59,9 @@ pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layo
             text.push('\n');
             text
         }
-        Format::Dot => picture::dot(plan),
-        Format::Mermaid => picture::mermaid(plan),
+        Format::Dot => picture::of_plan(plan, Language::Dot),
+        Format::Mermaid => picture::of_plan(plan, Language::Mermaid),
+        Format::Svg => picture::of_plan(plan, Language::Svg),
     }
 }
 

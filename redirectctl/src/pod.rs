@@ -3,9 +3,13 @@
 use std::net::IpAddr;
 
 use cni_core::pod_source::PodName;
+use cni_core::signs::AGENT_LABEL;
 use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
 use redirect_core::pod_json::PodJsonErrors;
 use serde_json::Value;
+
+use crate::cluster::{Condition, Event};
+use crate::status::Validation;
 
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +30,20 @@ pub struct Pod {
     pub node: Option<String>,
     /// `Running`, `Pending`, ...
     pub phase: Option<String>,
+    /// What tells it from an earlier pod of its name; empty where nobody says.
+    pub uid: String,
+    /// Its conditions.
+    pub conditions: Vec<Condition>,
+    /// Why containers of it wait.
+    pub waits: Vec<String>,
+    /// How its validation failed, if that is the last that is known of it.
+    pub validation: Option<Validation>,
+    /// Whether it is a node agent's.
+    pub is_agent: bool,
+    /// The handler of its runtime class, where that is known.
+    pub handler: Option<String>,
+    /// What happened to it, the oldest first, as far as that is known.
+    pub events: Vec<Event>,
 }
 
 /// A container of a pod.
@@ -72,13 +90,20 @@ impl Pod {
         };
         Ok(Self {
             name,
-            facts,
             addresses: addresses(pod),
             containers: containers(pod),
             host_network: pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)),
             runtime_class: text("/spec/runtimeClassName"),
             node: text("/spec/nodeName"),
             phase: text("/status/phase"),
+            uid: text("/metadata/uid").unwrap_or_default(),
+            conditions: Condition::all(pod),
+            waits: waits(pod),
+            validation: Validation::of(pod),
+            is_agent: facts.labels.get(AGENT_LABEL.0).is_some_and(|value| value == AGENT_LABEL.1),
+            handler: None,
+            events: Vec::new(),
+            facts,
         })
     }
 
@@ -86,6 +111,12 @@ impl Pod {
     #[must_use]
     pub fn proxy(&self) -> Option<&Container> {
         self.containers.iter().rev().find(|container| container.name == PROXY_CONTAINER)
+    }
+
+    /// Why its namespace is not found, with where it should be.
+    #[must_use]
+    pub fn unfound(&self, why: &impl std::fmt::Display) -> String {
+        self.node.as_ref().map_or_else(|| why.to_string(), |node| format!("{why}; the pod is on node {node}"))
     }
 
     /// Whether its containers have ended, and its namespace with them.
@@ -106,6 +137,17 @@ fn addresses(pod: &Value) -> Vec<IpAddr> {
         }
     }
     addresses
+}
+
+/// What the kubelet says of containers that wait.
+fn waits(pod: &Value) -> Vec<String> {
+    let lists = ["/status/initContainerStatuses", "/status/containerStatuses"];
+    let all = lists.into_iter().filter_map(|list| pod.pointer(list)?.as_array()).flatten();
+    let waiting = all.filter_map(|status| {
+        let why = status.pointer("/state/waiting/reason")?.as_str()?;
+        Some(format!("container {} waits ({why})", status.get("name")?.as_str()?))
+    });
+    waiting.collect()
 }
 
 fn containers(pod: &Value) -> Vec<Container> {

@@ -17,6 +17,11 @@ pub const VERSION: u32 = 1;
 /// The ports of a proxy that is told nothing, shown where there is no plan.
 const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
 
+/// How much of a finding, and of a setting's value, text for people shows: a pod's annotations may have 256 KiB.
+const MOST_SEEN: usize = 12;
+const LONGEST_SEEN: usize = 800;
+const LONGEST_VALUE: usize = 200;
+
 /// What is known of one pod or network namespace.
 #[derive(Debug)]
 pub struct Report {
@@ -87,7 +92,7 @@ impl Report {
         if let Decided::Redirect(_, settings) = &self.decided {
             for (index, (key, value, source)) in settings.said().enumerate() {
                 let label = if index == 0 { "settings   " } else { "           " };
-                let value = if value.is_empty() { "(none)" } else { value };
+                let value = if value.is_empty() { "(none)".to_owned() } else { short(value, LONGEST_VALUE) };
                 paper.labelled(2, label, &format!("{} = {value}  [{source}]", key.setting().name()));
             }
         }
@@ -185,8 +190,11 @@ pub fn findings(findings: &[Finding], paper: &mut Paper) {
         };
         let told = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
         paper.marked(0, &format!("{:9}", severity.word()), ink, &told);
-        for seen in &finding.seen {
-            paper.labelled(9, "- ", seen);
+        for seen in finding.seen.iter().take(MOST_SEEN) {
+            paper.labelled(9, "- ", &short(seen, LONGEST_SEEN));
+        }
+        if let Some(more) = finding.seen.len().checked_sub(MOST_SEEN).filter(|more| *more > 0) {
+            paper.labelled(9, "- ", &format!("and {more} more, which --output json has"));
         }
         if severity > Severity::Note {
             paper.labelled(9, "what to do: ", finding.cause.remedy());
@@ -194,6 +202,34 @@ pub fn findings(findings: &[Finding], paper: &mut Paper) {
     }
 }
 
+/// The beginning of a text that is longer, and how long it is.
+#[must_use]
+pub fn short(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{} ... ({} bytes)", text.get(..end).unwrap_or_default(), text.len()),
+        None => text.to_owned(),
+    }
+}
+
 fn list<T: ToString>(values: &[T], between: &str) -> String {
     values.iter().map(ToString::to_string).collect::<Vec<_>>().join(between)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cause::Cause;
+
+    #[test]
+    fn what_is_endless_is_cut_short_for_people_and_whole_for_programs() {
+        let many = (0..1000).map(|number| format!("{number} {}", "\u{e9}".repeat(5000))).collect();
+        let finding = Finding { cause: Cause::BadSettings, seen: many };
+        let mut paper = Paper::new(Layout::default());
+        findings(std::slice::from_ref(&finding), &mut paper);
+        let text = paper.into_text();
+        assert!(text.len() < 40_000 && text.contains("and 988 more"), "{}", text.len());
+        assert!(text.contains("... (10002 bytes)"), "{text}");
+        assert_eq!(finding_json(&finding)["seen"].as_array().map(Vec::len), Some(1000));
+        assert_eq!(short("abc", 3), "abc");
+    }
 }

@@ -242,16 +242,17 @@ fn of_pod(pod: &Pod, survey: &Survey, node: &Node) -> Entry {
     let subject = pod.name.to_string();
     let unfound = |cause: Cause, why: String| {
         let decided = node.decide(pod, &redirect_core::settings::NamespaceFacts::new(&pod.addresses));
-        // A pod that is left alone needs no namespace to be so.
-        let findings = match &decided {
-            Decided::Skip(_) => Vec::new(),
-            Decided::Redirect(..) | Decided::Wrong(_) | Decided::Unknown => vec![Finding::new(cause, why)],
-        };
-        entry(subject.clone(), &decided, findings)
+        let mut all = findings(Some(pod), &decided, None);
+        // A pod that is left alone needs no namespace to be so, and one that has not started has none.
+        let needs_none = matches!(decided, Decided::Skip(_)) || pod.addresses.is_empty();
+        if !needs_none {
+            all.insert(0, Finding::new(cause, why));
+        }
+        entry(subject.clone(), &decided, all)
     };
     let sandbox = match survey.find(&pod.addresses) {
         Ok(sandbox) => sandbox,
-        Err(error) => return unfound(Cause::Unfound, error.to_string()),
+        Err(error) => return unfound(Cause::Unfound, pod.unfound(&error)),
     };
     match sandbox.open().map_err(|error| error.to_string()).and_then(|netns| look(&netns, Some(pod), node)) {
         Ok((decided, seen)) => {

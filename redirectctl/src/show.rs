@@ -32,7 +32,7 @@ pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
 pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
     let without = || from_afar(pod, node);
     let subject = format!("pod {}", pod.name);
-    if pod.host_network || pod.is_over() {
+    if pod.host_network || pod.is_over() || pod.addresses.is_empty() {
         return report(subject, None, Some(pod), node, Ok((without(), None)), Cause::Unfound, without);
     }
     match find(pod, directory) {
@@ -61,10 +61,11 @@ pub fn look(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, Str
     looked.map(|(seen, decided)| (decided, Some(seen))).map_err(|error| error.to_string())
 }
 
-fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
+/// The network namespace of a pod among those of a directory.
+pub(crate) fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
     let wanted: BTreeSet<_> = pod.addresses.iter().copied().collect();
     let survey = Survey::of(directory, &wanted).map_err(|error| error.to_string())?;
-    let sandbox = survey.find(&pod.addresses).map_err(|error| error.to_string())?;
+    let sandbox = survey.find(&pod.addresses).map_err(|error| pod.unfound(&error))?;
     let netns = sandbox.open().map_err(|error| error.to_string())?;
     Ok((sandbox.path().to_owned(), netns))
 }

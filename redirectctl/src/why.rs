@@ -1,5 +1,6 @@
 //! What every reason and code means, without a cluster.
 
+use cni_core::signs::{self, Sign};
 use cni_core::wire::Code;
 use istio_validation::Reason;
 use redirect_core::pod::SkipReason;
@@ -28,6 +29,13 @@ const EXIT_CODES: &[(u8, &str)] = &[
     ),
 ];
 
+/// What the node agent writes, by where it is met.
+const SIGNS: &[(&str, &[Sign])] = &[
+    ("a reason of the node agent's repairs and healing, in metrics and its log", &signs::REPAIRS),
+    ("an event of the node agent", &signs::EVENTS),
+    ("a reason of the node's condition cni.istio.io/Ready", &signs::VERDICTS),
+];
+
 fn all() -> Vec<Entry> {
     let causes = Cause::ALL.iter().map(|cause| Entry {
         word: cause.code().to_owned(),
@@ -47,6 +55,14 @@ fn all() -> Vec<Entry> {
         meaning: reason.meaning().to_owned(),
         remedy: reason.remedy().setting.to_owned(),
     });
+    let signs = SIGNS.iter().flat_map(|(place, signs)| {
+        signs.iter().map(|sign| Entry {
+            word: sign.word.to_owned(),
+            place,
+            meaning: sign.meaning.to_owned(),
+            remedy: sign.remedy.to_owned(),
+        })
+    });
     let codes = EXIT_CODES.iter().map(|(code, meaning)| Entry {
         word: format!("exit-{code}"),
         place: "an exit code",
@@ -59,7 +75,7 @@ fn all() -> Vec<Entry> {
         meaning: (*meaning).to_owned(),
         remedy: String::new(),
     });
-    causes.chain(skips).chain(reasons).chain(codes).chain(errors).collect()
+    causes.chain(skips).chain(reasons).chain(signs).chain(codes).chain(errors).collect()
 }
 
 /// The codes in the plugin's errors.

@@ -13,6 +13,7 @@ use redirect_core::state::RuleState;
 use redirect_core::{Family, Redirect, RulePlan};
 use redirectctl::commands::COMMANDS;
 use redirectctl::paper::Layout;
+use redirectctl::picture::{Language, of_trace};
 use redirectctl::plan::{Format, written};
 use serde_json::Value;
 use settings_cli::Line;
@@ -111,8 +112,31 @@ fn every_language_has_every_rule_of_every_plan() {
         assert_eq!(dot.matches("\\l").count(), rules, "{name}: {dot}");
         let mermaid = of(Format::Mermaid);
         assert_eq!(mermaid.matches("<br/>").count(), rules, "{name}: {mermaid}");
+        let svg = of(Format::Svg);
+        let chains = plan.merged_rules().values().map(std::collections::BTreeMap::len).sum::<usize>();
+        assert_eq!(svg.matches("<text ").count(), rules + chains, "{name}: {svg}");
         let json: redirect_core::json::Plan = serde_json::from_str(&of(Format::Json)).unwrap();
         assert_eq!(json, redirect_core::json::Plan::from(&plan), "{name}");
+    }
+}
+
+#[test]
+fn a_way_is_drawn_as_it_is_told() {
+    use redirect_core::trace::{Detail, Packet, Rules};
+    let redirect = Redirect::sidecar(redirect_core::Families::V4).build().unwrap();
+    let packet =
+        Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse().unwrap(), "192.0.2.1:80".parse().unwrap());
+    let trace = Rules::of_plan(&redirect.plan(), Family::V4).trace(&packet);
+    for detail in [Detail::Met, Detail::Every] {
+        let lines = trace.text(detail).lines().count();
+        let svg = of_trace(&trace, detail, Language::Svg);
+        assert_eq!(svg.matches("<text ").count(), lines, "{svg}");
+        assert!(svg.contains("ends at: proxy, outbound listener (port 15001)"), "{svg}");
+        for (language, arrow) in [(Language::Dot, " -> "), (Language::Mermaid, " --> ")] {
+            let picture = of_trace(&trace, detail, language);
+            let boxes = svg.matches("<rect x=").count();
+            assert_eq!(picture.matches(arrow).count(), boxes - 1, "{picture}");
+        }
     }
 }
 

@@ -13,7 +13,7 @@ const PACKAGE: &str = "iptables";
 
 /// The rules a variant has in the calling thread's network namespace, for one family.
 pub(crate) fn save(programs: &Programs, variant: Variant, family: Family) -> Result<RuleState, ApplyError> {
-    let (program, text) = saved(programs, variant, family)?;
+    let (program, text) = saved(programs, variant, family, &[])?;
     let program = program.display().to_string();
     parse::rule_state(&text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }
@@ -23,9 +23,10 @@ pub(crate) fn saved(
     programs: &Programs,
     variant: Variant,
     family: Family,
+    args: &[&str],
 ) -> Result<(PathBuf, String), ExecError> {
     let program = find(programs, variant, family, "save")?;
-    let text = exec::read(&program, &[])?;
+    let text = exec::read(&program, args)?;
     Ok((program, text))
 }
 
@@ -33,7 +34,7 @@ pub(crate) fn saved(
 /// ones would load them.
 pub(crate) fn usable(programs: &Programs, variant: Variant) -> Result<(), ExecError> {
     match variant {
-        Variant::Nft => saved(programs, variant, Family::V4).map(drop),
+        Variant::Nft => saved(programs, variant, Family::V4, &[]).map(drop),
         Variant::Legacy => find(programs, variant, Family::V4, "restore").map(drop),
     }
 }

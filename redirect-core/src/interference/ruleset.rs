@@ -144,6 +144,17 @@ pub struct SeenRule {
     pub conditions: Vec<Condition>,
     /// What then happens, in order.
     pub statements: Vec<Statement>,
+    /// What it has counted; none where it does not count.
+    pub counter: Option<Counter>,
+}
+
+/// What a rule has counted since it was made, or since somebody set it to zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Counter {
+    /// Packets that fulfilled its conditions.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// A condition of a rule.
@@ -295,7 +306,7 @@ impl From<&Target> for Statement {
 impl From<&Rule> for SeenRule {
     fn from(rule: &Rule) -> Self {
         let conditions = rule.effective_matches().cloned().map(Condition::Plain).collect();
-        Self { conditions, statements: [Statement::from(&rule.target)].into() }
+        Self { conditions, statements: [Statement::from(&rule.target)].into(), counter: None }
     }
 }
 

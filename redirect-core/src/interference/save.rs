@@ -1,7 +1,7 @@
 //! What iptables-save prints, read for every table: rules of others as far as they are understood.
 
 use super::ruleset::{
-    Among, Api, Base, Condition, End, Ruleset, SeenRule, Selector, Statement, TableName, state,
+    Among, Api, Base, Condition, Counter, End, Ruleset, SeenRule, Selector, Statement, TableName, state,
 };
 use crate::{
     parse::SaveError,
@@ -32,17 +32,30 @@ pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<()
             }
             Some(_) => {
                 let table = table.clone().ok_or_else(error)?;
+                let (counter, line) = counted(line);
                 let words = words(line);
                 let [command, chain, rest @ ..] = words.as_slice() else { return Err(error()) };
                 if command != "-A" {
                     return Err(error());
                 }
                 let chains = &mut ruleset.table(table).chains;
-                chains.entry(chain.clone()).or_default().rules.push(rule(rest));
+                let rule = SeenRule { counter, ..rule(rest) };
+                chains.entry(chain.clone()).or_default().rules.push(rule);
             }
         }
     }
     Ok(())
+}
+
+/// What stands in front of a rule where counters were asked for, `[packets:bytes]`, and the rule.
+fn counted(line: &str) -> (Option<Counter>, &str) {
+    let read = || {
+        let (numbers, rule) = line.strip_prefix('[')?.split_once(']')?;
+        let (packets, bytes) = numbers.split_once(':')?;
+        let counter = Counter { packets: packets.parse().ok()?, bytes: bytes.parse().ok()? };
+        Some((Some(counter), rule.trim_start()))
+    };
+    read().unwrap_or((None, line))
 }
 
 /// `NAME POLICY [packets:bytes]`

@@ -123,9 +123,13 @@ mod tests {
     use crate::{
         Family, Redirect, RulePlan,
         change::Change,
-        interference::{Effect, Pod, find, ruleset::Condition},
+        interference::{
+            Effect, Pod, find,
+            ruleset::{Condition, Counter},
+        },
         netlink::{Batch, Messages, NativeForm, NativeState, Observed},
         routing::{self, FoundRouting},
+        rule::{Chain, Target},
         settings::{Key, NamespaceFacts, RawSettings, Source},
         state::RuleState,
         trace::{Detail, Packet, Rules, Step, Trace},
@@ -281,5 +285,54 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_rules_of_the_mesh_are_known_in_every_backend() {
+        let plan = plan(&[]);
+        let count = |ruleset: &Ruleset, family, known| {
+            let rules = crate::trace::Rules::of_ruleset(ruleset, &[], family, known);
+            let of_mesh: Vec<_> = rules.of_mesh().collect();
+            assert!(of_mesh.iter().all(|one| one.rule.counter == Some(Counter::default())), "{of_mesh:?}");
+            of_mesh.len()
+        };
+        let ruleset = iptables(&plan);
+        for family in Family::BOTH {
+            let chains = plan.explained_rules(family);
+            let planned: usize = chains.values().flat_map(|chains| chains.values()).map(Vec::len).sum();
+            assert_eq!(count(&ruleset, family, Some(&plan)), planned, "{family}");
+            // Without a plan nobody knows whose a rule in a built-in chain is that leads to no chain of the mesh.
+            let hooks = chains.values().flatten().filter(|(chain, _)| matches!(chain, Chain::Hook(_)));
+            let alone: Vec<_> = hooks
+                .flat_map(|(_, rules)| rules)
+                .filter(|one| !matches!(one.rule().target, Target::Jump(_)))
+                .collect();
+            assert!(!alone.is_empty());
+            assert_eq!(count(&ruleset, family, None), planned - alone.len(), "{family}");
+        }
+        for form in [NativeForm::Plain, NativeForm::Sets] {
+            let ruleset = native(&plan, form);
+            let in_tables: usize = ruleset
+                .tables
+                .values()
+                .flat_map(|table| table.chains.values())
+                .map(|chain| chain.rules.len())
+                .sum();
+            assert_eq!(count(&ruleset, Family::V4, None), in_tables, "{form:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_counted_is_read() {
+        let mut writer = super::super::wire::Writer::default();
+        writer.nested(attribute::list::ELEMENT, |element| {
+            element.text(attribute::expression::NAME, "counter");
+            element.nested(attribute::expression::DATA, |data| {
+                data.u64(attribute::counter::BYTES, 180);
+                data.u64(attribute::counter::PACKETS, 3);
+            });
+        });
+        assert_eq!(seen::rule(writer.attributes()).counter, Some(Counter { packets: 3, bytes: 180 }));
+        assert_eq!(seen::rule(super::super::wire::Writer::default().attributes()).counter, None);
     }
 }

@@ -8,13 +8,13 @@ use super::{
     decode::{self, number},
     expression::TCP_FLAGS,
     reading::{
-        Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
+        self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
         sets::{Found, Sets, Why},
     },
     wire::{Attribute, Attributes},
 };
 use crate::{
-    interference::ruleset::{Among, Condition, End, SeenRule, Selector, Statement, VerdictMap},
+    interference::ruleset::{Among, Condition, Counter, End, SeenRule, Selector, Statement, VerdictMap},
     rule::{Is, Match},
     values::PortRange,
 };
@@ -46,11 +46,19 @@ pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
 pub(super) fn rule_with(expressions: Attributes<'_>, sets: &Sets, looked_up: &mut usize) -> SeenRule {
     let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default(), sets, looked_up };
     for (_, element) in expressions {
-        if let Some(expression) = Expression::read(element) {
+        if let Some(("counter", data)) = reading::name_and_data(element) {
+            reader.rule.counter = counter(data).or(reader.rule.counter);
+        } else if let Some(expression) = Expression::read(element) {
             reader.expression(expression);
         }
     }
     reader.rule
+}
+
+/// Of several counters the last is nearest to what the rule does.
+fn counter(data: Attributes<'_>) -> Option<Counter> {
+    let number = |kind| data.find(kind)?.u64();
+    Some(Counter { packets: number(attribute::counter::PACKETS)?, bytes: number(attribute::counter::BYTES)? })
 }
 
 /// What a field is called in nft.

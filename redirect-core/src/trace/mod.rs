@@ -29,7 +29,7 @@ mod walk;
 
 pub use difference::{Difference, Region, difference};
 pub(crate) use packets::{address, interface, number};
-pub use rules::Rules;
+pub use rules::{MeshRule, Rules};
 pub use text::Detail;
 
 use crate::{

@@ -4,7 +4,7 @@ mod conditions;
 
 pub(super) use conditions::Test;
 
-use super::{Origin, packets::number, set::Set};
+use super::{Origin, Place, packets::number, set::Set};
 use crate::{
     interference::ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName},
     plan::{PlannedRule, RulePlan},
@@ -34,6 +34,18 @@ pub struct Rules {
     pub(super) local_marks: Vec<u32>,
     /// The addresses of the network namespace, where they are known.
     pub(super) addresses: Option<Set>,
+}
+
+/// One of the mesh's rules, as [`Rules::of_mesh`] lists them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MeshRule<'a> {
+    /// Where it stands.
+    pub place: Place,
+    /// What it says, and what it has counted.
+    pub rule: &'a SeenRule,
+    /// The settings behind it: one rule with a set may stand for several of a plan. None where no plan is known, or the rule is none of its.
+    pub origins: Vec<Origin>,
 }
 
 #[derive(Debug, Clone)]
@@ -204,6 +216,28 @@ impl Rules {
             })
             .collect();
         self
+    }
+
+    /// The mesh's rules among them, chain by chain: those of its chains and native tables, and those that jump to them. With a plan,
+    /// also the others that are its own.
+    pub fn of_mesh(&self) -> impl Iterator<Item = MeshRule<'_>> {
+        let belongs =
+            |name: &str| Chain::named(&name.to_ascii_uppercase().replace('-', "_")).belongs_to_mesh();
+        self.chains.iter().flat_map(move |chain| {
+            let is_native = chain.table.family == TableFamily::Inet
+                && Table::ALL.iter().any(|table| holds_plans_table(&chain.table, *table));
+            let rules = (1_usize..).zip(&chain.rules).filter(move |(_, rule)| {
+                let leads_there = rule.seen.statements.iter().any(
+                    |statement| matches!(statement, Statement::Jump(to) | Statement::Goto(to) if belongs(to)),
+                );
+                is_native || rule.is_own || leads_there
+            });
+            rules.map(|(number, rule)| MeshRule {
+                place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: Some(number) },
+                rule: &rule.seen,
+                origins: rule.origins.iter().map(|(_, origin)| *origin).collect(),
+            })
+        })
     }
 
     /// The base chains of a hook, in the kernel's order.

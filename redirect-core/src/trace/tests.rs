@@ -185,3 +185,39 @@ fn a_family_without_rules_is_left_alone() {
     let packet = Packet::from_pod(1, 1, "[fd00::2]:1".parse().unwrap(), "[2001:db8::1]:80".parse().unwrap());
     assert_eq!(Rules::of_plan(&only_v4, Family::V6).fate(&packet), Fate::Untouched);
 }
+
+#[test]
+fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
+    let plan = plan(&[]);
+    let text: alloc::string::String = render::restore_text(&plan.rules(Family::V4))
+        .lines()
+        .map(|line| match line.get(..1) {
+            Some("-") => format!("[3:180] {line}\n"),
+            Some("*") => format!("{line}\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n"),
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    let foreign = "*nat\n:OTHER - [0:0]\n[7:7] -A OUTPUT -p tcp -j OTHER\n[9:9] -A OTHER -j RETURN\n[1:2 -A OTHER -j ACCEPT\nCOMMIT\n";
+    let mut ruleset = Ruleset::default();
+    assert!(
+        add_saved(&mut ruleset, Family::V4, &format!("{text}{foreign}")).is_err(),
+        "a counter that is cut"
+    );
+    let mut ruleset = Ruleset::default();
+    add_saved(&mut ruleset, Family::V4, &format!("{text}{}", foreign.replace("[1:2 ", ""))).unwrap();
+    let wanted: usize =
+        plan.explained_rules(Family::V4).values().flat_map(|chains| chains.values()).map(Vec::len).sum();
+    for known in [None, Some(&plan)] {
+        let rules = Rules::of_ruleset(&ruleset, &[], Family::V4, known);
+        let of_mesh: Vec<MeshRule<'_>> = rules.of_mesh().collect();
+        assert_eq!(of_mesh.len(), wanted, "{of_mesh:?}");
+        for one in of_mesh {
+            assert_eq!(
+                one.rule.counter.map(|counter| (counter.packets, counter.bytes)),
+                Some((3, 180)),
+                "{one:?}"
+            );
+            assert_eq!(one.origins.is_empty(), known.is_none(), "{one:?}");
+        }
+    }
+}

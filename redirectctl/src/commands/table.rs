@@ -1,10 +1,11 @@
 //! Which commands there are, and what their help says.
 
+use cni_core::signs::AGENT_HEALTH;
 use redirect_core::settings::{Key, SETTINGS};
 use settings_cli::{CommandLine, Pages, setting_row};
 use settings_table::{Row, Status, Takes};
 
-use super::{Answer, Given, NETNS_DIR};
+use super::{Answer, Given, NETNS_DIR, in_force, planned};
 use crate::input::Trouble;
 use crate::node::CONF_DIR;
 use crate::plan::Format;
@@ -81,7 +82,11 @@ const FILES: &[(&str, &str)] = &[
     ("/var/run/netns", "The network namespaces of the node's pods."),
     (
         "/var/run/istio-cni/istio-cni-kubeconfig",
-        "The plugin's way to the API server, used where nobody names another.",
+        "The plugin's way to the API server, used where nobody names another. It may get single pods.",
+    ),
+    (
+        "/etc/kubernetes/kubelet.conf, /var/lib/kubelet/kubeconfig",
+        "The kubelet's, used where the plugin's is refused. It may list the pods of its node.",
     ),
 ];
 const SEE_ALSO: &[&str] =
@@ -108,7 +113,7 @@ const FILE: Row = Row {
 const POD: Row = Row::new(Takes::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
 const KUBECONFIG: Row = Row::new(
     Takes::Path,
-    "How the API server is reached. Without it KUBECONFIG counts, then the plugin's kubeconfig on a node, then the user's.",
+    "How the API server is reached. Without it KUBECONFIG counts, then on a node the plugin's kubeconfig and the kubelet's, then the user's.",
 )
 .flag("kubeconfig");
 const CONF: Row = Row::new(
@@ -122,6 +127,12 @@ const ADDRESS: Row = Row::new(
 )
 .flag("address");
 const NODE_CONF: Row = Row { default: CONF_DIR, ..CONF };
+const AGENT: Row = Row::new(
+    Takes::Text("IP:PORT"),
+    "Where this node's agent says whether it is ready. Its manifest has it here; Istio's chart has it at the address of its pod.",
+)
+.flag("agent")
+.default(AGENT_HEALTH);
 const NETNS_FOLDER: Row = Row::new(Takes::Path, "Where the node's runtime keeps network namespaces.")
     .flag("netns-dir")
     .default(NETNS_DIR);
@@ -141,7 +152,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             ADDRESS,
-            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; dot and mermaid are pictures of the chains.")
+            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; dot, mermaid and svg are pictures of the chains.")
                 .flag("format")
                 .default("text"),
             OUTPUT,
@@ -151,9 +162,9 @@ pub const COMMANDS: &[Definition] = &[
             ("What a sidecar gets", "redirectctl plan -b '*' -i '*' -d 15090,15021,15020 --address 10.1.0.2"),
             ("A pod, before it is created", "redirectctl plan -f pod.yaml"),
             ("A pod of the cluster, as input for iptables-restore", "redirectctl plan --pod shop/cart-0 --format restore"),
-            ("A picture of the chains", "redirectctl plan -f pod.yaml --format dot | dot -Tsvg >chains.svg"),
+            ("A picture of the chains", "redirectctl plan -f pod.yaml --format svg >chains.svg"),
         ]),
-        run: super::plan,
+        run: planned::plan,
     },
     Definition {
         name: "verify",
@@ -176,7 +187,7 @@ pub const COMMANDS: &[Definition] = &[
             ("A namespace that istio-iptables has programmed", "redirectctl verify --netns /run/netns/demo -b '*' -i '*'"),
             ("For scripts", "redirectctl verify --netns /run/netns/demo -f pod.yaml --output json || echo broken"),
         ]),
-        run: super::verify,
+        run: in_force::verify,
     },
     Definition {
         name: "netns",
@@ -191,7 +202,7 @@ pub const COMMANDS: &[Definition] = &[
             ("What is in force", "redirectctl netns /run/netns/cni-1234"),
             ("And whether it is right", "redirectctl netns /proc/4711/ns/net --pod shop/cart-0"),
         ]),
-        run: super::netns,
+        run: in_force::netns,
     },
     Definition {
         name: "pod",
@@ -200,13 +211,13 @@ pub const COMMANDS: &[Definition] = &[
         about: "Shows one pod of this node: the decision and its reason, every setting with who said it, what is in force, what is wrong and what to do.",
         operands: &[("POD", "the pod, as NAMESPACE/NAME")],
         needs: 1,
-        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, OUTPUT],
+        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, AGENT, OUTPUT],
         takes_settings: false,
         pages: pages(&[
             ("On the pod's node, as root", "redirectctl pod shop/cart-0"),
             ("Without the API server", "redirectctl pod shop/cart-0 -f pods.json"),
         ]),
-        run: super::pod,
+        run: in_force::pod,
     },
     Definition {
         name: "scan",
@@ -220,7 +231,7 @@ pub const COMMANDS: &[Definition] = &[
                 short: Some('f'),
                 ..Row::new(
                     Takes::Path,
-                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input.",
+                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, events and runtime classes may be among them.",
                 )
                 .flag("file")
             },
@@ -228,6 +239,7 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
             NODE_CONF,
             NETNS_FOLDER,
+            AGENT,
             Row::new(Takes::Choice(&["text", "json", "prometheus"]), "How the answer is written.")
                 .flag("output")
                 .default("text"),
@@ -241,7 +253,71 @@ pub const COMMANDS: &[Definition] = &[
                 "redirectctl scan --output prometheus >/var/lib/node_exporter/redirectctl.prom",
             ),
         ]),
-        run: super::scan,
+        run: in_force::scan,
+    },
+    Definition {
+        name: "watch",
+        alias: None,
+        full_name: "redirectctl watch",
+        about: "Shows what the mesh's rules count, live, so that one sees which rule traffic meets. On a terminal all rules are drawn again and again, elsewhere each rule that counted is a line.",
+        operands: &[("POD", "the pod, as NAMESPACE/NAME; without it --file or --netns names what is watched, or it is the network namespace this runs in")],
+        needs: 0,
+        rows: &[
+            FILE,
+            Row::new(Takes::Path, "The network namespace. Without it, the pod's, which is found by its addresses.").flag("netns"),
+            KUBECONFIG,
+            NODE_CONF,
+            NETNS_FOLDER,
+            Row::new(Takes::Switch, "Shows what was counted until now, and ends.").flag("once").default("false"),
+            Row::new(Takes::Duration, "How long it waits between two looks: 100ms to 1h.").flag("interval").default("1s"),
+            Row::new(Takes::Choice(&["text", "json"]), "How it is written; json is a document on each line.").flag("output").default("text"),
+        ],
+        takes_settings: false,
+        pages: pages(&[
+            ("Which rule does the traffic of a pod meet?", "redirectctl watch shop/cart-0"),
+            ("What was counted until now", "redirectctl watch --netns /run/netns/cni-1234 --once"),
+            ("Each rule with what it is for, without the API server", "redirectctl watch -f pod.yaml --netns /run/netns/cni-1234 --once"),
+            ("For programs", "redirectctl watch shop/cart-0 --interval 10s --output json"),
+        ]),
+        run: super::watch::watch,
+    },
+    Definition {
+        name: "cni",
+        alias: None,
+        full_name: "redirectctl cni",
+        about: "Asks the installed plugin whether a pod is redirected as planned, as the node's runtime would: CHECK, which changes nothing.",
+        operands: &[
+            ("COMMAND", "check: no other command of plugins is sent"),
+            ("POD", "the pod, as NAMESPACE/NAME; not needed where --file has one pod"),
+        ],
+        needs: 1,
+        rows: &[
+            Row {
+                short: Some('f'),
+                ..Row::new(
+                    Takes::Path,
+                    "The pod's manifest in YAML or JSON, which the plugin then reads in place of the API server's; - is standard input.",
+                )
+                .flag("file")
+            },
+            Row::new(Takes::Path, "The pod's network namespace. Without it, the one that has the pod's addresses.").flag("netns"),
+            KUBECONFIG,
+            NODE_CONF,
+            NETNS_FOLDER,
+            Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
+            Row::new(Takes::Path, "Where the node's runtime remembers results of plugins.")
+                .flag("cni-cache-dir")
+                .default(crate::cni::cache::CACHE_DIR),
+            Row::new(Takes::Switch, "Shows what would be sent, and sends nothing.").flag("dry-run").default("false"),
+            OUTPUT,
+        ],
+        takes_settings: false,
+        pages: pages(&[
+            ("Would CHECK fail for a pod of this node?", "redirectctl cni check shop/cart-0"),
+            ("What a runtime would send", "redirectctl cni check shop/cart-0 --dry-run"),
+            ("Without the API server", "redirectctl cni check -f pod.yaml --netns /run/netns/cni-1234"),
+        ]),
+        run: super::cni::cni,
     },
     Definition {
         name: "trace",
@@ -269,6 +345,9 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             ADDRESS,
+            Row::new(Takes::Choice(&["text", "dot", "mermaid", "svg"]), "Text, or a picture of the packet's way.")
+                .flag("format")
+                .default("text"),
             OUTPUT,
         ],
         takes_settings: true,
@@ -278,9 +357,10 @@ pub const COMMANDS: &[Definition] = &[
                 "Somebody calls the pod; with all rules that are in force there",
                 "redirectctl trace --netns /run/netns/cni-1234 --as outside --to 10.1.0.2:8080",
             ),
+            ("The same as a picture", "redirectctl trace -f pod.yaml --to 198.51.100.1:443 --format svg >way.svg"),
             ("A DNS query, with every rule it meets", "redirectctl trace -f pod.yaml --to 10.96.0.10:53/udp --every"),
         ]),
-        run: super::trace,
+        run: planned::trace,
     },
     Definition {
         name: "diff",
@@ -301,14 +381,47 @@ pub const COMMANDS: &[Definition] = &[
                 "redirectctl diff 'flags:-b * -i *' 'flags:-b * -i * -o 3306' --address 10.1.0.2,fd00::2",
             ),
         ]),
-        run: super::diff,
+        run: planned::diff,
+    },
+    Definition {
+        name: "bundle",
+        alias: None,
+        full_name: "redirectctl bundle",
+        about: "Writes an archive for a support ticket: the scan, reports and rules of the node's pods, configuration, metrics, what the plugin decided, the machine. Only fields that are known to hold no secret are copied.",
+        operands: &[("FILE", "the archive, which must not be there; without it redirectctl-TIME.tar.gz in this folder")],
+        needs: 0,
+        rows: &[
+            Row {
+                short: Some('f'),
+                ..Row::new(
+                    Takes::Path,
+                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input.",
+                )
+                .flag("file")
+            },
+            KUBECONFIG,
+            Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
+            NODE_CONF,
+            NETNS_FOLDER,
+            Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
+            AGENT,
+            Row::new(Takes::Text("IP:PORT"), "Where the agent serves metrics. Without it, port 15014 of its pod, or of this machine.")
+                .flag("metrics"),
+            OUTPUT,
+        ],
+        takes_settings: false,
+        pages: pages(&[
+            ("On a node, as root", "redirectctl bundle"),
+            ("Into a file of this name, without the API server", "redirectctl bundle /tmp/ticket-7.tar.gz -f pods.json"),
+        ]),
+        run: super::bundle::bundle,
     },
     Definition {
         name: "why",
         alias: None,
         full_name: "redirectctl why",
-        about: "Explains a reason or code: findings, reasons of skipped pods, reasons of the validation, codes of the plugin's errors, exit codes.",
-        operands: &[("REASON", "such as foreign-rule, no_proxy, rules-not-in-effect, cni-11 or exit-126; without it, all are listed")],
+        about: "Explains a reason or code: findings, reasons of skipped pods, of the validation and of repairs, the agent's events, codes of the plugin's errors, exit codes.",
+        operands: &[("REASON", "such as foreign-rule, no_proxy, rules-not-in-effect, RepairBrokenPod, cni-11 or exit-126; without it, all are listed")],
         needs: 0,
         rows: &[],
         takes_settings: false,

@@ -1,0 +1,194 @@
+//! What the node agent leaves where others read it: events, the node's condition and taint, reasons in metrics. The agent writes these words,
+//! `redirectctl` reads and explains them.
+
+/// A word that others read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sign {
+    /// The word.
+    pub word: &'static str,
+    /// What it means, in a sentence without its end.
+    pub meaning: &'static str,
+    /// What to do; empty where there is nothing to do.
+    pub remedy: &'static str,
+}
+
+const fn sign(word: &'static str, meaning: &'static str, remedy: &'static str) -> Sign {
+    Sign { word, meaning, remedy }
+}
+
+/// The label of the agents' pods.
+pub const AGENT_LABEL: (&str, &str) = ("k8s-app", "istio-cni-node");
+/// Where an agent of the manifest serves `/readyz`, for its own node.
+pub const AGENT_HEALTH: &str = "127.0.0.1:8000";
+/// The type of the node's condition, unless it is set otherwise.
+pub const CONDITION: &str = "cni.istio.io/Ready";
+/// The key of the node's taint, unless it is set otherwise.
+pub const TAINT: &str = "cni.istio.io/not-ready";
+/// In the message of an event that tells of a repair that failed.
+pub const COULD_NOT_BE: &str = "but it could not be";
+/// The reasons of events about broken pods, by what is done with them.
+pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
+
+/// How a try to repair or heal a pod ended.
+pub const REPAIRS: [Sign; 21] = [
+    sign("done", "it is done, and where the pod was redirected also verified", ""),
+    sign("healed", "the pod is redirected as planned again", ""),
+    sign("had_label", "the pod has the label already", ""),
+    sign("gone", "the pod is gone, or another one has its name", ""),
+    sign("changed", "the pod changed meanwhile; it is tried again", ""),
+    sign("unanswered", "the API server gave no answer; it is tried again", "look at the API server"),
+    sign(
+        "refused",
+        "the API server does not allow it (401 or 403)",
+        "give the agent's service account what the event names",
+    ),
+    sign(
+        "rejected",
+        "the API server does not want the change",
+        "the event has its words: an admission policy, perhaps",
+    ),
+    sign(
+        "no_capability",
+        "the agent's container lacks a capability",
+        "switch on all that is marked repair-in-place in its manifest",
+    ),
+    sign("no_entry", "the plugin's entry cannot be read", "the agent's /readyz says more"),
+    sign(
+        "ended",
+        "the pod does not run any more (restartPolicy: Never)",
+        "delete it: only another pod can be redirected",
+    ),
+    sign(
+        "not_meshed",
+        "the plugin would leave the pod alone as well",
+        "the settings of the validation contradict those of the plugin",
+    ),
+    sign(
+        "not_found",
+        "no network namespace is surely the pod's",
+        "see that the agent has its mounts and SYS_PTRACE",
+    ),
+    sign(
+        "no_process",
+        "no process of the pod runs at present",
+        "wait: it is tried again as soon as one does",
+    ),
+    sign(
+        "ambiguous",
+        "several network namespaces may be the pod's",
+        "look for a container that has made network namespaces of its own",
+    ),
+    sign(
+        "other_pod",
+        "another pod's processes are in the network namespace, and nothing is touched there",
+        "delete the pod",
+    ),
+    sign(
+        "not_applied",
+        "the rules could not be put in force, and the network namespace is as it was",
+        "the event names the cause",
+    ),
+    sign(
+        "not_verified",
+        "the rules are in force, and something else comes in the way",
+        "the event names the rule",
+    ),
+    sign("not_severed", "connections that were open before may go on beside the proxy", "delete the pod"),
+    sign(
+        "interference",
+        "rules of other programs come in the way, and stay",
+        "take them away where they are made",
+    ),
+    sign("failed", "it cannot be told whether the pod is redirected", "the agent's log says why"),
+];
+
+/// The reasons of the agents' events.
+pub const EVENTS: [Sign; 14] = [
+    sign(
+        "RepairBrokenPod",
+        "the agent redirected a pod whose validation had failed, or could not",
+        "where it could not, the message names the cause; docs/repair.md explains each",
+    ),
+    sign(
+        "DeleteBrokenPod",
+        "the agent deleted a pod whose validation had failed, or could not",
+        "where it could not, the message names the cause",
+    ),
+    sign(
+        "LabelBrokenPod",
+        "the agent labelled a pod whose validation had failed, or could not",
+        "somebody has to deal with pods that have the label",
+    ),
+    sign(
+        "RedirectDrift",
+        "the drift watch found a pod that is not redirected as planned",
+        "redirectctl pod shows what differs and what to do",
+    ),
+    sign(
+        "RedirectHealed",
+        "the agent redirected a pod as planned again",
+        "find out who changed its rules: the message names the process where the kernel told of it",
+    ),
+    sign(
+        "RedirectContested",
+        "another writer changes a pod's rules again and again, and the agent waits before it answers",
+        "take the other writer away",
+    ),
+    sign(
+        "RedirectNotHealed",
+        "a pod is not redirected as planned and could not be mended",
+        "delete it; the message names the cause",
+    ),
+    sign(
+        "NodeTainted",
+        "the agent or the controller tainted the node: pods of the mesh that start there are not verified to be redirected",
+        "the message says why",
+    ),
+    sign(
+        "NodeFreed",
+        "the node's taint was removed: pods that start there are verified to be redirected",
+        "",
+    ),
+    sign(
+        "NodeTaintContested",
+        "somebody else removes the node's taint while pods are not verified to be redirected there",
+        "switch the other controller off, or the agent's taint",
+    ),
+    sign(
+        "NetworkConfigContested",
+        "another writer removes the plugin's entry again and again",
+        "the message says who it probably is, and what to do",
+    ),
+    sign(
+        "NetworkConfigPreempted",
+        "another file came to be the one that the runtime uses",
+        "the message names it",
+    ),
+    sign(
+        "SettingsRefused",
+        "the agent refuses what its ConfigMap says, and goes on with what was before",
+        "correct what the message names",
+    ),
+    sign(
+        "PluginTokenRefused",
+        "the agent may not ask for the plugin's own tokens, and lends it its own",
+        "give it the right that the message names",
+    ),
+];
+
+/// The reasons of the node's condition.
+pub const VERDICTS: [Sign; 5] = [
+    sign("Verified", "pods that start on the node are verified to be redirected", ""),
+    sign("AgentNotReady", "the node agent is not ready", "the message is that of its /readyz"),
+    sign(
+        "ProbeFailed",
+        "a network namespace made for the purpose could not be redirected: pods would fail alike",
+        "the message says what the kernel refused",
+    ),
+    sign(
+        "ProbeImpossible",
+        "the agent's container is not equipped to redirect a network namespace of its own",
+        "give it NET_ADMIN and SYS_ADMIN, or set TAINT_PROBE=false",
+    ),
+    sign("Removed", "the plugin was removed from the node", ""),
+];

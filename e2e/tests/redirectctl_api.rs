@@ -1,0 +1,133 @@
+//! `redirectctl` and a real API server: pods by name, and one clear sentence, with what to do, where the server is away, silent, strange, or
+//! refuses.
+
+mod plugin_support;
+mod redirectctl_support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use e2e::kube::ApiServer;
+use e2e::node::{plain_pod, sidecar_pod};
+use redirectctl_support::redirectctl;
+use serde_json::{Value, json};
+
+/// What the commands that ask an API server say about a kubeconfig's server.
+const ASKING: [&[&str]; 4] = [
+    &["pod", "default/web"],
+    &["scan", "--node", "n1"],
+    &["trace", "--to", "198.51.100.1:443", "--pod", "default/web"],
+    &["plan", "--pod", "default/web"],
+];
+
+/// What is said on standard error: one line, and the exit code is 1.
+fn complaint(args: &[&str], kubeconfig: &Path) -> Result<String> {
+    let kubeconfig = kubeconfig.display().to_string();
+    let nowhere = ["--cni-conf-dir", "/nonexistent"];
+    let output = redirectctl(&[args, &["--kubeconfig", &kubeconfig], &nowhere].concat())?;
+    ensure!(output.code() == Some(1) && output.stdout.is_empty(), "{args:?}: {output:?}");
+    let lines: Vec<&str> = output.stderr.lines().collect();
+    ensure!(lines.len() == 1 && lines[0].contains("\terror\t"), "one line: {lines:#?}");
+    ensure!(!output.stderr.contains('\u{1b}'), "{lines:?}");
+    Ok(output.stderr)
+}
+
+/// A kubeconfig for whatever listens at a port.
+fn kubeconfig_for(folder: &Path, server: &str, cluster: &Value) -> Result<PathBuf> {
+    let mut cluster = cluster.clone();
+    cluster["server"] = json!(server);
+    let file = folder.join(format!("{}.kubeconfig", server.replace(['/', ':'], "-")));
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]});
+    fs::write(&file, config.to_string())?;
+    Ok(file)
+}
+
+/// Answers every request with these bytes, or never where there are none, until the process ends.
+fn stand_in(answer: &'static str) -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port();
+    thread::spawn(move || {
+        let mut held: Vec<TcpStream> = Vec::new();
+        for mut stream in listener.incoming().flatten() {
+            if !answer.is_empty() {
+                let mut asked = [0; 4096];
+                let _ = stream.read(&mut asked);
+                let _ = stream.write_all(answer.as_bytes());
+                continue;
+            }
+            held.push(stream);
+        }
+    });
+    Ok(format!("http://127.0.0.1:{port}"))
+}
+
+#[test]
+fn a_server_that_does_not_serve_is_one_sentence_that_says_what_to_do() -> Result<()> {
+    let folder = tempfile::Builder::new().prefix(&format!("e2e-{}-ctl", std::process::id())).tempdir()?;
+    let free = format!("http://127.0.0.1:{}", e2e::port::free_port()?);
+    let html = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 12\r\n\r\n<h1>\u{1b}[2J</h1>";
+    let busy = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 60\r\nContent-Length: 4\r\n\r\nlate";
+    let other = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 29\r\n\r\n{\"kind\": \"Pod\", \"items\": \"x\"}";
+    for (server, words) in [
+        (free, ["is not reached", "--file"]),
+        (stand_in("")?, ["does not answer within 5s", "--file"]),
+        (stand_in(html)?, ["not an API server", "proxy or load balancer"]),
+        (stand_in(busy)?, ["answers 503", "--file"]),
+        (stand_in(other)?, ["not an API server", "proxy or load balancer"]),
+    ] {
+        let kubeconfig = kubeconfig_for(folder.path(), &server, &json!({}))?;
+        // Each of them waits for the silent one: so two ways of asking are enough here.
+        for args in &ASKING[..2] {
+            let said = complaint(args, &kubeconfig)?;
+            ensure!(words.iter().all(|word| said.contains(word)), "{server} {args:?}: {said}");
+        }
+    }
+    for (kubeconfig, word) in
+        [(folder.path().join("none"), "is missing"), (folder.path().to_owned(), "kubeconfig")]
+    {
+        let said = complaint(ASKING[0], &kubeconfig)?;
+        ensure!(said.contains(word) && said.contains("--kubeconfig"), "{said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn refusals_of_a_real_server_say_which_right_is_missing() -> Result<()> {
+    let api = ApiServer::start()?;
+    for mut pod in [sidecar_pod("web"), plain_pod("plain")] {
+        pod["spec"]["nodeName"] = json!("n1");
+        api.create(&pod)?;
+    }
+    api.create_service_account("default", "nobody")?;
+    let nobody = api.token_kubeconfig("nobody", &api.token("default", "nobody")?)?;
+    for args in ASKING {
+        let said = complaint(args, &nobody)?;
+        let verb = if args[0] == "scan" { "verb list on pods" } else { "verb get on pods" };
+        ensure!(said.contains("(403)") && said.contains(verb) && said.contains("--kubeconfig"), "{said}");
+    }
+    let expired = api.token_kubeconfig("expired", &api.expired_token("default", "nobody")?)?;
+    let said = complaint(ASKING[0], &expired)?;
+    ensure!(
+        said.contains("(401)") && said.contains("expired.kubeconfig") && said.contains("--kubeconfig"),
+        "{said}"
+    );
+    let said = complaint(&["pod", "default/cart"], &api.admin_kubeconfig())?;
+    ensure!(
+        said.contains("has no pod default/cart (404)") && said.contains("kubectl get pods -n default"),
+        "{said}"
+    );
+    let stranger = ApiServer::start()?;
+    let config: Value = serde_json::from_str(&fs::read_to_string(api.admin_kubeconfig())?)?;
+    let mut cluster = config["clusters"][0]["cluster"].clone();
+    cluster["server"] = json!(stranger.url());
+    let untrusted = kubeconfig_for(api.ca_path().parent().context("a folder")?, &stranger.url(), &cluster)?;
+    let said = complaint(ASKING[0], &untrusted)?;
+    ensure!(said.contains("no trustworthy connection") && said.contains("certificate authority"), "{said}");
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! The API server, asked for what commands look at. One question has one try: somebody waits for the answer.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cluster_client::params::{GetParams, ListParams};
+use cluster_client::{Built, Client, Failure, Limits, Request, kubeconfig};
+use cni_core::pod_source::PodName;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+use crate::cluster::Cluster;
+use crate::input::Trouble;
+
+/// How long the API server may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The most that is read of an answer: all pods of a node.
+const MOST_BYTES: usize = 64 << 20;
+/// The most events of a kind that are read for a scan.
+const MOST_EVENTS: u32 = 500;
+/// Kubeconfigs of a node: the plugin's, which may get pods and nothing else, and the kubelet's, which may list those of its node.
+const OF_NODES: [&str; 3] = [
+    "/var/run/istio-cni/istio-cni-kubeconfig",
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/kubelet/kubeconfig",
+];
+/// What asks for events about the pods of a scan.
+const EVENTS: [&str; 3] = ["reason=FailedCreatePodSandBox", "source=cni-repair", "source=cni-heal"];
+
+/// Which kubeconfigs may be used: the one that is named, else that of the environment, else those of a node, else the user's.
+///
+/// # Errors
+/// There is none.
+pub fn kubeconfigs(
+    named: Option<&str>,
+    env: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<PathBuf>, Trouble> {
+    let from_env = || env("KUBECONFIG").filter(|path| !path.is_empty());
+    if let Some(path) = named.map(str::to_owned).or_else(from_env) {
+        return Ok(vec![path.into()]);
+    }
+    let home = env("HOME").map(|home| Path::new(&home).join(".kube/config"));
+    let candidates = OF_NODES.into_iter().map(PathBuf::from).chain(home);
+    let found: Vec<PathBuf> = candidates.filter(|path| fs::metadata(path).is_ok()).collect();
+    if found.is_empty() {
+        return Err(Trouble::of(
+            "there is no kubeconfig: name one with --kubeconfig or KUBECONFIG, or give pods with --file",
+        ));
+    }
+    Ok(found)
+}
+
+/// An API server, and the kubeconfigs with which it may be asked.
+#[derive(Debug)]
+pub struct ApiServer {
+    // None only while it is dropped.
+    runtime: Option<Runtime>,
+    clients: Vec<(PathBuf, Client)>,
+    /// Whether it left a question unanswered: then nothing more is asked that could be done without.
+    is_silent: Cell<bool>,
+}
+
+impl ApiServer {
+    /// Nobody is contacted yet.
+    ///
+    /// # Errors
+    /// No kubeconfig is of any use: why, for each.
+    pub fn new(kubeconfigs: &[PathBuf]) -> Result<Self, Trouble> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
+        let (mut clients, mut wrong) = (Vec::new(), Vec::new());
+        {
+            let _inside = runtime.enter();
+            for path in kubeconfigs {
+                match kubeconfig::client(path) {
+                    Ok(client) => clients.push((path.clone(), client)),
+                    Err(error) => wrong.push(format!(
+                        "{error}; name another kubeconfig with --kubeconfig, or give pods with --file"
+                    )),
+                }
+            }
+        }
+        if clients.is_empty() {
+            return Err(Trouble(wrong));
+        }
+        Ok(Self { runtime: Some(runtime), clients, is_silent: Cell::new(false) })
+    }
+
+    /// A pod.
+    ///
+    /// # Errors
+    /// It cannot be read: why, and what to do.
+    pub fn pod(&self, name: &PodName) -> Result<Value, Trouble> {
+        let request = || {
+            Request::new(format!("/api/v1/namespaces/{}/pods", name.namespace))
+                .get(&name.name, &GetParams::default())
+        };
+        let found = self.ask(request).map_err(|(path, failure)| {
+            if matches!(&failure, Failure::NotFound(words) if words.by_api) {
+                return Trouble(vec![format!(
+                    "the API server has no pod {name} (404); kubectl get pods -n {} shows which there are",
+                    name.namespace
+                )]);
+            }
+            told(&path, &failure, "get")
+        })?;
+        let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let is_it = text("/metadata/namespace") == name.namespace && text("/metadata/name") == name.name;
+        if is_it && text("/kind") == "Pod" {
+            return Ok(found);
+        }
+        Err(self.something_else(&format!("asked for pod {name}")))
+    }
+
+    /// An answer that no API server gives.
+    fn something_else(&self, asked: &str) -> Trouble {
+        let server = self.clients.first().map(|(_, client)| client.server().to_owned()).unwrap_or_default();
+        let what = format!("{asked}, it answers with something else");
+        told(Path::new(""), &Failure::Garbled { server, what }, "")
+    }
+
+    /// The pods of a node.
+    ///
+    /// # Errors
+    /// They cannot be read: why, and what to do.
+    pub fn pods(&self, node: &str) -> Result<Vec<Value>, Trouble> {
+        let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let list = self.ask(|| Request::new("/api/v1/pods").list(&params));
+        let list = list.map_err(|(path, failure)| told(&path, &failure, "list"))?;
+        let is_list = list.get("kind").and_then(Value::as_str) == Some("PodList");
+        if is_list && list.get("items").is_some_and(|items| items.is_array() || items.is_null()) {
+            return Ok(items(list));
+        }
+        Err(self.something_else("asked for pods"))
+    }
+
+    /// What there is to know about one pod besides itself.
+    #[must_use]
+    pub fn around_pod(&self, name: &PodName, pod: &Value) -> Cluster {
+        let mut cluster = Cluster::default();
+        let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
+        if let Some(node) = text("/spec/nodeName") {
+            self.node(node, &mut cluster);
+        }
+        let fields = format!("involvedObject.kind=Pod,involvedObject.name={}", name.name);
+        let events = format!("/api/v1/namespaces/{}/events", name.namespace);
+        self.more("the pod's events", &events, &fields, &mut cluster);
+        if text("/spec/runtimeClassName").is_some() {
+            self.runtime_classes(&mut cluster);
+        }
+        cluster
+    }
+
+    /// What there is to know about a node and its pods besides these.
+    #[must_use]
+    pub fn around_node(&self, node: &str, pods: &[Value]) -> Cluster {
+        let mut cluster = Cluster::default();
+        self.node(node, &mut cluster);
+        for fields in EVENTS {
+            if !self.more("events of pods", "/api/v1/events", fields, &mut cluster) {
+                break;
+            }
+        }
+        if pods.iter().any(|pod| pod.pointer("/spec/runtimeClassName").is_some()) {
+            self.runtime_classes(&mut cluster);
+        }
+        cluster
+    }
+
+    fn node(&self, name: &str, cluster: &mut Cluster) {
+        let request = || Request::new("/api/v1/nodes").get(name, &GetParams::default());
+        self.unless_silent("the node", request, cluster, |found| vec![found]);
+    }
+
+    fn runtime_classes(&self, cluster: &mut Cluster) {
+        let request = || Request::new("/apis/node.k8s.io/v1/runtimeclasses").list(&ListParams::default());
+        self.unless_silent("runtime classes", request, cluster, items);
+    }
+
+    /// Whether there was an answer.
+    fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut Cluster) -> bool {
+        let params = ListParams::default().fields(fields).limit(MOST_EVENTS);
+        self.unless_silent(what, || Request::new(path).list(&params), cluster, items)
+    }
+
+    fn unless_silent(
+        &self,
+        what: &str,
+        request: impl Fn() -> Built,
+        cluster: &mut Cluster,
+        found: impl FnOnce(Value) -> Vec<Value>,
+    ) -> bool {
+        if self.is_silent.get() {
+            cluster.untold.push(format!("{what}: the API server did not answer"));
+            return false;
+        }
+        match self.ask(request) {
+            Ok(answer) => {
+                for object in found(answer) {
+                    cluster.take(&object);
+                }
+                true
+            }
+            Err((_, failure)) => {
+                cluster.untold.push(format!("{what}: {failure}"));
+                false
+            }
+        }
+    }
+
+    /// Asks with one kubeconfig after the other, until one is not refused.
+    fn ask(&self, request: impl Fn() -> Built) -> Result<Value, (PathBuf, Failure)> {
+        let limits = Limits { patience: PATIENCE, most: MOST_BYTES };
+        let mut refused = None;
+        for (path, client) in &self.clients {
+            let Some(runtime) = &self.runtime else { break };
+            match runtime.block_on(client.json::<Value>(request(), limits)) {
+                Ok(answer) => return Ok(answer),
+                // The first is the one that is meant for this.
+                Err(failure) if failure.is_refusal() => {
+                    refused.get_or_insert((path.clone(), failure));
+                }
+                Err(failure) => {
+                    self.is_silent
+                        .set(matches!(failure, Failure::Silent { .. } | Failure::Unreachable { .. }));
+                    return Err((path.clone(), failure));
+                }
+            }
+        }
+        Err(refused.unwrap_or_else(|| (PathBuf::new(), Failure::Impossible("nobody to ask".to_owned()))))
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        // A look-up of the server's name may still be under way on a thread; it is not waited for.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn items(mut list: Value) -> Vec<Value> {
+    // What is in a list does not say its kind.
+    let kind = list.get("kind").and_then(Value::as_str).and_then(|kind| kind.strip_suffix("List"));
+    let kind = kind.unwrap_or_default().to_owned();
+    let Some(Value::Array(mut items)) = list.get_mut("items").map(Value::take) else { return Vec::new() };
+    for item in items.iter_mut().filter_map(Value::as_object_mut) {
+        item.entry("kind").or_insert_with(|| kind.clone().into());
+    }
+    items
+}
+
+/// A failure, and what to do about it.
+fn told(kubeconfig: &Path, failure: &Failure, verb: &str) -> Trouble {
+    let kubeconfig = kubeconfig.display();
+    let advice = match failure {
+        Failure::Unauthorized(_) => format!(
+            "the credentials in {kubeconfig} have expired or were withdrawn: name another kubeconfig with --kubeconfig"
+        ),
+        Failure::Forbidden(_) => format!(
+            "the account of {kubeconfig} needs the verb {verb} on pods: name another kubeconfig with --kubeconfig, or give pods with --file"
+        ),
+        Failure::NotFound(_) | Failure::Garbled { .. } => {
+            "a proxy or load balancer may answer in the API server's place, at the address in the kubeconfig"
+                .to_owned()
+        }
+        Failure::Busy { .. } => "try again, or give pods with --file, which needs no API server".to_owned(),
+        Failure::Untrusted { .. } => format!(
+            "the certificate authority in {kubeconfig} is not this server's: name another kubeconfig with --kubeconfig"
+        ),
+        Failure::Unreachable { .. } | Failure::Silent { .. } => format!(
+            "see whether the address in {kubeconfig} is right and the server runs, or give pods with --file, which needs no API server"
+        ),
+        Failure::Impossible(_) => "give pods with --file".to_owned(),
+    };
+    Trouble(vec![format!("{failure}; {advice}")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_names_a_kubeconfig_gets_that_one_and_no_other() {
+        let env = |name: &str| (name == "KUBECONFIG").then(|| "/of/env".to_owned());
+        assert_eq!(kubeconfigs(Some("/named"), env), Ok(vec!["/named".into()]));
+        assert_eq!(kubeconfigs(None, env), Ok(vec!["/of/env".into()]));
+    }
+
+    #[test]
+    fn what_is_in_a_list_learns_its_kind() {
+        let list = serde_json::json!({"kind": "PodList", "items": [{"metadata": {}}, {"kind": "Job"}]});
+        let kinds: Vec<Value> = items(list).iter().map(|item| item["kind"].clone()).collect();
+        assert_eq!(kinds, ["Pod", "Job"]);
+    }
+}

@@ -1,0 +1,188 @@
+//! What the cluster says around pods: their node, their events, the classes of their runtimes.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::pod::Pod;
+
+/// Objects besides pods, as far as they are known.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    /// The nodes.
+    pub nodes: Vec<NodeObject>,
+    events: Vec<(About, Event)>,
+    /// The handlers of runtime classes, by the names of these.
+    handlers: BTreeMap<String, String>,
+    /// What the API server did not tell, and why.
+    pub untold: Vec<String>,
+}
+
+/// What a node's object says about the mesh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeObject {
+    /// Its name.
+    pub name: String,
+    /// Its taints, as `KEY=VALUE:EFFECT`, by their keys.
+    pub taints: Vec<(String, String)>,
+    /// Its conditions.
+    pub conditions: Vec<Condition>,
+}
+
+/// A condition of a node or pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// Its type.
+    pub kind: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// Why, in a word.
+    pub reason: String,
+    /// Why, in words.
+    pub message: String,
+}
+
+/// Something that happened to a pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Event {
+    /// When it happened last, as the API server writes it.
+    pub time: String,
+    /// What happened, in a word.
+    pub reason: String,
+    /// What happened, in words.
+    pub message: String,
+}
+
+/// Which pod an event is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct About {
+    namespace: String,
+    name: String,
+    uid: String,
+}
+
+impl Cluster {
+    /// Takes note of an object; whether it is of a kind that says something here.
+    pub fn take(&mut self, object: &Value) -> bool {
+        let text = |pointer: &str| text(object, pointer);
+        match object.get("kind").and_then(Value::as_str) {
+            Some("Node") => self.nodes.push(NodeObject::of(object)),
+            Some("RuntimeClass") => {
+                self.handlers.insert(text("/metadata/name"), text("/handler"));
+            }
+            Some("Event") => {
+                let about = |field: &str| text(&format!("/involvedObject/{field}"));
+                if about("kind") == "Pod" {
+                    let about =
+                        About { namespace: about("namespace"), name: about("name"), uid: about("uid") };
+                    self.events.push((about, Event::of(object)));
+                }
+            }
+            Some(_) | None => return false,
+        }
+        true
+    }
+
+    /// Gives pods what is known around them.
+    pub fn tell(&self, pods: &mut [Pod]) {
+        for pod in pods {
+            if let Some(handler) = pod.runtime_class.as_ref().and_then(|class| self.handlers.get(class)) {
+                pod.handler = Some(handler.clone());
+            }
+            let is_about = |about: &About| {
+                let same = about.namespace == pod.name.namespace && about.name == pod.name.name;
+                // An earlier pod may have had the name.
+                same && (about.uid.is_empty() || pod.uid.is_empty() || about.uid == pod.uid)
+            };
+            let events =
+                self.events.iter().filter(|(about, _)| is_about(about)).map(|(_, event)| event.clone());
+            pod.events = events.collect();
+            pod.events.sort();
+        }
+    }
+}
+
+impl NodeObject {
+    fn of(object: &Value) -> Self {
+        let taints = object.pointer("/spec/taints").and_then(Value::as_array).into_iter().flatten();
+        let taints = taints.map(|taint| {
+            let (key, value) = (text(taint, "/key"), text(taint, "/value"));
+            let between = if value.is_empty() { "" } else { "=" };
+            (key.clone(), format!("{key}{between}{value}:{}", text(taint, "/effect")))
+        });
+        Self {
+            name: text(object, "/metadata/name"),
+            taints: taints.collect(),
+            conditions: Condition::all(object),
+        }
+    }
+}
+
+impl Condition {
+    /// The conditions in an object's status.
+    #[must_use]
+    pub fn all(object: &Value) -> Vec<Self> {
+        let all = object.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
+        let condition = |one: &Value| Self {
+            kind: text(one, "/type"),
+            status: text(one, "/status"),
+            reason: text(one, "/reason"),
+            message: text(one, "/message"),
+        };
+        all.map(condition).collect()
+    }
+}
+
+impl Event {
+    fn of(object: &Value) -> Self {
+        let times =
+            ["/lastTimestamp", "/series/lastObservedTime", "/eventTime", "/metadata/creationTimestamp"];
+        let time = times.into_iter().map(|pointer| text(object, pointer)).find(|time| !time.is_empty());
+        Self {
+            time: time.unwrap_or_default(),
+            reason: text(object, "/reason"),
+            message: text(object, "/message"),
+        }
+    }
+}
+
+/// A text in an object; empty where there is none.
+#[must_use]
+pub fn text(object: &Value, pointer: &str) -> String {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(uid: &str) -> Pod {
+        let pod = json!({"metadata": {"name": "cart-0", "namespace": "shop", "uid": uid},
+            "spec": {"runtimeClassName": "secure", "containers": []}});
+        Pod::from_json(&pod).expect("a pod")
+    }
+
+    #[test]
+    fn pods_are_told_what_is_about_them_and_nothing_else() {
+        let event = |uid: &str, reason: &str| {
+            json!({"kind": "Event", "reason": reason, "message": "m", "lastTimestamp": "2026-11-22T00:00:00Z",
+                "involvedObject": {"kind": "Pod", "namespace": "shop", "name": "cart-0", "uid": uid}})
+        };
+        let mut cluster = Cluster::default();
+        for object in [
+            event("1", "Old"),
+            event("2", "New"),
+            json!({"kind": "RuntimeClass", "metadata": {"name": "secure"}, "handler": "runsc"}),
+            json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}),
+        ] {
+            assert!(cluster.take(&object), "{object}");
+        }
+        assert!(!cluster.take(&json!({"kind": "Job"})) && !cluster.take(&json!(null)));
+        let mut pods = [pod("2")];
+        cluster.tell(&mut pods);
+        let reasons: Vec<&str> = pods[0].events.iter().map(|event| event.reason.as_str()).collect();
+        assert_eq!((reasons, pods[0].handler.as_deref()), (vec!["New"], Some("runsc")));
+        assert_eq!(cluster.nodes[0].taints, [("a".to_owned(), "a:NoSchedule".to_owned())]);
+    }
+}

@@ -1,0 +1,201 @@
+//! `bundle`: gathers what a support ticket needs, and writes it as one file.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use cni_core::conf::Conf;
+use netns_apply::facts::NameFiles;
+use netns_apply::netns::Netns;
+use netns_apply::{ApplyOptions, Live};
+use redirect_core::settings::NamespaceFacts;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Answer, Given, pretty};
+use crate::bundle::{self, Bundle, filter};
+use crate::cluster::Cluster;
+use crate::input::{self, Trouble};
+use crate::inspect::MOST_RULES;
+use crate::node::Node;
+use crate::paper::Paper;
+use crate::pod::Pod;
+use crate::report::VERSION;
+use crate::scan::Scan;
+use crate::watch::{Look, rule_json};
+use crate::{FINE, cni, show};
+
+/// The port of the agent's metrics, unless it is told otherwise.
+const METRICS_PORT: u16 = 15014;
+/// The name of the plugin's log in the run directory.
+const LOG: &str = "istio-cni.log";
+
+/// `bundle`
+pub(super) fn bundle(given: &Given) -> Result<Answer, Trouble> {
+    let agent = given.flag("metrics").map(str::parse::<SocketAddr>).transpose();
+    let agent = agent.map_err(|_| Trouble::of("flag --metrics: is not IP:PORT"))?;
+    let folder = format!("redirectctl-{}", stamp());
+    let path = given.operands.first().map_or_else(|| format!("{folder}.tar.gz").into(), PathBuf::from);
+    // Before anything is gathered, because that takes a while; writing asks again.
+    if path.symlink_metadata().is_ok() {
+        return Err(Trouble(vec![format!(
+            "{} is there already, and nothing is overwritten",
+            path.display()
+        )]));
+    }
+    let mut bundle = Bundle::default();
+    bundle.add_json("machine.json", &bundle::machine());
+    configuration(&mut bundle, given);
+    match pods(given) {
+        Ok((objects, cluster)) => of_pods(&mut bundle, &objects, &cluster, given, agent),
+        Err(Trouble(all)) => {
+            bundle.leave_out("pods", &all.join("; "));
+            let agent = agent.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), METRICS_PORT));
+            bundle.try_add("agent/metrics.txt", bundle::metrics(agent));
+        }
+    }
+    let left_out = bundle.left_out().to_vec();
+    let entries = bundle.into_entries();
+    let bytes = bundle::packed(&folder, &entries).map_err(Trouble::of)?;
+    written(&path, &bytes)?;
+    Ok(Answer { text: told(&path, &entries, bytes.len(), &left_out, given), code: FINE })
+}
+
+/// Such as `20261122T041008Z`: every file system takes it as a part of a name.
+fn stamp() -> String {
+    let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    time.chars().filter(|c| !matches!(c, '-' | ':')).collect()
+}
+
+/// A signal waits until the file is whole: what is half written would stay otherwise.
+fn written(path: &Path, bytes: &[u8]) -> Result<(), Trouble> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
+    let done = runtime.block_on(async {
+        let _held = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+        bundle::write_new(path, bytes)
+    });
+    done.map_err(|error| Trouble(vec![format!("cannot write {}: {error}", path.display())]))
+}
+
+fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), Trouble> {
+    if let Some(file) = given.flag("file") {
+        return input::objects_of_file(file);
+    }
+    let (api, node) = (given.api_server()?, super::in_force::node_name(given)?);
+    let objects = api.pods(&node)?;
+    let cluster = api.around_node(&node, &objects);
+    Ok((objects, cluster))
+}
+
+/// The plugin's configuration and what it leaves behind.
+fn configuration(bundle: &mut Bundle, given: &Given) {
+    let directory = given.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
+    let listed = bundle::conflists(Path::new(directory)).map(|all| format!("{all:#}\n").into_bytes());
+    bundle.try_add("node/network-configurations.json", listed);
+    let node = given.node().unwrap_or_default();
+    let run_dir =
+        node.conf.as_ref().map_or_else(|| cni_core::conf::RUN_DIR.into(), |conf| conf.run_dir.clone());
+    let program = Path::new(given.flag("cni-bin-dir").unwrap_or(cni::BIN_DIR)).join(cni::PLUGIN);
+    let kubeconfig = node.conf.as_ref().map(|conf: &Conf| conf.kubeconfig.clone());
+    let kubeconfig = kubeconfig.unwrap_or_else(|| run_dir.join(cni_core::conf::KUBECONFIG_NAME));
+    let facts: Vec<Value> = [program, kubeconfig, run_dir.join("log.sock"), run_dir.join(LOG)]
+        .iter()
+        .map(|path| bundle::facts_of(path))
+        .collect();
+    bundle.add_json("node/files.json", &facts.into());
+    bundle.try_add("node/plugin-log.jsonl", bundle::log(&run_dir.join(LOG)));
+}
+
+/// The scan, a report and the rules of each pod, and the agent as one of them.
+fn of_pods(
+    bundle: &mut Bundle,
+    objects: &[Value],
+    cluster: &Cluster,
+    given: &Given,
+    agent: Option<SocketAddr>,
+) {
+    let mut pods = Vec::new();
+    for object in objects {
+        match Pod::from_json(object) {
+            Ok(pod) => pods.push(pod),
+            Err(_) => bundle.leave_out("pods", "one is none"),
+        }
+    }
+    cluster.tell(&mut pods);
+    let node = &given.node_in(cluster, &pods).unwrap_or_default();
+    let of_agent = agent_pod(objects, &pods, node);
+    if let Some((object, _)) = of_agent {
+        bundle.add_json("agent/environment.json", &filter::agent(object));
+    }
+    let found = of_agent.and_then(|(_, pod)| pod.addresses.first().copied());
+    let agent =
+        agent.unwrap_or(SocketAddr::new(found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), METRICS_PORT));
+    bundle.try_add("agent/metrics.txt", bundle::metrics(agent));
+    let directory = given.netns_dir();
+    match Scan::of(&pods, &directory, node) {
+        Ok(scan) => bundle.add_json("scan.json", &filter::findings(scan.json())),
+        Err(error) => bundle.leave_out("scan.json", &error.to_string()),
+    }
+    for (number, pod) in pods.iter().enumerate() {
+        // Names come from pods; what cannot be one is no part of a path.
+        let name = pod.name.to_string();
+        let name = if input::pod_name(&name).is_ok() { name } else { format!("unnamed/{number}") };
+        let report = show::pod(pod, &directory, node);
+        if let Some(netns) = &report.netns {
+            let rules = rules(netns, pod, node).map(|rules| format!("{rules:#}\n").into_bytes());
+            bundle.try_add(&format!("pods/{name}/rules.json"), rules);
+        }
+        bundle.add_json(&format!("pods/{name}/report.json"), &filter::findings(report.json()));
+    }
+}
+
+/// The agent of this node among its pods.
+fn agent_pod<'a>(objects: &'a [Value], pods: &'a [Pod], node: &Node) -> Option<(&'a Value, &'a Pod)> {
+    let is_agent = |pod: &&Pod| node.skips(&pod.name) == Some(redirect_core::pod::SkipReason::AgentPod);
+    let pod = pods.iter().find(is_agent)?;
+    let object = objects.iter().find(|object| {
+        let text = |at: &str| object.pointer(at).and_then(Value::as_str);
+        text("/metadata/name") == Some(&*pod.name.name)
+            && text("/metadata/namespace") == Some(&*pod.name.namespace)
+    });
+    Some((object?, pod))
+}
+
+/// The mesh's rules in force in a pod's namespace.
+fn rules(netns: &Path, pod: &Pod, node: &Node) -> Result<Value, String> {
+    let netns = Netns::open(netns).map_err(|error| error.to_string())?;
+    let read = netns.run(|| {
+        let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
+        let live = Live::now(&options)?;
+        let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
+        Ok::<_, netns_apply::ApplyError>(Look::of(&live, node.decide(pod, &facts).plan().as_ref()))
+    });
+    let look = read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+    Ok(look.rules.iter().map(rule_json).collect())
+}
+
+fn told(
+    path: &Path,
+    entries: &[(String, Vec<u8>)],
+    size: usize,
+    left_out: &[(String, String)],
+    given: &Given,
+) -> String {
+    if given.is_json() {
+        return pretty(&json!({
+            "version": VERSION,
+            "file": path,
+            "bytes": size,
+            "entries": entries.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+            "leftOut": left_out.iter().map(|(name, why)| json!({"name": name, "why": why})).collect::<Vec<_>>(),
+        }));
+    }
+    let mut paper = Paper::new(given.layout);
+    paper.line(0, &format!("{} has {} entries, {size} bytes", path.display(), entries.len()));
+    for (name, why) in left_out {
+        paper.labelled(2, "left out: ", &format!("{name}: {why}"));
+    }
+    paper
+        .line(0, "only fields that are known to hold no secret are in it; look through it before it is sent");
+    paper.into_text()
+}

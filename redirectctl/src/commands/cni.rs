@@ -1,0 +1,152 @@
+//! `cni check`: asks the installed plugin, as the node's runtime would.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cni_core::selection::PROCESS_WIDE;
+use netns_apply::facts;
+use netns_apply::netns::Netns;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::target::Target;
+use super::{Answer, Given, pretty};
+use crate::cni::{self, Attachment, Question, cache};
+use crate::input::{self, Trouble};
+use crate::node::Node;
+use crate::pod::Pod;
+use crate::{FINE, FOUND};
+
+/// The only command that is sent.
+const CHECK: &str = "check";
+/// How much longer than the plugin's own limit is waited.
+const GRACE: Duration = Duration::from_secs(30);
+/// The PATH of a plugin where this program has none.
+const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// `cni`
+pub(super) fn cni(given: &Given) -> Result<Answer, Trouble> {
+    if given.operand() != CHECK {
+        return Err(Trouble(vec![format!(
+            "{:?} is not asked of plugins here: only {CHECK}, which changes nothing",
+            given.operand()
+        )]));
+    }
+    let node = given.node()?;
+    let (Some(entry), Some(conf)) = (node.entry.clone(), node.conf.as_ref()) else {
+        return Err(no_entry(&node, given));
+    };
+    let manifest = given.flag("file").map(|file| Manifest::read(file, given.operands.get(1))).transpose()?;
+    let target = match &manifest {
+        Some(manifest) => Target::of_pod(Pod::from_json(&manifest.object).map_err(Trouble::of)?, given)?,
+        None if given.operands.len() < 2 => {
+            return Err(Trouble::of(
+                "POD is missing: name the pod as NAMESPACE/NAME, or give it with --file",
+            ));
+        }
+        None => Target::of(given, given.operands.get(1).map(String::as_str))?,
+    };
+    let attachment = attachment(target, &entry, given)?;
+    let program = Path::new(given.flag("cni-bin-dir").unwrap_or(cni::BIN_DIR)).join(cni::PLUGIN);
+    let mut entry = entry;
+    if let Some(manifest) = &manifest {
+        // The plugin shall judge the pod that was given, and needs no API server for it.
+        entry["pod_manifest_dir"] = manifest.folder.path().display().to_string().into();
+    }
+    let question = Question::check(&attachment, entry, program, environment(given));
+    let answer = if given.flag("dry-run") == Some("true") {
+        None
+    } else {
+        Some(cni::ask(&question, conf.add_timeout + GRACE).map_err(Trouble::of)?)
+    };
+    let code = match &answer {
+        None | Some(cni::Answer::AsPlanned) => FINE,
+        Some(cni::Answer::Refused { .. }) => FOUND,
+    };
+    let shown = answer.as_ref();
+    let text =
+        if given.is_json() { pretty(&question.json(shown)) } else { question.text(shown, given.layout) };
+    Ok(Answer { text, code })
+}
+
+fn no_entry(node: &Node, given: &Given) -> Trouble {
+    let mut told: Vec<String> = node
+        .findings
+        .iter()
+        .flat_map(|finding| finding.seen.iter().map(|seen| format!("{}: {seen}", finding.cause.code())))
+        .collect();
+    if told.is_empty() {
+        let directory = given.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
+        told.push(format!(
+            "{directory} has no network configuration with the plugin; name it with --cni-conf-dir"
+        ));
+    }
+    Trouble(told)
+}
+
+/// What the plugin's environment has besides: nothing of this program's but what a runtime may say for all pods.
+fn environment(given: &Given) -> BTreeMap<String, String> {
+    let path = given.env.get("PATH").cloned().unwrap_or_else(|| USUAL_PATH.to_owned());
+    let of_runtime = PROCESS_WIDE.iter().flat_map(|key| key.setting().env);
+    let said = of_runtime.filter_map(|name| Some(((*name).to_owned(), given.env.get(*name)?.clone())));
+    said.chain([("PATH".to_owned(), path)]).collect()
+}
+
+/// What is known of the pod's network. The namespace is entered to read its addresses.
+fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment, Trouble> {
+    let netns = Netns::open(&target.path).map_err(Trouble::of)?;
+    let read = netns.run(|| Ok::<_, std::io::Error>((facts::addresses()?, facts::interfaces()?)));
+    let (addresses, interfaces) = read.map_err(Trouble::of)?.map_err(Trouble::of)?;
+    let pod = target.pod.ok_or_else(|| Trouble::of("POD is missing"))?.name;
+    // A manifest may hold anything; what goes into the environment may not.
+    let pod = input::pod_name(&pod.to_string()).map_err(Trouble::of)?;
+    let directory = given.flag("cni-cache-dir").unwrap_or(cache::CACHE_DIR);
+    let network = entry.get("name").and_then(Value::as_str).unwrap_or_default();
+    let cached = cache::find(Path::new(directory), network, &pod, &addresses)
+        .map_err(|error| Trouble(vec![format!("cannot read {directory}: {error}")]))?;
+    Ok(Attachment {
+        pod,
+        netns: target.path,
+        addresses: addresses.into_iter().filter(is_of_pod).collect(),
+        interface: interfaces.into_iter().next(),
+        cached,
+    })
+}
+
+fn is_of_pod(address: &IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !address.is_loopback() && !is_link_local && *address != IpAddr::V6(redirect_core::values::PASSTHROUGH_V6)
+}
+
+/// A pod's manifest in a folder of its own, which only this user may look into and which goes with the value.
+struct Manifest {
+    object: Value,
+    folder: TempDir,
+}
+
+impl Manifest {
+    fn read(file: &str, name: Option<&String>) -> Result<Self, Trouble> {
+        let (mut objects, _) = input::objects_of_file(file)?;
+        let wanted = name.map(|name| input::pod_name(name)).transpose().map_err(Trouble::of)?;
+        if let Some(wanted) = &wanted {
+            objects.retain(|object| Pod::from_json(object).is_ok_and(|pod| pod.name == *wanted));
+        }
+        let (object, others) = (objects.pop(), objects.len());
+        let (Some(object), 0) = (object, others) else {
+            return Err(Trouble(vec![match &wanted {
+                Some(wanted) => format!("{file}: does not have pod {wanted} once"),
+                None => format!("{file}: does not have one pod; name one as NAMESPACE/NAME"),
+            }]));
+        };
+        let folder = tempfile::Builder::new().prefix("redirectctl-").tempdir().map_err(Trouble::of)?;
+        let path: PathBuf = folder.path().join("pod.json");
+        fs::write(&path, object.to_string()).map_err(Trouble::of)?;
+        Ok(Self { object, folder })
+    }
+}

@@ -1,0 +1,143 @@
+//! What a command is given: its words, the settings among them, and the pods and the node they name.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use cni_core::signs::AGENT_HEALTH;
+use netns_apply::facts::NameFiles;
+use redirect_core::Redirect;
+use redirect_core::settings::{NamespaceFacts, Source};
+use settings_cli::{Input, RunOptions};
+
+use super::{Answer, Definition, NETNS_DIR, pretty};
+use crate::api::{self, ApiServer};
+use crate::cluster::Cluster;
+use crate::input::{self, Trouble};
+use crate::node::Node;
+use crate::paper::Layout;
+use crate::pod::Pod;
+use crate::report::{self, Report};
+
+/// What a command works with.
+pub struct Given {
+    pub(super) operands: Vec<String>,
+    pub(super) flags: BTreeMap<String, String>,
+    pub(super) input: Input,
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) layout: Layout,
+}
+
+impl Given {
+    pub(super) fn flag(&self, name: &str) -> Option<&str> {
+        self.flags.get(name).map(String::as_str).filter(|text| !text.is_empty())
+    }
+
+    pub(super) fn operand(&self) -> &str {
+        self.operands.first().map_or("", String::as_str)
+    }
+
+    pub(super) fn is_json(&self) -> bool {
+        self.flag("output") == Some("json")
+    }
+
+    /// Words of a closed set that are none of it.
+    pub(super) fn wrong_words(&self, command: &Definition) -> Vec<String> {
+        let rows = command.rows.iter().filter_map(|row| Some((row.flag?, row.takes.words()?)));
+        let wrong = rows.filter_map(|(flag, words)| {
+            let text = self.flags.get(flag)?;
+            (!words.contains(&text.as_str()))
+                .then(|| format!("flag --{flag}: {text:?} is not one of {}", words.join(", ")))
+        });
+        wrong.chain(self.addresses().err()).collect()
+    }
+
+    /// Settings that cannot be understood; or that say nothing, because a pod says all.
+    pub(super) fn wrong_settings(&self) -> Vec<String> {
+        let options = RunOptions::parse(&self.input.settings).err().unwrap_or_default();
+        let facts = NamespaceFacts::new(&[]).with_names(&NameFiles);
+        let redirect =
+            Redirect::parse(&self.input.settings, &facts).err().unwrap_or_default().without_namespace();
+        let refused: Vec<String> = self.input.settings.refused().iter().map(ToString::to_string).collect();
+        let of_values = options.iter().chain(redirect.iter()).map(ToString::to_string);
+        let mut wrong: Vec<String> = Vec::new();
+        for error in of_values.filter(|error| !refused.contains(error)) {
+            if !wrong.contains(&error) {
+                wrong.push(error);
+            }
+        }
+        let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
+        if has_pod {
+            let flags =
+                self.input.settings.said().filter_map(|(_, _, source)| {
+                    if let Source::Flag(flag) = source { Some(flag) } else { None }
+                });
+            wrong.extend(flags.map(|flag| {
+                format!("flag --{flag}: says nothing beside a pod, whose annotations say all; leave it or the pod out")
+            }));
+        }
+        if self.flag("file").is_some() && self.flag("pod").is_some() {
+            wrong.push("flags --file and --pod name a pod each; leave one out".to_owned());
+        }
+        wrong
+    }
+
+    pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, String> {
+        let Some(text) = self.flag("address") else { return Ok(Vec::new()) };
+        let parse =
+            |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is no address"));
+        text.split(',').map(parse).collect()
+    }
+
+    /// The pod that is named, if one is.
+    pub(super) fn pod(&self) -> Result<Option<Pod>, Trouble> {
+        match (self.flag("file"), self.flag("pod")) {
+            (Some(file), _) => input::pod_of_file(file).map(Some),
+            (None, Some(name)) => self.live_pod(name).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn live_pod(&self, name: &str) -> Result<Pod, Trouble> {
+        let name = input::pod_name(name).map_err(Trouble::of)?;
+        let object = self.api_server()?.pod(&name)?;
+        Pod::from_json(&object).map_err(Trouble::of)
+    }
+
+    /// A pod of this name: from the file where one is given, else as the API server has it.
+    pub(super) fn pod_named(&self, name: &str) -> Result<Pod, Trouble> {
+        let Some(file) = self.flag("file") else { return self.live_pod(name) };
+        let name = input::pod_name(name).map_err(Trouble::of)?;
+        let pod = input::pods_of_file(file)?.0.into_iter().find(|pod| pod.name == name);
+        pod.ok_or_else(|| Trouble(vec![format!("{file}: has no pod {name}")]))
+    }
+
+    pub(super) fn api_server(&self) -> Result<ApiServer, Trouble> {
+        let env = |name: &str| self.env.get(name).cloned();
+        ApiServer::new(&api::kubeconfigs(self.flag("kubeconfig"), env)?)
+    }
+
+    pub(super) fn node(&self) -> Result<Node, Trouble> {
+        let directory = self.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
+        Node::read(Path::new(directory))
+            .map_err(|error| Trouble(vec![format!("cannot read {directory}: {error}")]))
+    }
+
+    /// The node, and whether it serves pods that start there now.
+    pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, Trouble> {
+        let address = self.flag("agent").unwrap_or(AGENT_HEALTH);
+        let address: SocketAddr = address
+            .parse()
+            .map_err(|_| Trouble(vec![format!("flag --agent: {address:?} is no IP address with a port")]))?;
+        Ok(self.node()?.with_health(address, cluster, pods))
+    }
+
+    pub(super) fn netns_dir(&self) -> PathBuf {
+        self.flag("netns-dir").unwrap_or(NETNS_DIR).into()
+    }
+
+    pub(super) fn answer(&self, report: &Report) -> Answer {
+        let text = if self.is_json() { pretty(&report.json()) } else { report.text(self.layout) };
+        Answer { text, code: report::code(&report.findings) }
+    }
+}

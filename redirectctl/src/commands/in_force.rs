@@ -1,0 +1,105 @@
+//! Commands about what is in force: `verify`, `netns`, `pod` and `scan`.
+
+use std::path::Path;
+
+use cni_core::selection::Programming;
+use netns_apply::netns::Netns;
+use settings_cli::RunOptions;
+
+use super::planned::of_settings;
+use super::{Answer, Given, errors, pretty};
+use crate::cause::Finding;
+use crate::diagnosis::{Decided, findings};
+use crate::input::{self, Trouble};
+use crate::inspect::inspect;
+use crate::node::Node;
+use crate::report::{self, Report};
+use crate::scan::Scan;
+use crate::show;
+
+/// `verify`
+pub(super) fn verify(given: &Given) -> Result<Answer, Trouble> {
+    let path = given.flag("netns").unwrap_or("/proc/self/ns/net").to_owned();
+    if let Some(pod) = given.pod()? {
+        // The node's configuration counts where it is named: the rules may be those of another machine.
+        let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
+        return Ok(given.answer(&show::netns(Path::new(&path), Some(&pod), &node)));
+    }
+    let options = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?;
+    let programming = Programming { backend: options.backend, native_form: options.native_form };
+    let netns = Netns::open(&path).map_err(Trouble::of)?;
+    let looked = inspect(&netns, Some(programming), |facts| {
+        let wanted = of_settings(&given.input.settings, facts);
+        (wanted.as_ref().ok().map(|redirect| redirect.plan()), wanted)
+    });
+    let (seen, wanted) = looked.map_err(Trouble::of)?;
+    let decided = Decided::Redirect(wanted?, Box::new(given.input.settings.clone()));
+    let all = findings(None, &decided, Some(&seen));
+    let report = Report {
+        subject: path.clone(),
+        netns: Some(path.into()),
+        decided,
+        order: None,
+        inspection: Some(seen),
+        findings: all,
+    };
+    Ok(given.answer(&report))
+}
+
+/// `netns`
+pub(super) fn netns(given: &Given) -> Result<Answer, Trouble> {
+    let pod = given.pod()?;
+    let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
+    Ok(given.answer(&show::netns(Path::new(given.operand()), pod.as_ref(), &node)))
+}
+
+/// `pod`
+pub(super) fn pod(given: &Given) -> Result<Answer, Trouble> {
+    let name = input::pod_name(given.operand()).map_err(Trouble::of)?;
+    let (pods, cluster) = match given.flag("file") {
+        Some(file) => input::pods_of_file(file)?,
+        None => {
+            let api = given.api_server()?;
+            let object = api.pod(&name)?;
+            let cluster = api.around_pod(&name, &object);
+            (input::pods_of(&[object], &cluster)?, cluster)
+        }
+    };
+    let node = given.node_in(&cluster, &pods)?;
+    let pod = pods.iter().find(|pod| pod.name == name).ok_or_else(|| {
+        Trouble(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
+    })?;
+    Ok(given.answer(&show::pod(pod, &given.netns_dir(), &node)))
+}
+
+/// `scan`
+pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
+    let (pods, cluster) = match given.flag("file") {
+        Some(file) => input::pods_of_file(file)?,
+        None => {
+            let (api, node) = (given.api_server()?, node_name(given)?);
+            let objects = api.pods(&node)?;
+            let cluster = api.around_node(&node, &objects);
+            (input::pods_of(&objects, &cluster)?, cluster)
+        }
+    };
+    let node = given.node_in(&cluster, &pods)?;
+    let scan = Scan::of(&pods, &given.netns_dir(), &node).map_err(Trouble::of)?;
+    let text = match given.flag("output") {
+        Some("json") => pretty(&scan.json()),
+        Some("prometheus") => scan.prometheus(),
+        Some(_) | None => scan.text(given.layout),
+    };
+    let all: Vec<Finding> = scan.findings().cloned().collect();
+    Ok(Answer { text, code: report::code(&all) })
+}
+
+/// The name of the node this runs on: that of its machine, unless it is said.
+pub(super) fn node_name(given: &Given) -> Result<String, Trouble> {
+    let said = given.flag("node").map(str::to_owned).or_else(|| given.env.get("NODE_NAME").cloned());
+    if let Some(name) = said.filter(|name| !name.is_empty()) {
+        return Ok(name);
+    }
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(Trouble::of)?;
+    Ok(name.trim().to_lowercase())
+}

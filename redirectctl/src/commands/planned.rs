@@ -1,0 +1,212 @@
+//! Commands about what settings and pods ask for: `plan`, `trace` and `diff`.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+
+use logging::DEFAULT_SCOPE;
+use netns_apply::facts::{self, NameFiles};
+use netns_apply::netns::Netns;
+use netns_apply::{ApplyOptions, Live};
+use redirect_core::pod::SkipReason;
+use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
+use redirect_core::trace::{Detail, Packet, Rules};
+use redirect_core::{Redirect, RulePlan, json};
+use settings_cli::{Line, RunOptions};
+
+use super::{Answer, COMMANDS, Given, errors, pretty};
+use crate::diagnosis::Decided;
+use crate::input::{self, Trouble};
+use crate::node::Node;
+use crate::packet::{Said, packet};
+use crate::picture::{self, Language};
+use crate::plan::{self, Format};
+use crate::pod::Pod;
+use crate::traffic::{self, Compared};
+use crate::{FINE, FOUND};
+
+/// What flags begin with where a manifest could stand.
+const FLAGS: &str = "flags:";
+/// The address of a pod that has none yet: one of the documentation.
+const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+/// `plan`
+pub(super) fn plan(given: &Given) -> Result<Answer, Trouble> {
+    let format = if given.is_json() { "json" } else { given.flag("format").unwrap_or("text") };
+    let format = Format::named(format).unwrap_or(Format::Text);
+    let native = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?.native_form;
+    let redirect = match given.pod()? {
+        Some(pod) => match decide(&pod, given)? {
+            Ok(redirect) => redirect,
+            Err(reason) => return Ok(skipped(&pod, reason, given)),
+        },
+        None => settings_here(given)?,
+    };
+    let text = plan::written(&redirect.plan(), format, native, given.layout);
+    Ok(Answer { text, code: FINE })
+}
+
+/// How a pod is redirected, or why not.
+pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, SkipReason>, Trouble> {
+    let mut addresses = given.addresses().map_err(Trouble::of)?;
+    if addresses.is_empty() {
+        addresses.clone_from(&pod.addresses);
+    }
+    if addresses.is_empty() {
+        log::warn!(target: DEFAULT_SCOPE, "the pod has no address yet; the plan is made for an IPv4 address; --address says others");
+        addresses.push(SOMEWHERE);
+    }
+    let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
+    match node.decide(pod, &NamespaceFacts::new(&addresses)) {
+        Decided::Redirect(redirect, _) => Ok(Ok(redirect)),
+        Decided::Skip(reason) => Ok(Err(reason)),
+        Decided::Wrong(all) => Err(errors(&all)),
+        Decided::Unknown => Err(Trouble::of("nothing is decided about the pod")),
+    }
+}
+
+pub(super) fn skipped(pod: &Pod, reason: SkipReason, given: &Given) -> Answer {
+    let text = if given.is_json() || given.flag("format") == Some("json") {
+        let decision = redirect_core::pod::Decision::Skip(reason);
+        pretty(&serde_json::to_value(json::Decision::from(&decision)).unwrap_or_default())
+    } else {
+        format!("# pod {} is left alone: {} ({})\n", pod.name, reason.explanation(), reason.word())
+    };
+    Answer { text, code: FINE }
+}
+
+/// What the settings ask for in the network namespace that they name, or this runs in.
+fn settings_here(given: &Given) -> Result<Box<Redirect>, Trouble> {
+    let settings = &given.input.settings;
+    let said = given.addresses().map_err(Trouble::of)?;
+    let addresses = if said.is_empty() {
+        let (path, source) = settings.get(Key::NetworkNamespace);
+        let there = Netns::run_in(path, facts::addresses)
+            .map_err(|error| Trouble(vec![format!("{source}: {error}")]))?;
+        there.map_err(|error| {
+            Trouble(vec![format!("cannot list the addresses of the network namespace: {error}")])
+        })?
+    } else {
+        said
+    };
+    let redirect = of_settings(settings, &NamespaceFacts::new(&addresses))?;
+    for notice in Notice::about(settings, &redirect) {
+        log::warn!(target: DEFAULT_SCOPE, "{notice}");
+    }
+    Ok(redirect)
+}
+
+/// What settings ask for, with the name servers and the names of this machine's files.
+pub(super) fn of_settings(
+    settings: &RawSettings,
+    facts: &NamespaceFacts<'_>,
+) -> Result<Box<Redirect>, Trouble> {
+    let servers = settings.needs_nameservers().then(facts::dns_servers).transpose();
+    let servers = servers.map_err(|error| Trouble(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
+    let servers = servers.unwrap_or_default();
+    let facts = facts.with_nameservers(&servers).with_names(&NameFiles);
+    Redirect::parse(settings, &facts).map(Box::new).map_err(|all| errors(&all))
+}
+
+/// `trace`
+pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
+    let said = Said {
+        sender: given.flag("as"),
+        to: given
+            .flag("to")
+            .ok_or_else(|| Trouble::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp"))?,
+        from: given.flag("from"),
+        interface: given.flag("interface"),
+        mark: given.flag("mark"),
+        state: given.flag("state"),
+    };
+    let (rules, packet) = match given.flag("netns") {
+        Some(path) => in_namespace(path, &said, given)?,
+        None => {
+            let redirect = match given.pod()? {
+                Some(pod) => match decide(&pod, given)? {
+                    Ok(redirect) => redirect,
+                    Err(reason) => return Ok(skipped(&pod, reason, given)),
+                },
+                None => settings_here(given)?,
+            };
+            let plan = redirect.plan();
+            let packet =
+                packet(&said, Some(&plan), &given.addresses().map_err(Trouble::of)?).map_err(Trouble)?;
+            (Rules::of_plan(&plan, packet.family()), packet)
+        }
+    };
+    let trace = rules.trace(&packet);
+    let detail = if given.flag("every") == Some("true") { Detail::Every } else { Detail::Met };
+    let text = if given.is_json() {
+        pretty(&serde_json::to_value(json::Trace::from(&trace)).unwrap_or_default())
+    } else {
+        match given.flag("format") {
+            Some("dot") => picture::of_trace(&trace, detail, Language::Dot),
+            Some("mermaid") => picture::of_trace(&trace, detail, Language::Mermaid),
+            Some("svg") => picture::of_trace(&trace, detail, Language::Svg),
+            Some(_) | None => traffic::told(&trace, detail),
+        }
+    };
+    Ok(Answer { text, code: FINE })
+}
+
+/// All rules of a network namespace, whoever's; those of the pod that is given know their settings.
+fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Packet), Trouble> {
+    let pod = given.pod()?;
+    let netns = Netns::open(path).map_err(Trouble::of)?;
+    let read = netns.run(|| {
+        let live = Live::now(&ApplyOptions::default()).map_err(Trouble::of)?;
+        let plan = pod.as_ref().and_then(|pod| {
+            let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
+            Node::default().decide(pod, &facts).plan()
+        });
+        let packet = packet(said, plan.as_ref(), &live.addresses).map_err(Trouble)?;
+        Ok((live.rules(packet.family(), plan.as_ref()), packet))
+    });
+    read.map_err(Trouble::of)?
+}
+
+/// `diff`
+pub(super) fn diff(given: &Given) -> Result<Answer, Trouble> {
+    let (mut plans, mut wrong) = (Vec::new(), Vec::new());
+    for operand in &given.operands {
+        match side(operand, given) {
+            Ok(plan) => plans.push(plan),
+            Err(Trouble(all)) => wrong.extend(all.into_iter().map(|what| format!("{operand}: {what}"))),
+        }
+    }
+    let [before, after] = plans.as_slice() else { return Err(Trouble(wrong)) };
+    let compared = Compared::of(before, after);
+    let text = if given.is_json() { pretty(&compared.json()) } else { compared.text(given.layout) };
+    Ok(Answer { text, code: if compared.traffic.is_empty() { FINE } else { FOUND } })
+}
+
+/// The plan of one side: of a manifest, or of flags. A pod that is left alone has the plan of nothing.
+fn side(operand: &str, given: &Given) -> Result<RulePlan, Trouble> {
+    let Some(words) = operand.strip_prefix(FLAGS) else {
+        return Ok(match decide(&input::pod_of_file(operand)?, given)? {
+            Ok(redirect) => redirect.plan(),
+            Err(_) => RulePlan::empty(),
+        });
+    };
+    let words = words.split_whitespace().map(|word| OsString::from(word.trim_matches('\'')));
+    let plan = COMMANDS
+        .iter()
+        .find(|command| command.takes_settings)
+        .ok_or_else(|| Trouble::of("no flags are known"))?;
+    let line = match plan.line().read(words) {
+        Ok(Line::Work(line)) => line,
+        Ok(Line::Print(_)) => return Err(Trouble::of("asks for help, not for rules")),
+        Err(usage) => return Err(Trouble::of(usage)),
+    };
+    let settings = plan.program().input(line, []).settings;
+    let refused: Vec<String> = settings.refused().iter().map(ToString::to_string).collect();
+    if !refused.is_empty() {
+        return Err(Trouble(refused));
+    }
+    let mut addresses = given.addresses().map_err(Trouble::of)?;
+    if addresses.is_empty() {
+        addresses.push(SOMEWHERE);
+    }
+    Ok(of_settings(&settings, &NamespaceFacts::new(&addresses))?.plan())
+}

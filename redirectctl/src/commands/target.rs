@@ -1,0 +1,61 @@
+//! The network namespace that a command works on, named by itself or by its pod.
+
+use std::path::PathBuf;
+
+use super::Given;
+use crate::input::{self, Trouble};
+use crate::pod::Pod;
+use crate::show;
+
+/// A network namespace, and the pod it is of where one is known.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) pod: Option<Pod>,
+    pub(super) path: PathBuf,
+}
+
+impl Target {
+    /// The one that `POD`, `--file` and `--netns` name; the one this runs in where they name none. It is not kept open: that
+    /// would keep it alive.
+    pub(super) fn of(given: &Given, pod: Option<&str>) -> Result<Self, Trouble> {
+        let pod = match (pod, given.flag("file")) {
+            (Some(name), _) => Some(given.pod_named(name)?),
+            (None, Some(file)) => Some(input::pod_of_file(file)?),
+            (None, None) => None,
+        };
+        match (given.flag("netns"), pod) {
+            (_, Some(pod)) => Self::of_pod(pod, given),
+            (Some(path), None) => Ok(Self { pod: None, path: path.into() }),
+            (None, None) => Ok(Self { pod: None, path: "/proc/self/ns/net".into() }),
+        }
+    }
+
+    /// That of a pod, unless `--netns` names it.
+    pub(super) fn of_pod(pod: Pod, given: &Given) -> Result<Self, Trouble> {
+        let path = match given.flag("netns") {
+            Some(path) => path.into(),
+            None => find(&pod, given)?,
+        };
+        Ok(Self { pod: Some(pod), path })
+    }
+
+    /// What it is called.
+    pub(super) fn subject(&self) -> String {
+        self.pod.as_ref().map_or_else(|| self.path.display().to_string(), |pod| format!("pod {}", pod.name))
+    }
+}
+
+fn find(pod: &Pod, given: &Given) -> Result<PathBuf, Trouble> {
+    if pod.host_network {
+        return Err(Trouble(vec![format!(
+            "pod {} is on the host's network, and has no network namespace of its own",
+            pod.name
+        )]));
+    }
+    let directory = given.netns_dir();
+    let found = show::find(pod, &directory).map_err(|why| {
+        let pod = &pod.name;
+        Trouble(vec![format!("the network namespace of pod {pod} is not found: {why}; name it with --netns")])
+    })?;
+    Ok(found.0)
+}

@@ -1,0 +1,272 @@
+//! `watch`: looks at the mesh's rules again and again, until a signal comes or the network namespace goes.
+//!
+//! Between two looks nothing of the namespace is held: an open file of it would keep a dead pod's namespace alive.
+
+use std::future::poll_fn;
+use std::io::{self, IsTerminal, Write};
+use std::task::Poll;
+use std::time::{Duration, Instant, SystemTime};
+
+use logging::DEFAULT_SCOPE;
+use netns_apply::facts::NameFiles;
+use netns_apply::netns::{Netns, NetnsError, NetnsId};
+use netns_apply::{ApplyOptions, Live};
+use redirect_core::settings::NamespaceFacts;
+use redirect_core::values::parse_duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::target::Target;
+use super::{Answer, Given};
+use crate::FINE;
+use crate::input::Trouble;
+use crate::inspect::MOST_RULES;
+use crate::node::Node;
+use crate::watch::{End, Look, News, Screen, counted, counted_json, end_json, rules_json, started, totals};
+
+/// The shortest and the longest pause between two looks.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
+/// How many looks may fail in a row: somebody else may change rules faster than they can be read.
+const MOST_FAILURES: u32 = 5;
+/// The height of a terminal that does not tell it.
+const USUAL_HEIGHT: usize = 24;
+
+/// `watch`
+pub(super) fn watch(given: &Given) -> Result<Answer, Trouble> {
+    let pause = pause(given.flag("interval").unwrap_or("1s"))?;
+    let target = Target::of(given, given.operands.first().map(String::as_str))?;
+    let node = if target.pod.is_some() { given.node()? } else { Node::default() };
+    let id = Netns::open(&target.path).map_err(Trouble::of)?.id();
+    let watch = Watch { given, target, node, id, pause };
+    let first = match watch.look() {
+        Ok(look) => look,
+        Err(Blind::Gone) => return Err(Trouble::of("the network namespace is gone")),
+        Err(Blind::Failed(why)) => return Err(Trouble(vec![why])),
+    };
+    if given.flag("once") == Some("true") {
+        let subject = watch.target.subject();
+        let text = if given.is_json() {
+            line(&rules_json(&subject, &watch.path(), &now(), &first))
+        } else {
+            totals(&subject, &first, given.layout)
+        };
+        return Ok(Answer { text, code: FINE });
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
+    match runtime.block_on(watch.go_on(first)) {
+        Ok(()) => {}
+        // Who read it has seen enough.
+        Err(Stopped::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(Stopped::Output(error)) => {
+            return Err(Trouble(vec![format!("cannot write to standard output: {error}")]));
+        }
+        Err(Stopped::Blind(why)) => return Err(Trouble(vec![why])),
+    }
+    Ok(Answer { text: String::new(), code: FINE })
+}
+
+fn pause(text: &str) -> Result<Duration, Trouble> {
+    let [least, most] = PAUSES;
+    let parsed = parse_duration(text).ok().filter(|pause| (least..=most).contains(pause));
+    let wrong =
+        || Trouble(vec![format!("flag --interval: {text:?} is no duration such as 1s, from 100ms to 1h")]);
+    parsed.ok_or_else(wrong)
+}
+
+/// Why nothing was seen.
+enum Blind {
+    /// The namespace is gone, or its file names another one by now.
+    Gone,
+    /// It is there and cannot be looked at.
+    Failed(String),
+}
+
+/// Why watching cannot go on.
+enum Stopped {
+    Output(io::Error),
+    Blind(String),
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+struct Watch<'a> {
+    given: &'a Given,
+    target: Target,
+    node: Node,
+    id: NetnsId,
+    pause: Duration,
+}
+
+impl Watch<'_> {
+    fn path(&self) -> String {
+        self.target.path.display().to_string()
+    }
+
+    fn look(&self) -> Result<Look, Blind> {
+        let netns = match Netns::open(&self.target.path) {
+            Ok(netns) if netns.id() == self.id => netns,
+            // What was unmounted is an empty file until it is removed.
+            Ok(_) | Err(NetnsError::NotANamespace { .. }) => return Err(Blind::Gone),
+            Err(NetnsError::Open { cause, .. }) if is_gone(&cause) => return Err(Blind::Gone),
+            Err(error) => return Err(Blind::Failed(error.to_string())),
+        };
+        let failed = |error: &dyn std::fmt::Display| Blind::Failed(error.to_string());
+        let looked = netns.run(|| {
+            let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
+            let live = Live::now(&options)?;
+            let plan = self.target.pod.as_ref().and_then(|pod| {
+                let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
+                self.node.decide(pod, &facts).plan()
+            });
+            Ok::<Look, netns_apply::ApplyError>(Look::of(&live, plan.as_ref()))
+        });
+        looked.map_err(|error| failed(&error))?.map_err(|error| failed(&error))
+    }
+
+    async fn go_on(&self, first: Look) -> Result<(), Stopped> {
+        let mut signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
+        let writer = Writer::new(self);
+        let (mut before, mut looked_at) = (first, Instant::now());
+        writer.start(&before)?;
+        let mut failures = 0;
+        loop {
+            if was_signalled(&mut signals, self.pause).await {
+                return Ok(writer.end(End::Signal)?);
+            }
+            let at = Instant::now();
+            match self.look() {
+                Ok(look) => {
+                    writer.next(&look, &look.since(&before), at.duration_since(looked_at))?;
+                    (before, looked_at, failures) = (look, at, 0);
+                }
+                Err(Blind::Gone) => return Ok(writer.end(End::Gone)?),
+                Err(Blind::Failed(why)) => {
+                    failures += 1;
+                    if failures == MOST_FAILURES {
+                        return Err(Stopped::Blind(why));
+                    }
+                    log::warn!(target: DEFAULT_SCOPE, "{why}; looking again");
+                }
+            }
+        }
+    }
+}
+
+fn is_gone(cause: &io::Error) -> bool {
+    // The process of /proc/PID/ns/net has ended (ESRCH), which io has no word for.
+    const NO_SUCH_PROCESS: i32 = 3;
+    cause.kind() == io::ErrorKind::NotFound || cause.raw_os_error() == Some(NO_SUCH_PROCESS)
+}
+
+/// Waits; whether a signal came meanwhile.
+async fn was_signalled(signals: &mut [Signal; 2], pause: Duration) -> bool {
+    let any = poll_fn(|context| {
+        let came = signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
+        if came { Poll::Ready(()) } else { Poll::Pending }
+    });
+    tokio::time::timeout(pause, any).await.is_ok()
+}
+
+/// How what is seen is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Drawn over what was there.
+    Screen,
+    /// A line for each rule that counted.
+    Lines,
+    /// The same as JSON.
+    Json,
+}
+
+struct Writer<'a> {
+    watch: &'a Watch<'a>,
+    subject: String,
+    manner: Manner,
+}
+
+impl<'a> Writer<'a> {
+    fn new(watch: &'a Watch<'a>) -> Self {
+        let is_screen =
+            io::stdout().is_terminal() && watch.given.env.get("TERM").is_none_or(|term| term != "dumb");
+        let manner = match (watch.given.is_json(), is_screen) {
+            (true, _) => Manner::Json,
+            (false, true) => Manner::Screen,
+            (false, false) => Manner::Lines,
+        };
+        Self { watch, subject: watch.target.subject(), manner }
+    }
+
+    fn start(&self, look: &Look) -> io::Result<()> {
+        match self.manner {
+            Manner::Screen => write(&format!("\u{1b}[2J{}", self.screen(look, &[], Duration::ZERO))),
+            Manner::Lines => write(&started(&now(), &self.subject, look, self.watch.given.layout)),
+            Manner::Json => write(&line(&rules_json(&self.subject, &self.watch.path(), &now(), look))),
+        }
+    }
+
+    fn next(&self, look: &Look, news: &News, since: Duration) -> io::Result<()> {
+        let none = Vec::new();
+        let added = match news {
+            News::OtherRules if self.manner != Manner::Screen => return self.start(look),
+            News::OtherRules => &none,
+            News::Counted(added) => added,
+        };
+        if self.manner == Manner::Screen {
+            return write(&self.screen(look, added, since));
+        }
+        let time = now();
+        let mut text = String::new();
+        for (index, added) in added {
+            let Some(rule) = look.rules.get(*index) else { continue };
+            text += &match self.manner {
+                Manner::Json => line(&counted_json(&time, rule, *added)),
+                Manner::Lines | Manner::Screen => counted(&time, rule, *added, self.watch.given.layout),
+            };
+        }
+        write(&text)
+    }
+
+    fn end(&self, end: End) -> io::Result<()> {
+        match (self.manner, end) {
+            (Manner::Json, _) => write(&line(&end_json(&now(), end))),
+            (Manner::Screen | Manner::Lines, End::Gone) => write("the network namespace is gone\n"),
+            (Manner::Screen | Manner::Lines, End::Signal) => Ok(()),
+        }
+    }
+
+    fn screen(&self, look: &Look, added: &[(usize, crate::watch::Counter)], since: Duration) -> String {
+        let height = terminal_size::terminal_size().map_or(USUAL_HEIGHT, |(_, height)| height.0.into());
+        Screen { subject: &self.subject, look, added, since }.text(self.watch.given.layout, height)
+    }
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// A value as one line.
+fn line(value: &serde_json::Value) -> String {
+    format!("{value}\n")
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_millis(SystemTime::now()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_neither_nothing_nor_forever() {
+        assert_eq!(pause("1m30s"), Ok(Duration::from_secs(90)));
+        for bad in ["", "0s", "99ms", "2h", "soon", "-1s"] {
+            assert!(pause(bad).is_err(), "{bad}");
+        }
+    }
+}

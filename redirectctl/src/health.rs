@@ -1,0 +1,219 @@
+//! Whether pods that start on a node now are served: by its agent, its plugin and its kernel, and what its object says of it.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use cni_core::conf::Conf;
+use cni_core::pod_source;
+use cni_core::signs::{CONDITION, TAINT};
+use netns_apply::netlink::Connection;
+use netns_apply::{ApplyOptions, preflight};
+use redirect_core::options::BackendChoice;
+use redirect_core::pod::{Decision, PodFacts};
+use redirect_core::settings::NamespaceFacts;
+
+use crate::cause::{Cause, Finding};
+use crate::cluster::NodeObject;
+use crate::pod::Pod;
+
+/// How long the agent may take for an answer. It looks at files, and asks the plugin.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The most that is read of its answer.
+const MOST_BYTES: u64 = 16 << 10;
+/// Conditions of a node that say whether it takes pods: Kubernetes' own, and the agent's.
+const READY: &str = "Ready";
+
+/// What the agent of this node answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// That it is ready.
+    Ready,
+    /// That it is not, and why.
+    NotReady(String),
+    /// Nothing that an agent would say.
+    Odd(String),
+    /// Nobody is there, or nobody answers.
+    Nobody(String),
+}
+
+/// Asks the agent whether it is ready.
+#[must_use]
+pub fn ask(address: SocketAddr) -> Answer {
+    let answer = match get(address, "/readyz") {
+        Ok(answer) => answer,
+        Err(error) => return Answer::Nobody(format!("{address}: {error}")),
+    };
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    match (head.split_whitespace().nth(1), body.trim()) {
+        (Some("200"), "ready") => Answer::Ready,
+        (Some("503"), why) if why.starts_with("not ready: ") => Answer::NotReady(why.to_owned()),
+        _ => Answer::Odd(format!("{address} answers {:?}", head.lines().next().unwrap_or_default())),
+    }
+}
+
+/// One request over plain HTTP, whose server closes the connection.
+fn get(address: SocketAddr, path: &str) -> io::Result<String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
+    while (answer.len() as u64) < MOST_BYTES {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece)? {
+            0 => break,
+            read => answer.extend_from_slice(piece.get(..read).unwrap_or_default()),
+        }
+    }
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// What is wrong with the agent. Where nobody answers that is only wrong if an agent has been there: nodes may be installed without one.
+#[must_use]
+pub fn of_agent(answer: Answer, conf: &Conf) -> Option<Finding> {
+    match answer {
+        Answer::Ready => None,
+        Answer::NotReady(why) | Answer::Odd(why) => Some(Finding::new(Cause::AgentNotReady, why)),
+        Answer::Nobody(why) => {
+            let socket = conf.run_dir.join("log.sock");
+            let was_there = format!("{} is an agent's", socket.display());
+            socket.exists().then(|| Finding { cause: Cause::AgentSilent, seen: vec![why, was_there] })
+        }
+    }
+}
+
+/// What is wrong with the agent's pod on the node, as the kubelet sees it.
+#[must_use]
+pub fn of_agent_pods(pods: &[Pod]) -> Option<Finding> {
+    let agents: Vec<&Pod> = pods.iter().filter(|pod| pod.is_agent).collect();
+    let is_ready = |pod: &Pod| pod.conditions.iter().any(|one| one.kind == READY && one.status == "True");
+    if agents.is_empty() || agents.iter().any(|pod| is_ready(pod)) {
+        return None;
+    }
+    let seen = agents.iter().map(|pod| {
+        let why = pod.conditions.iter().find(|one| one.kind == READY).map_or("", |one| &one.message);
+        let waits = pod.waits.iter().map(String::as_str);
+        let all: Vec<&str> = waits.chain((!why.is_empty()).then_some(why)).collect();
+        format!(
+            "pod {} is not ready: {}",
+            pod.name,
+            if all.is_empty() { "it does not run".to_owned() } else { all.join("; ") }
+        )
+    });
+    Some(Finding { cause: Cause::AgentNotReady, seen: seen.collect() })
+}
+
+/// Whether the plugin could read pods, as far as this machine can tell.
+#[must_use]
+pub fn of_credentials(conf: &Conf) -> Option<Finding> {
+    let error = pod_source::check(conf).err()?;
+    Some(Finding::new(Cause::NoCredentials, error.to_string()))
+}
+
+/// What the kernel lacks of what a sidecar needs.
+#[must_use]
+pub fn of_kernel(conf: &Conf) -> Option<Finding> {
+    let options = ApplyOptions { backend: conf.programming.backend, ..ApplyOptions::default() };
+    if let Err(error) = preflight(&options) {
+        return Some(Finding::new(Cause::KernelLacks, error.to_string()));
+    }
+    if matches!(options.backend, BackendChoice::NativeNft | BackendChoice::Restore(_)) {
+        return None;
+    }
+    let sidecar = PodFacts::sidecar(std::iter::empty::<(&str, &str)>());
+    let Ok(Decision::Redirect(redirect)) =
+        sidecar.decide(&NamespaceFacts::new(&["192.0.2.1".parse().ok()?]))
+    else {
+        return None;
+    };
+    let missing = Connection::open().and_then(|mut kernel| kernel.missing_for(&redirect.plan())).ok()?;
+    let seen: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    (!seen.is_empty()).then_some(Finding { cause: Cause::KernelLacks, seen })
+}
+
+/// What the node's object says.
+#[must_use]
+pub fn of_object(node: &NodeObject) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let condition = |kind: &str, is_bad: fn(&str) -> bool| {
+        let found = node.conditions.iter().find(|one| one.kind == kind && is_bad(&one.status))?;
+        Some(format!("node {}: {kind} is {} ({}): {}", node.name, found.status, found.reason, found.message))
+    };
+    if let Some(seen) = condition(CONDITION, |status| status == "False") {
+        all.push(Finding::new(Cause::NodeNotVerified, seen));
+    }
+    if let Some(seen) = condition(READY, |status| status != "True") {
+        all.push(Finding::new(Cause::NodeNotReady, seen));
+    }
+    let taints: Vec<String> = node
+        .taints
+        .iter()
+        .filter(|(key, _)| key == TAINT)
+        .map(|(_, taint)| format!("node {} has taint {taint}", node.name))
+        .collect();
+    if !taints.is_empty() {
+        all.push(Finding { cause: Cause::NodeTainted, seen: taints });
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Cluster;
+    use serde_json::{Value, json};
+    use std::net::TcpListener;
+    use std::thread;
+
+    /// What is made of an answer that is sent as it is.
+    fn answered(answer: &'static str) -> Answer {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut asked = [0; 512];
+            let read = stream.read(&mut asked).expect("a question");
+            assert!(asked[..read].starts_with(b"GET /readyz HTTP/1.0\r\n"));
+            stream.write_all(answer.as_bytes()).expect("is sent");
+        });
+        let answer = ask(address);
+        server.join().expect("the server ends well");
+        answer
+    }
+
+    #[test]
+    fn the_agents_answer_is_understood_and_no_other() {
+        assert_eq!(answered("HTTP/1.0 200 OK\r\nx: y\r\n\r\nready\n"), Answer::Ready);
+        let why = "not ready: 10-a.conflist has no istio-cni entry";
+        let sent =
+            "HTTP/1.0 503 Service Unavailable\r\n\r\nnot ready: 10-a.conflist has no istio-cni entry\n";
+        assert_eq!(answered(sent), Answer::NotReady(why.to_owned()));
+        assert!(matches!(answered("HTTP/1.0 200 OK\r\n\r\n<html>"), Answer::Odd(_)));
+        assert!(matches!(answered(""), Answer::Odd(_)));
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+        assert!(matches!(ask(free), Answer::Nobody(_)));
+    }
+
+    fn node(status: &str, taints: &Value) -> Vec<&'static str> {
+        let mut cluster = Cluster::default();
+        cluster.take(&json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": taints},
+            "status": {"conditions": [{"type": "cni.istio.io/Ready", "status": status}, {"type": "Ready", "status": "True"}]}}));
+        of_object(&cluster.nodes[0]).iter().map(|finding| finding.cause.code()).collect()
+    }
+
+    #[test]
+    fn only_bad_news_of_the_node_is_told() {
+        assert_eq!(node("True", &json!([])), Vec::<&str>::new());
+        assert_eq!(node("Unknown", &json!([{"key": "other"}])), Vec::<&str>::new());
+        assert_eq!(node("False", &json!([])), ["node-not-verified"]);
+        assert_eq!(
+            node("True", &json!([{"key": "cni.istio.io/not-ready", "effect": "NoExecute"}])),
+            ["node-tainted"]
+        );
+    }
+}

@@ -1,0 +1,166 @@
+//! What a pod's own status and events say: its validation, and what the runtime and the node agent had to do with it.
+
+use cni_core::signs::{COULD_NOT_BE, REPAIR_EVENTS};
+use istio_validation::Reason;
+use serde_json::Value;
+
+use crate::cause::{Cause, Finding};
+use crate::cluster::{Event, text};
+use crate::pod::Pod;
+
+/// The container that proves the redirection before the proxy starts; it needs no network.
+pub const VALIDATION_CONTAINER: &str = "istio-validation";
+/// The exit code of a validation that holds its pod back.
+const HELD_BACK: i64 = 126;
+/// What the kubelet calls a network that could not be set up.
+const SANDBOX_FAILED: &str = "FailedCreatePodSandBox";
+
+/// How the validation failed last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Validation {
+    /// The exit code.
+    pub code: i64,
+    /// The termination message: usually the JSON of a verdict.
+    pub message: String,
+}
+
+impl Validation {
+    /// From a pod's status; none where it has ended well, or has not ended yet.
+    #[must_use]
+    pub fn of(pod: &Value) -> Option<Self> {
+        let statuses = pod.pointer("/status/initContainerStatuses")?.as_array()?;
+        let status = statuses.iter().find(|status| text(status, "/name") == VALIDATION_CONTAINER)?;
+        let ended = ["/state/terminated", "/lastState/terminated"].map(|pointer| status.pointer(pointer));
+        let last = ended.into_iter().flatten().next()?;
+        let code = last.get("exitCode")?.as_i64().filter(|code| *code != 0)?;
+        Some(Self { code, message: text(last, "/message") })
+    }
+
+    fn seen(&self) -> Vec<String> {
+        let ended = format!("{VALIDATION_CONTAINER} ended with exit code {}", self.code);
+        let verdict: Value = serde_json::from_str(&self.message).unwrap_or_default();
+        let reason = text(&verdict, "/reason");
+        match Reason::ALL.into_iter().find(|known| known.code() == reason) {
+            Some(known) => {
+                vec![ended, format!("{reason}: {}", known.meaning()), known.remedy().setting.to_owned()]
+            }
+            None if self.message.trim().is_empty() => vec![ended],
+            None => vec![format!("{ended}: {}", self.message.trim())],
+        }
+    }
+}
+
+/// What status and events say.
+#[must_use]
+pub fn findings(pod: &Pod) -> Vec<Finding> {
+    let mut all = Vec::new();
+    if let Some(validation) = &pod.validation {
+        let cause = if validation.code == HELD_BACK { Cause::HeldBack } else { Cause::ValidationEnded };
+        all.push(Finding { cause, seen: validation.seen() });
+    }
+    let last = |reasons: &[&str]| pod.events.iter().rfind(|event| reasons.contains(&event.reason.as_str()));
+    let finding =
+        |cause: Cause, event: &Event| Finding::new(cause, format!("{}: {}", event.reason, event.message));
+    if pod.addresses.is_empty() && !pod.is_over() && !pod.host_network {
+        all.push(match last(&[SANDBOX_FAILED]) {
+            Some(event) => finding(Cause::NotSetUp, event),
+            None => Finding::new(Cause::NotStarted, "the pod has no address"),
+        });
+    }
+    if let Some(event) = last(&REPAIR_EVENTS) {
+        let has_failed = event.message.contains(COULD_NOT_BE);
+        // What became of an earlier failure of a pod that runs by now is of no interest.
+        if !has_failed || pod.validation.is_some() {
+            all.push(finding(if has_failed { Cause::NotRepaired } else { Cause::Repaired }, event));
+        }
+    }
+    match last(&["RedirectHealed", "RedirectNotHealed", "RedirectContested"]) {
+        Some(event) if event.reason == "RedirectHealed" => all.push(finding(Cause::Healed, event)),
+        Some(event) => all.push(finding(Cause::NotHealed, event)),
+        None => {}
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(status: &Value, events: &[(&str, &str)]) -> Pod {
+        let spec = json!({"containers": [{"name": "app"}]});
+        let mut pod = Pod::from_json(&json!({"spec": spec, "status": status})).expect("a pod");
+        pod.events = events
+            .iter()
+            .map(|(reason, message)| Event {
+                time: String::new(),
+                reason: (*reason).to_owned(),
+                message: (*message).to_owned(),
+            })
+            .collect();
+        pod
+    }
+
+    fn validated(state: &Value, last: &Value) -> Value {
+        json!({"podIP": "10.1.0.2", "initContainerStatuses": [
+            {"name": "other", "state": {"terminated": {"exitCode": 1}}},
+            {"name": "istio-validation", "state": state, "lastState": last},
+        ]})
+    }
+
+    fn ended(code: i64, message: &str) -> Value {
+        json!({"terminated": {"exitCode": code, "message": message}})
+    }
+
+    fn codes(pod: &Pod) -> Vec<&'static str> {
+        findings(pod).iter().map(|finding| finding.cause.code()).collect()
+    }
+
+    #[test]
+    fn the_last_end_of_the_validation_counts() {
+        let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        for (state, last, wanted) in [
+            (ended(126, ""), json!({}), vec!["held-back"]),
+            (waits.clone(), ended(126, ""), vec!["held-back"]),
+            (json!({"running": {}}), ended(126, ""), vec!["held-back"]),
+            (waits, ended(137, ""), vec!["validation-ended"]),
+            (ended(0, ""), ended(126, ""), vec![]),
+            (json!({"running": {}}), json!({}), vec![]),
+        ] {
+            assert_eq!(codes(&pod(&validated(&state, &last), &[])), wanted, "{state} {last}");
+        }
+    }
+
+    #[test]
+    fn the_reason_of_a_validation_is_read_from_its_message() {
+        let message = json!({"reason": "no-rules", "message": "x"}).to_string();
+        let [finding] = &findings(&pod(&validated(&ended(126, &message), &json!({})), &[]))[..] else {
+            panic!("one finding")
+        };
+        assert!(finding.seen[1].starts_with("no-rules: ") && !finding.seen[2].is_empty(), "{finding:?}");
+        let odd = findings(&pod(&validated(&ended(126, "[1]\u{1b}"), &json!({})), &[]));
+        assert_eq!(odd[0].seen, ["istio-validation ended with exit code 126: [1]\u{1b}"]);
+    }
+
+    #[test]
+    fn the_last_event_of_a_kind_counts() {
+        let here = json!({"podIP": "10.1.0.2"});
+        let failed = ("RepairBrokenPod", "pod detected as broken (x), but it could not be redirected: y");
+        let done = ("RepairBrokenPod", "pod detected as broken (x), redirected");
+        assert_eq!(codes(&pod(&here, &[failed, done])), ["repaired"]);
+        assert_eq!(codes(&pod(&here, &[failed])), Vec::<&str>::new(), "it runs by now");
+        let broken = validated(&ended(126, ""), &json!({}));
+        assert_eq!(codes(&pod(&broken, &[done, failed])), ["held-back", "not-repaired"]);
+        assert_eq!(codes(&pod(&here, &[("RedirectContested", ""), ("RedirectHealed", "")])), ["healed"]);
+        assert_eq!(codes(&pod(&here, &[("RedirectHealed", ""), ("RedirectNotHealed", "")])), ["not-healed"]);
+    }
+
+    #[test]
+    fn a_pod_without_an_address_waits_or_has_failed() {
+        let event = ("FailedCreatePodSandBox", "plugin istio-cni failed (100)");
+        assert_eq!(codes(&pod(&json!({"phase": "Pending"}), &[event])), ["not-set-up"]);
+        assert_eq!(codes(&pod(&json!({"phase": "Pending"}), &[])), ["not-started"]);
+        assert_eq!(codes(&pod(&json!({"podIP": "10.1.0.2"}), &[event])), Vec::<&str>::new());
+        assert_eq!(codes(&pod(&json!({"phase": "Succeeded"}), &[event])), Vec::<&str>::new());
+    }
+}

@@ -1,0 +1,228 @@
+//! What is written as JSON is what the schema says, and nothing of the schema is made up.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use jsonschema::Validator;
+use netns_apply::netns::Netns;
+use netns_apply::{ApplyOptions, Live};
+use redirect_core::interference::ruleset::{Api, Counter, TableFamily, TableName};
+use redirect_core::settings::{Key, Source};
+use redirect_core::trace::{Origin, Place};
+use redirectctl::cause::{Cause, Finding};
+use redirectctl::diagnosis::Decided;
+use redirectctl::inspect::{InForce, Inspection};
+use redirectctl::listeners::Listener;
+use redirectctl::node::Node;
+use redirectctl::pod::Pod;
+use redirectctl::report::Report;
+use redirectctl::scan::{Entry, Scan, State};
+use redirectctl::show;
+use redirectctl::watch::{End, Look, Watched, counted_json, end_json, rules_json};
+use serde_json::{Value, json};
+
+const OF_CORE: &str = "../../redirect-core/schema/redirect-core-1.schema.json#";
+
+fn read(path: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn own() -> Value {
+    read("schema/redirectctl-1.schema.json")
+}
+
+/// Both schemas as one: a validator without a network finds no other file.
+fn validator(document: &str) -> Validator {
+    let text = own().to_string().replace(OF_CORE, "#/$defs/core");
+    let mut schema: Value = serde_json::from_str(&text).unwrap();
+    let core = read("../redirect-core/schema/redirect-core-1.schema.json").to_string();
+    schema["$defs"]["core"] = serde_json::from_str(&core.replace("#/$defs/", "#/$defs/core/$defs/")).unwrap();
+    let schema = json!({"$ref": format!("#/$defs/{document}"), "$defs": schema["$defs"]});
+    jsonschema::draft202012::new(&schema).unwrap()
+}
+
+fn checked(document: &str, written: Vec<Value>) -> Vec<Value> {
+    let validator = validator(document);
+    for value in &written {
+        let wrong: Vec<String> =
+            validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
+        assert!(wrong.is_empty(), "{document}: {wrong:#?}\n{value:#}");
+    }
+    written
+}
+
+fn findings() -> Vec<Finding> {
+    Cause::ALL.iter().copied().map(|cause| Finding::new(cause, "seen")).collect()
+}
+
+fn pod(annotations: &Value) -> Pod {
+    let pod = json!({"kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "annotations": annotations}, "spec": {
+        "containers": [{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]}, "status": {"podIP": "10.1.0.2"}});
+    Pod::from_json(&pod).unwrap()
+}
+
+/// Reports of everything that can be decided, made, and of the network namespace that the test runs in, looked at.
+fn reports() -> Vec<Value> {
+    let node = Node::default();
+    let redirected = pod(
+        &json!({"sidecar.istio.io/status": "{}", "traffic.sidecar.istio.io/excludeOutboundPorts": "3306"}),
+    );
+    let wrong = pod(
+        &json!({"sidecar.istio.io/status": "{}", "traffic.sidecar.istio.io/excludeOutboundPorts": "http"}),
+    );
+    let skipped = pod(&json!({"sidecar.istio.io/inject": "false"}));
+    let own = Path::new("/proc/self/ns/net");
+    let mut reports: Vec<Value> = [Some(&redirected), Some(&wrong), Some(&skipped), None]
+        .into_iter()
+        .map(|pod| show::netns(own, pod, &node).json())
+        .collect();
+    reports.push(show::pod(&redirected, Path::new("/nonexistent"), &node).json());
+    let inspection = Inspection {
+        addresses: vec!["10.1.0.2".parse().unwrap()],
+        in_force: vec![
+            InForce { backend: "iptables-nft", rules: Some(3) },
+            InForce { backend: "iptables-legacy", rules: Some(3) },
+            InForce { backend: "native nftables", rules: None },
+        ],
+        listeners: [
+            Listener { is_udp: true, port: 53, user: 0 },
+            Listener { is_udp: false, port: 1, user: 1337 },
+        ]
+        .into(),
+        hidden: Vec::new(),
+        mismatch: None,
+        lacking: Vec::new(),
+        foreign: false,
+    };
+    let made = Report {
+        subject: "pod shop/web".into(),
+        netns: Some(own.into()),
+        decided: Decided::Unknown,
+        order: Some(("/etc/cni/net.d/10-k8s.conflist".into(), vec!["ptp".into(), "istio-cni".into()])),
+        inspection: Some(inspection),
+        findings: findings(),
+    };
+    reports.push(made.json());
+    assert!(reports.iter().any(|report| report["decision"]["decision"] == "redirect"), "{reports:#?}");
+    assert!(reports.iter().any(|report| report["decision"]["decision"] == "skip"), "{reports:#?}");
+    checked("report", reports)
+}
+
+fn scans() -> Vec<Value> {
+    let entry = |state| Entry { subject: "shop/web".into(), state, findings: findings() };
+    let scan = Scan { node: findings(), entries: State::ALL.into_iter().map(entry).collect() };
+    checked("scan", vec![scan.json()])
+}
+
+fn watches() -> Vec<Value> {
+    let table = |api, family, name: &str| TableName { api, family, name: name.into() };
+    let rule = |table: TableName, counter, origins| Watched {
+        place: Place { table, chain: "ISTIO_OUTPUT".into(), rule: Some(1) },
+        text: "-j RETURN".into(),
+        origins,
+        counter,
+    };
+    let counter = Counter { packets: 3, bytes: u64::MAX };
+    let origin = Origin { setting: Key::ProxyUid, source: Source::Default, purpose: "for the proxy" };
+    let look = Look {
+        rules: vec![
+            rule(table(Api::XTables, TableFamily::Ip6, "nat"), Some(counter), vec![origin]),
+            rule(table(Api::NfTables, TableFamily::Inet, "istio-proxy-nat"), None, Vec::new()),
+        ],
+    };
+    let time = "2026-11-22T04:10:08.123Z";
+    let netns = Netns::current().unwrap();
+    let live = netns.run(|| Live::now(&ApplyOptions::default())).unwrap().unwrap();
+    checked(
+        "watch",
+        vec![
+            rules_json("pod shop/web", "/run/netns/x", time, &look),
+            rules_json("here", "/proc/self/ns/net", time, &Look::of(&live, None)),
+            counted_json(time, &look.rules[0], counter),
+            end_json(time, End::Signal),
+            end_json(time, End::Gone),
+        ],
+    )
+}
+
+#[test]
+fn what_is_written_is_what_the_schema_says() {
+    let documents: Vec<Value> = [reports(), scans(), watches()].concat();
+    let mut written = BTreeSet::new();
+    documents.iter().for_each(|document| words(document, &mut written));
+    let mut described = BTreeSet::new();
+    defined(&own(), &mut described);
+    let made_up: Vec<&String> = described.difference(&written).collect();
+    assert!(made_up.is_empty(), "nobody writes {made_up:?}");
+}
+
+#[test]
+fn what_the_schema_does_not_say_is_refused() {
+    let report = reports().pop().unwrap();
+    for (at, value) in [
+        ("/version", json!(2)),
+        ("/findings/0/code", json!("unheard-of")),
+        ("/findings/0/severity", json!("fatal")),
+        ("/rules/0/backend", json!("ipset")),
+        ("/listeners/0/port", json!(65536)),
+        ("/decision", json!({"decision": "perhaps"})),
+    ] {
+        let mut other = report.clone();
+        *other.pointer_mut(at).unwrap() = value;
+        assert!(!validator("report").is_valid(&other), "{at}");
+    }
+    let mut more = report;
+    more["more"] = json!(1);
+    assert!(!validator("report").is_valid(&more));
+}
+
+#[test]
+fn the_codes_are_those_of_the_findings() {
+    let listed: Vec<String> =
+        serde_json::from_value(own()["$defs"]["finding"]["properties"]["code"]["enum"].clone()).unwrap();
+    let wanted: Vec<&str> = Cause::ALL.iter().copied().map(Cause::code).collect();
+    assert_eq!(listed, wanted, "$defs.finding.properties.code.enum has to be {}", json!(wanted));
+}
+
+/// Every property and every word that a document has.
+fn words(value: &Value, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                into.insert(key.clone());
+                words(value, into);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| words(item, into)),
+        Value::String(text) => {
+            into.insert(text.clone());
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Every property and every word that a schema lists.
+fn defined(schema: &Value, into: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(object) => {
+            for (key, value) in object {
+                match (key.as_str(), value) {
+                    ("properties", Value::Object(properties)) => into.extend(properties.keys().cloned()),
+                    ("enum", Value::Array(all)) => {
+                        into.extend(all.iter().filter_map(Value::as_str).map(str::to_owned));
+                    }
+                    ("const", Value::String(text)) => {
+                        into.insert(text.clone());
+                    }
+                    _ => {}
+                }
+                defined(value, into);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| defined(item, into)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
