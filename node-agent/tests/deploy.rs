@@ -236,16 +236,16 @@ fn the_charts_defaults_are_the_agents() {
     let defaults =
         fs::read_to_string(project().join("deploy/charts/istio-cni/files/defaults.yaml")).expect("defaults");
     for (name, value) in [
-        ("REPAIR_INIT_CONTAINER_NAME", "initContainerName"),
-        ("REPAIR_BROKEN_POD_LABEL_KEY", "brokenPodLabelKey"),
-        ("REPAIR_BROKEN_POD_LABEL_VALUE", "brokenPodLabelValue"),
-        ("PLUGIN_TOKEN_LIFETIME", "lifetime"),
+        ("REPAIR_INIT_CONTAINER_NAME", "  initContainerName"),
+        ("REPAIR_BROKEN_POD_LABEL_KEY", "  brokenPodLabelKey"),
+        ("REPAIR_BROKEN_POD_LABEL_VALUE", "  brokenPodLabelValue"),
+        ("PLUGIN_TOKEN_LIFETIME", "  lifetime"),
         ("HEALTH_PORT", "healthPort"),
         ("MONITORING_PORT", "monitoringPort"),
         ("CHAINED_CNI_PLUGIN", "chained"),
     ] {
         let setting = SETTINGS.iter().find(|setting| setting.name() == name).expect("a setting");
-        let value_line = |line: &&str| line.trim_start().starts_with(&format!("{value}: "));
+        let value_line = |line: &&str| line.starts_with(&format!("{value}: "));
         let line = defaults.lines().find(value_line).expect(value);
         assert_eq!(line.split_once(": ").expect("a value").1.trim_matches('"'), setting.default, "{name}");
     }
