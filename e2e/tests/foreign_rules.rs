@@ -209,7 +209,7 @@ const HARMFUL: &[Harmful] = &[
         Mode::Redirect,
         NFT_SET,
         Probe::Outbound,
-        &["table ip theirs, chain out", "[dport in a set]", "may translate"],
+        &["table ip theirs, chain out", "--dports 80,443 -j REDIRECT", "translates the destination"],
     ),
     harmful(
         Mode::Redirect,
@@ -329,6 +329,7 @@ table inet theirs {
         udp sport 53 accept
     }
     chain pre { type filter hook prerouting priority -350; tcp flags syn counter log prefix \"syn\" accept; }
+    chain out { type filter hook output priority -350; udp dport { 9, 10 } drop; ip daddr { 127.0.0.11, 127.0.0.53 } udp dport 54 drop; }
     chain sleeping { ip saddr 198.51.100.0/24 drop; }
 }
 table ip6 asleep {

@@ -294,7 +294,7 @@ fn what_means_the_same_differs_in_nothing() {
     let mut runner = runner();
     let strategy = settings();
     let mut respelt = BTreeSet::new();
-    for round in 0..18 {
+    for round in 0..24 {
         let one = generate(&strategy, &mut runner);
         let plan = one.plan();
         assert_eq!(difference(&plan, &plan), [], "{one:?}");
