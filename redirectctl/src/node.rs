@@ -81,7 +81,10 @@ impl Node {
     #[must_use]
     pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
         let found = &mut self.findings;
-        found.extend(cluster.nodes.iter().flat_map(health::of_object));
+        // Of a whole cluster's objects those of the pods' nodes count.
+        let is_theirs =
+            |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
+        found.extend(cluster.nodes.iter().filter(|node| is_theirs(&node.name)).flat_map(health::of_object));
         let of_pods = health::of_agent_pods(pods);
         if let Some(conf) = &self.conf {
             found.extend(of_pods.or_else(|| health::of_agent(health::ask(agent), conf)));
@@ -162,6 +165,9 @@ impl Node {
     /// What is to be done with a pod, in a namespace with these facts. Variables of the runtime's environment are not known here.
     #[must_use]
     pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> Decided {
+        if pod.host_network {
+            return Decided::HostNetwork;
+        }
         if let Some(reason) = self.skips(&pod.name).or_else(|| pod.facts.skip_reason()) {
             return Decided::Skip(reason);
         }

@@ -87,7 +87,9 @@ impl State {
             Some(_) => Self::Faulty,
             None => match decided {
                 Decided::Redirect(..) => Self::Redirected,
-                Decided::Skip(_) | Decided::Wrong(_) | Decided::Unknown => Self::LeftAlone,
+                Decided::Skip(_) | Decided::HostNetwork | Decided::Wrong(_) | Decided::Unknown => {
+                    Self::LeftAlone
+                }
             },
         }
     }

@@ -58,6 +58,9 @@ pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, S
     match node.decide(pod, &NamespaceFacts::new(&addresses)) {
         Decided::Redirect(redirect, _) => Ok(Ok(redirect)),
         Decided::Skip(reason) => Ok(Err(reason)),
+        Decided::HostNetwork => Err(Trouble::of(
+            "the pod is on the host's network: no plugin is asked about it, and it has no plan",
+        )),
         Decided::Wrong(all) => Err(errors(&all)),
         Decided::Unknown => Err(Trouble::of("nothing is decided about the pod")),
     }
