@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::cause::{Cause, Finding, Severity};
 use crate::diagnosis::{Decided, findings};
 use crate::node::Node;
-use crate::paper::{Ink, Layout, Paper};
+use crate::paper::{Ink, Layout, Paper, harmless};
 use crate::pod::Pod;
 use crate::report::{self, VERSION};
 use crate::show::look;
@@ -226,7 +226,7 @@ impl Scan {
             .flat_map(|entry| entry.findings.iter().map(|one| (entry.subject.as_str(), one)));
         for (subject, finding) in of_node.chain(of_pods) {
             let (code, severity) = (finding.cause.code(), finding.cause.severity().word());
-            let subject = subject.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let subject = harmless(subject).replace('\\', "\\\\").replace('"', "\\\"");
             let _ = writeln!(
                 text,
                 "redirectctl_finding{{pod=\"{subject}\",code=\"{code}\",severity=\"{severity}\"}} 1"

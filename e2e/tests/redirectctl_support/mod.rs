@@ -291,6 +291,8 @@ const BROKEN: &[State] = &[
     State {
         name: "network not set up",
         cause: "not-set-up",
+        added: false,
+        spec: r#"{"containers": [{"name": "app"}]}"#,
         status: r#"{"phase": "Pending", "podIPs": []}"#,
         events: &[(
             "FailedCreatePodSandBox",
