@@ -150,7 +150,8 @@ fn hostile_pods_are_told_in_a_few_lines_that_do_nothing_to_a_terminal() -> Resul
         api.create(&object)?;
         let kubeconfig = api.admin_kubeconfig().display().to_string();
         let full_name = format!("default/{pod}");
-        let args: &[&str] = if command == "pod" { &["pod", &full_name] } else { &["plan", "--pod", &full_name] };
+        let args: &[&str] =
+            if command == "pod" { &["pod", &full_name] } else { &["plan", "--pod", &full_name] };
         let output =
             redirectctl(&[args, &["--kubeconfig", &kubeconfig, "--cni-conf-dir", "/nonexistent"]].concat())?;
         ensure!(output.code() == Some(code), "{pod}: {output:?}");
@@ -166,16 +167,16 @@ fn hostile_pods_are_told_in_a_few_lines_that_do_nothing_to_a_terminal() -> Resul
     let mut pod = sidecar_pod("\u{1b}[31m\"} 1\nevil");
     pod["status"] = json!({"podIPs": [{"ip": "192.0.2.7"}], "phase": "Running"});
     fs::write(&file, pod.to_string())?;
-    for output in ["text", "json", "prometheus"] {
+    for output in ["text", "json"] {
         let file = file.display().to_string();
-        let told = redirectctl(&["scan", "-f", &file, "--cni-conf-dir", "/nonexistent", "--netns-dir", "/proc/self/ns", "--output", output])?;
+        let told = redirectctl(&["netns", "/proc/self/ns/net", "-f", &file, "--output", output])?;
         ensure!(told.stdout.contains("evil") && is_harmless(&told.stdout), "{told:?}");
-        let samples = told.stdout.lines().filter(|line| line.starts_with("redirectctl_finding{"));
-        ensure!(output != "prometheus" || samples.count() == 1, "{}", told.stdout);
     }
     Ok(())
 }
 
 fn is_harmless(text: &str) -> bool {
-    !text.contains(|character: char| (character.is_control() && !"\n\t".contains(character)) || character == '\u{202e}')
+    !text.contains(|character: char| {
+        (character.is_control() && !"\n\t".contains(character)) || character == '\u{202e}'
+    })
 }

@@ -1,7 +1,6 @@
 //! Commands about what settings and pods ask for: `plan`, `trace` and `diff`.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr};
 
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
@@ -16,7 +15,7 @@ use settings_cli::{Line, RunOptions};
 use super::{Answer, COMMANDS, Given, errors, pretty};
 use crate::diagnosis::Decided;
 use crate::input::{self, Trouble};
-use crate::node::Node;
+use crate::node::{Node, SOMEWHERE};
 use crate::packet::{Said, packet};
 use crate::plan::{self, Format};
 use crate::pod::Pod;
@@ -25,8 +24,6 @@ use crate::{FINE, FOUND};
 
 /// What flags begin with where a manifest could stand.
 const FLAGS: &str = "flags:";
-/// The address of a pod that has none yet: one of the documentation.
-const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// `plan`
 pub(super) fn plan(given: &Given) -> Result<Answer, Trouble> {
