@@ -16,6 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use common::mesh::{Mesh, any, loopback, other_address, passthrough};
+use e2e::dice::Dice;
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::process::{self, Patience};
 use e2e::traffic::{ANSWER, PROXY_ID, Report, TcpServer, UdpServer, as_user};
@@ -46,31 +47,6 @@ const SEND_AGAIN: usize = 100;
 const STRANGER: u16 = 3128;
 /// A port of the application for datagrams.
 const DATAGRAMS: u16 = 5353;
-
-/// Numbers that look random and are the same every time (SplitMix64).
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, most: usize) -> usize {
-        usize::try_from(self.next() % most as u64).expect("less than a usize")
-    }
-
-    fn one_in(&mut self, many: usize) -> bool {
-        self.below(many) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
 
 /// A way to put rules in force.
 const FORMS: [(&str, BackendChoice, NativeForm); 4] = [
@@ -442,7 +418,7 @@ impl Tally {
 }
 
 fn try_plan(seed: u64) -> Result<(Vec<String>, Tally)> {
-    let mut dice = Dice(seed.wrapping_mul(0x5851_f42d_4c95_7f2d));
+    let mut dice = Dice::new(seed.wrapping_mul(0x5851_f42d_4c95_7f2d));
     let pod = Pod::new(&mut dice)?;
     let (mut problems, mut tally) = (Vec::new(), Tally::default());
     for _ in 0..PACKETS {
