@@ -11,6 +11,7 @@
 //! | [`process`] | commands, waiting with patience, servers in the background |
 //! | [`port`] | ports of loopback that nobody else has |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
+//! | [`dice`] | numbers that look random and are the same every time |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
@@ -26,6 +27,7 @@
 
 pub mod agent;
 pub mod cnitool;
+pub mod dice;
 pub mod image;
 pub mod kube;
 pub mod netns;

@@ -43,48 +43,107 @@ pub struct Segment {
     pub payload: Vec<u8>,
 }
 
+/// How a segment is sent, where it is not in the usual way.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delivery {
+    /// TCP options; a multiple of four bytes, at most 40.
+    pub options: Vec<u8>,
+    /// Cut into two fragments, at this byte of the TCP header and what follows it: a multiple of eight.
+    pub cut: Option<usize>,
+    /// Padding that says nothing: in an option of IPv4's header, or in an extension header of IPv6 of this number.
+    pub padding: Option<u8>,
+    /// With a wrong checksum.
+    pub is_damaged: bool,
+}
+
+/// What stands behind an IP header and any fragment header: the number of its protocol, and its bytes.
+type Inner = (u8, Vec<u8>);
+
+/// Hop-by-hop options and destination options of IPv6 (RFC 8200), the extension headers that may hold nothing but padding.
+pub const PADDED: [u8; 2] = [0, 60];
+
 impl Segment {
     /// The packet, from its IP header on.
     fn packet(&self) -> Result<Vec<u8>> {
-        let tcp = self.tcp()?;
-        let length = u16::try_from(tcp.len())?;
+        Ok(self.packets(&Delivery::default(), 0)?.remove(0))
+    }
+
+    /// The packets that carry it; fragments have this identification.
+    fn packets(&self, delivery: &Delivery, identification: u16) -> Result<Vec<Vec<u8>>> {
+        let tcp = self.tcp(delivery)?;
+        let is_v6 = self.source.is_ipv6();
+        let inner: Inner = match delivery.padding.filter(|_| is_v6) {
+            Some(number) => (number, [[6, 0, 1, 4, 0, 0, 0, 0].as_slice(), &tcp].concat()),
+            None => (6, tcp),
+        };
+        let Some(cut) = delivery.cut.filter(|cut| *cut > 0 && *cut < inner.1.len()) else {
+            return Ok(vec![self.around(&inner, delivery, None)?]);
+        };
+        let (number, bytes) = inner;
+        let (first, last) = bytes.split_at(cut);
+        let place = u16::try_from(cut)?;
+        [(first, 0, true), (last, place, false)]
+            .into_iter()
+            .map(|(part, place, more)| {
+                let fragment = Fragment { place, more, identification };
+                self.around(&(number, part.to_vec()), delivery, Some(fragment))
+            })
+            .collect()
+    }
+
+    /// With headers around it.
+    fn around(
+        &self,
+        (number, bytes): &Inner,
+        delivery: &Delivery,
+        fragment: Option<Fragment>,
+    ) -> Result<Vec<u8>> {
         let mut packet = Vec::new();
         match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                packet.extend([0x45, 0]);
-                packet.extend((length + 20).to_be_bytes());
-                // No identification, no fragments, a TTL; the kernel puts the checksum in.
-                packet.extend([0, 0, 0, 0, 64, 6, 0, 0]);
+                // One option: no operation, four times.
+                let options: &[u8] = if delivery.padding.is_some() { &[1; 4] } else { &[] };
+                let header = 20 + options.len();
+                packet.extend([0x40 | u8::try_from(header / 4)?, 0]);
+                packet.extend(u16::try_from(header + bytes.len())?.to_be_bytes());
+                packet.extend(fragment.map_or([0; 4], Fragment::v4));
+                // A TTL; the kernel puts the checksum in.
+                packet.extend([64, *number, 0, 0]);
                 packet.extend(from.octets());
                 packet.extend(to.octets());
+                packet.extend(options);
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
+                let header = fragment.map(|fragment| fragment.v6(*number));
+                let header = header.as_ref().map_or([].as_slice(), |header| header.as_slice());
                 packet.extend([0x60, 0, 0, 0]);
-                packet.extend(length.to_be_bytes());
-                packet.extend([6, 64]);
+                packet.extend(u16::try_from(header.len() + bytes.len())?.to_be_bytes());
+                packet.extend([if fragment.is_some() { FRAGMENT } else { *number }, 64]);
                 packet.extend(from.octets());
                 packet.extend(to.octets());
+                packet.extend(header);
             }
             (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => {
                 anyhow::bail!("from {} to {}", self.source, self.destination)
             }
         }
-        packet.extend(tcp);
+        packet.extend(bytes);
         Ok(packet)
     }
 
-    fn tcp(&self) -> Result<Vec<u8>> {
+    fn tcp(&self, delivery: &Delivery) -> Result<Vec<u8>> {
         let mut tcp = Vec::new();
         tcp.extend(self.source.port().to_be_bytes());
         tcp.extend(self.destination.port().to_be_bytes());
         tcp.extend(self.sequence.to_be_bytes());
         tcp.extend(self.acknowledged.to_be_bytes());
-        tcp.extend([5 << 4, self.flags]);
+        tcp.extend([u8::try_from(5 + delivery.options.len() / 4)? << 4, self.flags]);
         tcp.extend(65_535_u16.to_be_bytes());
         // The checksum's place, and no urgent data.
         tcp.extend([0; 4]);
+        tcp.extend(&delivery.options);
         tcp.extend(&self.payload);
-        let sum = self.checksum(&tcp)?.to_be_bytes();
+        let sum = self.checksum(&tcp)?.wrapping_add(u16::from(delivery.is_damaged)).to_be_bytes();
         tcp[16..18].copy_from_slice(&sum);
         Ok(tcp)
     }
@@ -144,6 +203,35 @@ impl Segment {
     }
 }
 
+/// The number of IPv6's fragment header.
+const FRAGMENT: u8 = 44;
+
+/// A part of a packet.
+#[derive(Clone, Copy)]
+struct Fragment {
+    /// Where it belongs, in bytes.
+    place: u16,
+    /// Whether others follow.
+    more: bool,
+    identification: u16,
+}
+
+impl Fragment {
+    /// Identification, flags and offset of IPv4's header (RFC 791).
+    fn v4(self) -> [u8; 4] {
+        let [high, low] = self.identification.to_be_bytes();
+        let [flags, offset] = ((u16::from(self.more) << 13) | (self.place / 8)).to_be_bytes();
+        [high, low, flags, offset]
+    }
+
+    /// The fragment header of IPv6 (RFC 8200), before something of this number.
+    fn v6(self, number: u8) -> [u8; 8] {
+        let [high, low] = self.identification.to_be_bytes();
+        let [offset, flags] = (self.place | u16::from(self.more)).to_be_bytes();
+        [number, 0, offset, flags, 0, 0, high, low]
+    }
+}
+
 /// One end of a link: sends packets with any header, and sees all that pass.
 #[derive(Debug)]
 pub struct Wire {
@@ -174,6 +262,26 @@ impl Wire {
         let to = SockaddrStorage::from(SocketAddr::new(segment.destination.ip(), 0));
         sendto(self.out.as_raw_fd(), &segment.packet()?, &to, MsgFlags::empty())
             .with_context(|| format!("cannot send {segment:?}"))?;
+        Ok(())
+    }
+
+    /// Sends a segment in an unusual way; its fragments, where it has any, in this order, with this identification.
+    pub fn send_as(
+        &self,
+        segment: &Segment,
+        delivery: &Delivery,
+        identification: u16,
+        backwards: bool,
+    ) -> Result<()> {
+        let to = SockaddrStorage::from(SocketAddr::new(segment.destination.ip(), 0));
+        let mut packets = segment.packets(delivery, identification)?;
+        if backwards {
+            packets.reverse();
+        }
+        for packet in packets {
+            sendto(self.out.as_raw_fd(), &packet, &to, MsgFlags::empty())
+                .with_context(|| format!("cannot send {segment:?}, {delivery:?}"))?;
+        }
         Ok(())
     }
 

@@ -26,7 +26,7 @@ mod server;
 pub use flood::{Flood, Turnstile};
 pub use obedient::{GREETING, Obedient};
 pub(crate) use relay::Relay;
-pub use server::{TcpServer, UdpServer};
+pub use server::{TcpServer, UdpServer, listener};
 
 /// How long an answer may take on a busy machine.
 pub const ANSWER: Duration = Duration::from_secs(60);

@@ -236,7 +236,12 @@ fn bound_socket(kind: SockType, address: SocketAddr, transparent: bool) -> Resul
     Ok(fd)
 }
 
-pub(super) fn listener(address: SocketAddr, transparent: bool) -> Result<TcpListener> {
+/// A listener, in the namespace of the calling thread; one on `::` takes IPv6 only. A transparent one (IP_TRANSPARENT) accepts for addresses that
+/// are not the namespace's, as TPROXY needs.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn listener(address: SocketAddr, transparent: bool) -> Result<TcpListener> {
     let fd = bound_socket(SockType::Stream, address, transparent)?;
     listen(&fd, Backlog::new(128)?)?;
     Ok(TcpListener::from(fd))

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use e2e::dice::Dice;
 use e2e::netns::{Namespace, client_address, pod_address, remote_address};
 use e2e::process::{self, Patience};
 use e2e::traffic::{PROXY_ID, Report, TcpServer, UdpServer, as_user};
@@ -35,36 +36,6 @@ const SEND_AGAIN: usize = 100;
 pub const STRANGER: u16 = 3128;
 /// A port of the application for datagrams.
 const DATAGRAMS: u16 = 5353;
-
-/// Numbers that look random and are the same every time (SplitMix64).
-pub struct Dice(u64);
-
-impl Dice {
-    /// Other numbers for each seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x5851_f42d_4c95_7f2d))
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, most: usize) -> usize {
-        usize::try_from(self.next() % most as u64).expect("less than a usize")
-    }
-
-    pub fn one_in(&mut self, many: usize) -> bool {
-        self.below(many) == 0
-    }
-
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
 
 /// A way to put rules in force.
 pub const FORMS: [(&str, BackendChoice, NativeForm); 5] = [
