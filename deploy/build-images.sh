@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the images: archives that `ctr images import`, `podman load` and `skopeo copy oci-archive:` read, and beside each a list of what it is made of
-# (CycloneDX). Needs no daemon and no base image. The same sources and the same compiler give the same archives, byte for byte.
+# (CycloneDX). Needs no daemon and no base image. The same programs give the same archives, byte for byte.
 #
 # usage: deploy/build-images.sh FOLDER [REGISTRY] [IMAGE...]      all images by default, named localhost/IMAGE:VERSION
 #

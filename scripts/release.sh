@@ -4,7 +4,7 @@
 #
 # usage: scripts/release.sh [PROGRAM...]      all of them by default
 #
-# The same sources and the same compiler give the same bytes, wherever they and cargo's crates are.
+# Programs do not tell where their sources and cargo's crates are.
 #
 # TARGET=TRIPLE builds for another target than this machine's with musl. FIXED=1 gives the programs a fixed address, to measure what
 # being position-independent costs.

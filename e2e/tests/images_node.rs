@@ -47,8 +47,9 @@ fn ensure_passes_envoy(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
     let inside = pod.namespace()?;
     let report = Client::new(&inside).tcp(target)?.report()?;
     ensure!((report.server.as_str(), report.local) == ("peer", target), "{report:?}");
+    // Envoy logs a connection when it has ended, which the server does not before it is gone.
+    drop(peer);
     for line in [format!("inbound to {app}"), format!("outbound to {target}")] {
-        // Logged when the connection has ended.
         until(&format!("Envoy to log {line}"), POD, &[], || {
             Ok(pod.log("istio-proxy")?.lines().any(|logged| logged == line).then_some(()))
         })
