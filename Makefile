@@ -26,11 +26,12 @@ swap:
 	cargo build --locked -p istio-iptables -p e2e
 	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
 
-# 5,000 packets over 200 plans, each really sent and compared with its trace; 100,000 more compared with what two plans treat differently. `make
-# test` takes fewer.
+# 5,000 packets over 200 plans, each really sent and compared with its trace; 2,000, each really sent in two pods, and 100,000 more compared with
+# what two plans treat differently. Prints figures; `make test` takes fewer.
 trace:
 	scripts/setup-apt.sh
 	TRACE_PLANS=200 cargo test --locked -p e2e --test trace_packets -- --nocapture
+	DIFF_PAIRS=100 cargo test --locked -p e2e --test diff_packets -- --nocapture
 	SAMPLES=100000 cargo test --release --locked -p redirect-core --test traffic_difference -- --nocapture
 
 # A thousand random deletions of pods' rules, all healed by the release build, and what it costs that nothing is deleted; prints figures. `make test`
@@ -77,7 +78,7 @@ picture: setup
 	PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
 		cargo test --locked -p install-cni --test monitoring_live
 
-# Writes what is generated from the chart: deploy/istio-cni-node.yaml, and the chart's values.yaml.
+# Writes what is generated from the chart: deploy/istio-cni-node.yaml, deploy/taint-controller.yaml, and the chart's values.yaml.
 manifests:
 	scripts/setup-kube.sh helm
 	UPDATE_MANIFESTS=yes cargo test --locked -p e2e --test chart -- --ignored generated

@@ -573,8 +573,11 @@ fn a_config_map_of_selectors_says_which_pods_a_node_needs() -> Result<()> {
         ends(part)?;
     }
     // The one that ships, with another pod beside.
-    let both = "k8s-app=istio-cni-node, namespace: istio-system}\n    - {name: other, selector: app=other";
-    let map = CONTROLLER.replace("# configmap: ", "").replace("k8s-app=istio-cni-node", both);
+    let agents = "k8s-app=istio-cni-node\", namespace: \"istio-system\"}";
+    let both = format!("{agents}\n    - {{name: \"other\", selector: \"app=other\"}}");
+    let manifest = CONTROLLER.replace("# configmap: ", "");
+    let map = manifest.replace(agents, &both);
+    ensure!(map != manifest, "the manifest names other selectors");
     cluster.api.apply(&map)?;
     let controller = cluster.controller("one", &named)?;
     cluster.node("n", &[])?;

@@ -180,31 +180,57 @@ fn flag_sets() -> impl Iterator<Item = u8> {
     (0..64).chain([0x42, 0x82, 0xc2, 0x52, 0x92, 0xd2, 0x46, 0x43])
 }
 
+/// Those of them that open a connection.
+const OPENING: [u8; 7] = [0x02, 0x0a, 0x22, 0x2a, 0x42, 0x82, 0xc2];
+
 /// Sends every flag set on top of what a connection has left; returns those that the application answered, and how many
 /// were answered at all. Every connection has a port of its own from `ports` on.
 fn probes(pod: &Pod, wire: &Wire, v6: bool, before: Before, ports: u16) -> Result<(Vec<String>, usize)> {
+    let probes = left_behind(pod, wire, v6, before, (ports..).zip(flag_sets()))?;
+    wire.forget()?;
+    answers(wire, v6, before, probes, ports.checked_add(100).context("out of ports")?)
+}
+
+/// Plays a connection from every port; returns what is to be sent on top of each.
+fn left_behind<'w>(
+    pod: &Pod,
+    wire: &'w Wire,
+    v6: bool,
+    before: Before,
+    probed: impl Iterator<Item = (u16, u8)>,
+) -> Result<Vec<(u8, Peer<'w>)>> {
     let _lossy = before.is_lost().then(|| Lossy::new(pod.namespace())).transpose()?;
     let to = SocketAddr::new(pod_address(v6), 8080);
-    let mut probes = Vec::new();
-    for (port, flags) in (ports..).zip(flag_sets()) {
+    let (mut probes, mut ports) = (Vec::new(), Vec::new());
+    for (port, flags) in probed {
+        ports.push(port);
         let mut earlier = Peer::new(wire, SocketAddr::new(stranger(v6), port), to, 1_000_000);
         before.play(&mut earlier).with_context(|| format!("{before:?}"))?;
         let mut probe = Peer::new(wire, earlier.source, to, 2_000_000_000);
         probe.expected = earlier.expected;
         probes.push((flags, probe));
     }
-    if before.is_lost() {
+    if let (true, [first, .., last]) = (before.is_lost(), ports.as_slice()) {
         let family = if v6 { 6 } else { 4 };
-        let its_sockets = format!("ss -Hta{family}n dport ge :{ports} and dport lt :{}", ports + 100);
+        let its_sockets = format!("ss -Hta{family}n dport ge :{first} and dport le :{last}");
         process::until("the proxy to be gone", ANSWER, &[], || {
             Ok(pod.namespace().sh(&its_sockets)?.stdout.trim().is_empty().then_some(()))
         })?;
     }
-    wire.forget()?;
+    Ok(probes)
+}
+
+/// Sends the probes, and a marker after them from a port of its own; says which the application answered, and how many were answered at all.
+fn answers(
+    wire: &Wire,
+    v6: bool,
+    before: Before,
+    probes: Vec<(u8, Peer<'_>)>,
+    marker: u16,
+) -> Result<(Vec<String>, usize)> {
     for (flags, probe) in &probes {
         probe.send(*flags)?;
     }
-    let marker = ports.checked_add(100).context("out of ports")?;
     let seen = seen_until_settled(wire, v6, marker)?;
     let (mut passed, mut answered) = (Vec::new(), 0);
     for (flags, mut probe) in probes {
@@ -296,6 +322,37 @@ fn no_segment_from_outside_reaches_the_application_tproxy() -> Result<()> {
 fn no_segment_from_outside_reaches_the_application_strictly() -> Result<()> {
     from_outside("-m TPROXY --strict-capture")?;
     from_outside("--strict-capture")
+}
+
+/// TPROXY leaves connections that nat has not translated. What opens one in their place, after REDIRECT has taken over, is not taken for them.
+#[test]
+fn nothing_that_tproxy_left_is_exempt_once_redirect_has_taken_over() -> Result<()> {
+    let problems = common::in_parallel(2, &FORMS, |index, before_form| {
+        // Another form each time: the rules move from one set of tables to another.
+        let form = FORMS[(index + usize::from(index % 2 == 1)) % FORMS.len()];
+        let exchange = format!("from TPROXY {before_form} to REDIRECT {form}");
+        let pod = Pod::new()?;
+        let mut problems = Vec::new();
+        for v6 in BOTH {
+            apply(pod.namespace(), &format!("{USUAL} -m TPROXY --reconcile {before_form}"))?;
+            let wire = pod.wire(v6)?;
+            let mut left = Vec::new();
+            for (before, ports) in Before::ALL.into_iter().zip((10_000..).step_by(200)) {
+                let probed = (ports..).zip(OPENING);
+                left.push((before, ports + 100, left_behind(&pod, &wire, v6, before, probed)?));
+            }
+            apply(pod.namespace(), &format!("{USUAL} --reconcile {form}"))?;
+            wire.forget()?;
+            for (before, marker, probes) in left {
+                let (passed, _) = answers(&wire, v6, before, probes, marker)?;
+                problems.extend(passed.into_iter().map(|probe| format!("{exchange}: {probe}")));
+            }
+        }
+        problems.extend(pod.accepted().iter().map(|peer| format!("{exchange}: accepted {peer}")));
+        Ok(problems)
+    });
+    assert!(problems.is_empty(), "{} pass by:\n{}", problems.len(), problems.join("\n"));
+    Ok(())
 }
 
 /// While nobody listens on the inbound port.

@@ -40,6 +40,23 @@ fn features() -> [(&'static str, Value); 7] {
 
 /// The objects as text, without what only Helm has a use for.
 fn plain(values: &Value) -> Result<Vec<String>> {
+    Ok(without_helms(&rendered(values)?))
+}
+
+/// Those of the cluster's taint controller alone.
+fn controller(more: &Value) -> Result<Vec<String>> {
+    let mut values = json!({"taintController": {"enabled": true}});
+    for (name, value) in more.as_object().context("no values")? {
+        values["taintController"][name] = value.clone();
+    }
+    let file = tempfile::NamedTempFile::new()?;
+    fs::write(file.path(), values.to_string())?;
+    let file = file.path().display().to_string();
+    let output = rendering(&["--values", &file, "--show-only", "templates/taint-controller.yaml"])?.ok()?;
+    Ok(without_helms(&output.stdout))
+}
+
+fn without_helms(text: &str) -> Vec<String> {
     let helms = [
         "# Source: ",
         "helm.sh/chart: ",
@@ -47,9 +64,8 @@ fn plain(values: &Value) -> Result<Vec<String>> {
         "app.kubernetes.io/instance: ",
         "checksum/",
     ];
-    let text = rendered(values)?;
     let lines = text.lines().filter(|line| !helms.iter().any(|part| line.trim_start().starts_with(part)));
-    Ok(lines.skip(1).map(str::to_owned).collect())
+    lines.skip(1).map(str::to_owned).collect()
 }
 
 /// For each line of `base`, and for its end, the lines that `more` has before it; `more` has all lines of `base` in their order.
@@ -67,12 +83,11 @@ fn inserted(base: &[String], more: &[String]) -> Result<Vec<Vec<String>>> {
     Ok(inserted)
 }
 
-/// The manifest, below its head: the chart with every feature off, and the lines of each feature as comments that have its mark.
-fn manifest() -> Result<String> {
-    let base = plain(&json!({"repair": {"enabled": false}}))?;
+/// A manifest, below its head: what is there in any case, and the further lines of each feature as comments that have its mark.
+fn manifest(base: &[String], features: &[(&str, Vec<String>)]) -> Result<String> {
     let mut marked = vec![Vec::new(); base.len() + 1];
-    for (feature, values) in features() {
-        for (lines, added) in marked.iter_mut().zip(inserted(&base, &plain(&values)?)?) {
+    for (feature, with) in features {
+        for (lines, added) in marked.iter_mut().zip(inserted(base, with)?) {
             let indent = added.iter().map(|line| line.len() - line.trim_start().len()).min().unwrap_or(0);
             let mark = |line: &String| format!("{}# {feature}: {}", &line[..indent], &line[indent..]);
             lines.extend(added.iter().map(mark));
@@ -101,13 +116,29 @@ fn compare(file: &Path, wanted: &str) -> Result<()> {
 #[test]
 #[ignore = "needs helm: make chart"]
 fn generated_the_manifest_is_the_chart_with_every_feature_off_but_marked() -> Result<()> {
-    let file = project().join("deploy/istio-cni-node.yaml");
+    let features = features().map(|(feature, values)| Ok((feature, plain(&values)?)));
+    let features: Vec<_> = features.into_iter().collect::<Result<_>>()?;
+    generated("deploy/istio-cni-node.yaml", &plain(&json!({"repair": {"enabled": false}}))?, &features)
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
+fn generated_the_taint_controllers_manifest_is_the_charts() -> Result<()> {
+    let agents =
+        json!({"name": "istio-cni", "selector": "k8s-app=istio-cni-node", "namespace": "istio-system"});
+    let configmap = ("configmap", controller(&json!({"selectors": [agents]}))?);
+    generated("deploy/taint-controller.yaml", &controller(&json!({}))?, &[configmap])
+}
+
+/// Holds a manifest, below its head, to the chart.
+fn generated(path: &str, base: &[String], features: &[(&str, Vec<String>)]) -> Result<()> {
+    let file = project().join(path);
     let text = fs::read_to_string(&file)?;
     let (head, _) = text.split_once("\napiVersion: ").context("no objects")?;
-    compare(&file, &format!("{head}\n{}", manifest()?))?;
-    for (feature, values) in features() {
+    compare(&file, &format!("{head}\n{}", manifest(base, features)?))?;
+    for (feature, with) in features {
         let switched_on = fs::read_to_string(&file)?.replace(&format!("# {feature}: "), "");
-        ensure!(objects(&switched_on)? == objects(&plain(&values)?.join("\n"))?, "{feature}");
+        ensure!(objects(&switched_on)? == objects(&with.join("\n"))?, "{feature}");
     }
     Ok(())
 }
@@ -308,6 +339,12 @@ fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
         ("cniBinDir=opt/cni/bin", "cniBinDir: Does not match pattern"),
         ("podLabels.k8s-app=x", "podLabels: k8s-app is what the DaemonSet selects its pods by"),
         ("env.NODE_NAME=x", "env.NODE_NAME: the chart itself says this"),
+        ("taintControler.enabled=true", "is taintController meant?"),
+        (
+            "taintController.enabled=true,taintController.healthPort=8000",
+            "taintController.healthPort: the agents have port 8000",
+        ),
+        ("taintController.selectors[0].name=x", "selector"),
         ("env.REPAIR_REPAIR_PODS=true", "env.REPAIR_REPAIR_PODS: set repair.repairPods"),
     ] {
         let words = refusal(given)?;

@@ -102,8 +102,12 @@ fn every_platform_profile_and_values_file_is_accepted_by_the_api_server() -> Res
     judge(&api, &all)?;
     // The server judges a template leniently, and the pods it stands for strictly.
     api.kubectl(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged"])?;
-    api.create_service_account(NAMESPACE, "istio-cni")?;
-    let pods = all.iter().filter(|object| object["kind"] == "DaemonSet").enumerate();
+    for account in ["istio-cni", "istio-cni-taint-controller"] {
+        api.create_service_account(NAMESPACE, account)?;
+    }
+    let of_kind = |kind: &'static str| all.iter().filter(move |object| object["kind"] == kind);
+    ensure!(of_kind("Deployment").count() > 0, "no taint controller");
+    let pods = of_kind("DaemonSet").chain(of_kind("Deployment")).enumerate();
     let pods: Vec<Value> = pods.map(|(number, set)| pod(set, &format!("istio-cni-node-{number}"))).collect();
     ensure!(pods.len() >= 50, "{} DaemonSets", pods.len());
     judge(&api, &pods)
@@ -229,8 +233,7 @@ fn istios_chart() -> Result<TempDir> {
 
 /// What a release may have made, by kind and name, without what the server and Helm note about it.
 fn state(api: &ApiServer) -> Result<BTreeMap<String, Value>> {
-    let namespaced =
-        "daemonsets,configmaps,serviceaccounts,roles,rolebindings,resourcequotas,networkpolicies,secrets";
+    let namespaced = "daemonsets,deployments,configmaps,serviceaccounts,roles,rolebindings,resourcequotas,networkpolicies,secrets";
     let mut state = BTreeMap::new();
     for (kinds, namespace) in [(namespaced, NAMESPACE), ("clusterroles,clusterrolebindings", "")] {
         for mut object in api.list(kinds, namespace)? {

@@ -5,6 +5,7 @@ mod common;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +27,9 @@ const APP: u16 = 8080;
 const SERVICE: u16 = 80;
 /// Between two connections of one client: enough connections for every gap, and a machine that still does other work.
 const PAUSE: Duration = Duration::from_micros(500);
+/// Where a client's connections come from, one port after the other, all above those that are listened on: what was lost is known to the pod for a
+/// minute, and what comes from the same port until then would share its fate, long after the exchange that lost it.
+const PORTS: RangeInclusive<u16> = 16_100..=u16::MAX;
 /// How long a connection may take, and then its answer, before it counts as lost, by a patience that a machine that stands still does not use
 /// up: a packet lost to a busy machine is sent again after a second. Not longer, because some connections are lost; see below.
 const VISIT: Duration = Duration::from_secs(3);
@@ -238,8 +242,11 @@ impl Visitor {
         // The thread stays where the thread that starts it is.
         let thread = namespace.enter(|| {
             thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    let answer = visit(target);
+                for port in PORTS.cycle() {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let answer = visit(target, port);
                     noting.lock().unwrap_or_else(PoisonError::into_inner).add(answer);
                     thread::sleep(PAUSE);
                 }
@@ -280,9 +287,14 @@ impl Notes {
     }
 }
 
-fn visit(target: SocketAddr) -> std::io::Result<String> {
+fn visit(target: SocketAddr, from: u16) -> std::io::Result<String> {
     let family = if target.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    if target.is_ipv6() {
+        // The visitor of the other family has the same ports.
+        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
+    }
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(any(target.is_ipv6()), from)))?;
     match connect(fd.as_raw_fd(), &SockaddrStorage::from(target)) {
         Ok(()) | Err(Errno::EINPROGRESS) => {}
         Err(error) => return Err(error.into()),

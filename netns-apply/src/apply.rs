@@ -9,6 +9,7 @@ mod undo;
 
 use crate::{
     backend::{self, Backend, Because, Handles},
+    connections::{self, SeverError},
     error::{Aftermath, ApplyError, RunError},
     exec::Programs,
     lock::{LockError, NetnsLock},
@@ -112,6 +113,8 @@ struct Run<'a> {
     /// Held by runs of more than one transaction.
     lock: Option<NetnsLock>,
     deadline: Instant,
+    /// Why connections that are over may still be tracked.
+    unforgotten: Option<SeverError>,
     /// What the run saw before its first step.
     start: Option<Seen>,
     /// What takes each step back, in the order of the steps.
@@ -122,7 +125,16 @@ impl<'a> Run<'a> {
     fn new(plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let handles = Handles::open(&options.programs, options.backend)?;
         let deadline = Instant::now() + options.patience;
-        Ok(Self { plan, options, handles, lock: None, deadline, start: None, done: Vec::new() })
+        Ok(Self {
+            plan,
+            options,
+            handles,
+            lock: None,
+            deadline,
+            unforgotten: None,
+            start: None,
+            done: Vec::new(),
+        })
     }
 
     /// The outcome; when there is none, the namespace is brought back to what it was.
@@ -226,6 +238,12 @@ impl<'a> Run<'a> {
     fn warnings(&self, seen: &Seen, backend: Backend) -> Vec<String> {
         let mut warnings: Vec<String> =
             self.lock.as_ref().and_then(NetnsLock::warning).map(str::to_owned).into_iter().collect();
+        // The rules are in force, and what is left behind is gone in minutes by itself: no reason to undo anything.
+        warnings.extend(self.unforgotten.as_ref().map(|cause| {
+            format!(
+                "{cause}: until the kernel forgets a connection of before that was lost, in minutes or at most five days, a new one from the same address and port goes to the application beside the proxy"
+            )
+        }));
         let other = match backend {
             Backend::Netlink | Backend::Restore(Variant::Nft) => Some(Variant::Legacy),
             Backend::Restore(Variant::Legacy) => Some(Variant::Nft),
@@ -276,6 +294,7 @@ impl<'a> Run<'a> {
                 | Step::RemoveRouting(_)
                 | Step::Condemn(_)
                 | Step::Grace
+                | Step::ForgetClosed
                 | Step::Restore(..) => native.clone(),
             };
             // A step that failed may be done although we are told that it is not.
@@ -306,6 +325,7 @@ impl<'a> Run<'a> {
             Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
             Step::Condemn(found) => self.handles.routes.condemn(found)?,
             Step::Grace => grace(),
+            Step::ForgetClosed => self.unforgotten = connections::forget_closed(self.plan).err(),
             Step::Restore(variant, family, change) => {
                 let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
                 backend::restore::commit(self.handles.programs, *variant, *family, change, lock)?;

@@ -20,7 +20,11 @@ use redirect_core::{
     interference::{Opener, Opening, Pod, captures, is_own, proxy_users},
     rule::Protocol,
 };
-use std::{collections::BTreeSet, io, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, SocketAddr},
+};
 use wire::{Flow, Inet};
 
 /// How often sockets are looked at: connections that begin while rules are put in force are found by the second look.
@@ -68,15 +72,7 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
 /// # Errors
 /// Why some of them may go on.
 pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
-    let unread = |cause: io::Error| SeverError::Addresses(cause.to_string());
-    let addresses = facts::addresses().map_err(unread)?;
-    let interfaces = facts::interfaces().map_err(unread)?;
-    let place = Place {
-        plan,
-        pod: Pod { addresses: &addresses, interfaces: &interfaces },
-        proxies: proxy_users(plan).collect(),
-        root: owner().unwrap_or_default(),
-    };
+    let place = Place::here(plan)?;
     let mut severed = Severed::default();
     let mut diag = Asking::open(NETLINK_SOCK_DIAG, "open a socket for inet_diag")?;
     let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
@@ -106,16 +102,52 @@ pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
     }
 }
 
+/// Makes connection tracking forget what no socket of the calling thread's network namespace has any more, of the TCP connections from outside that
+/// the plan captures and that are not translated; how many. Where the plan's rules translate, and packets that met others have gone, nothing comes
+/// to be of that kind any more, so one look is enough.
+///
+/// # Errors
+/// Why some may be left.
+pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, SeverError> {
+    let place = Place::here(plan)?;
+    let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+    // In this order: a connection has its socket once it is tracked.
+    let flows = tracking.flows()?;
+    let sockets = Asking::open(NETLINK_SOCK_DIAG, "open a socket for inet_diag")?.sockets()?;
+    let mut forgotten = 0;
+    for flow in place.over(&sockets, &flows) {
+        forgotten += usize::from(tracking.forget(flow)?);
+    }
+    Ok(forgotten)
+}
+
 /// A plan, and the pod it is for.
 struct Place<'a> {
     plan: &'a RulePlan,
-    pod: Pod<'a>,
+    addresses: Vec<IpAddr>,
+    interfaces: Vec<String>,
     proxies: BTreeSet<u32>,
     /// Whom the pod's root is out here.
     root: u32,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// The calling thread's network namespace.
+    fn here(plan: &'a RulePlan) -> Result<Self, SeverError> {
+        let unread = |cause: io::Error| SeverError::Addresses(cause.to_string());
+        Ok(Self {
+            plan,
+            addresses: facts::addresses().map_err(unread)?,
+            interfaces: facts::interfaces().map_err(unread)?,
+            proxies: proxy_users(plan).collect(),
+            root: owner().unwrap_or_default(),
+        })
+    }
+
+    fn pod(&self) -> Pod<'_> {
+        Pod { addresses: &self.addresses, interfaces: &self.interfaces }
+    }
+
     /// The sockets whose connections bypass the proxy.
     fn beside<'s>(&self, sockets: &'s [Inet], flows: &[Flow]) -> Vec<&'s Inet> {
         let translated: BTreeSet<(Protocol, SocketAddr, SocketAddr)> =
@@ -127,7 +159,7 @@ impl Place<'_> {
                 return false;
             }
             let opening = self.opening(socket, listeners.contains(&socket.local.port()));
-            opening.is_some_and(|opening| captures(self.plan, &self.pod, &opening))
+            opening.is_some_and(|opening| captures(self.plan, &self.pod(), &opening))
         };
         sockets.iter().filter(is_beside).collect()
     }
@@ -141,7 +173,7 @@ impl Place<'_> {
             return Some(Opening { protocol, source: local, destination: remote, by: Opener::User(user) });
         }
         // What the pod opened to itself is a matter of the other socket, and what the proxy accepted it has.
-        let is_anothers = is_own(&self.pod, &remote.ip()) || self.proxies.contains(&user);
+        let is_anothers = is_own(&self.pod(), &remote.ip()) || self.proxies.contains(&user);
         let opening = Opening { protocol, source: remote, destination: local, by: Opener::Outside };
         (!is_anothers).then_some(opening)
     }
@@ -157,11 +189,30 @@ impl Place<'_> {
             let opening = Opening { protocol, source, destination, by: Opener::Somebody };
             protocol == Protocol::Udp
                 && !flow.is_translated
-                && is_own(&self.pod, &source.ip())
+                && is_own(&self.pod(), &source.ip())
                 && !proxys.contains(&source.port())
-                && captures(self.plan, &self.pod, &opening)
+                && captures(self.plan, &self.pod(), &opening)
         };
         flows.iter().filter(is_captured).collect()
+    }
+
+    /// TCP connections from outside that are tracked as nobody translates them, and that no socket has.
+    fn over<'f>(&self, sockets: &[Inet], flows: &'f [Flow]) -> Vec<&'f Flow> {
+        let alive: BTreeSet<(SocketAddr, SocketAddr)> = sockets
+            .iter()
+            .filter(|socket| socket.protocol == Protocol::Tcp && socket.is_open())
+            .map(|socket| (socket.local, socket.remote))
+            .collect();
+        let is_over = |flow: &&Flow| {
+            let Flow { protocol, source, destination, .. } = **flow;
+            let opening = Opening { protocol, source, destination, by: Opener::Outside };
+            protocol == Protocol::Tcp
+                && !flow.is_translated
+                && is_own(&self.pod(), &destination.ip())
+                && !alive.contains(&(destination, source))
+                && captures(self.plan, &self.pod(), &opening)
+        };
+        flows.iter().filter(is_over).collect()
     }
 
     /// Whose a socket is, in the pod.

@@ -63,7 +63,7 @@ impl Live {
     /// The rules that packets of a family meet. With a plan, those that are its own know the settings behind them.
     #[must_use]
     pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> Rules {
-        Rules::of_ruleset(&self.ruleset, &self.routing, family, plan)
+        Rules::of_ruleset(&self.ruleset, &self.routing, family, plan).with_addresses(&self.addresses)
     }
 
     /// All but routing.

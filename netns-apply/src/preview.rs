@@ -45,7 +45,7 @@ fn text(step: &Step) -> String {
         }
         Step::RemoveRouting(found) => format!("# {}\n", command(found.item)),
         // What is marked for removal is removed below; cleaning up adds nothing and has nothing to wait for.
-        Step::Condemn(_) | Step::AddRouting(_) | Step::Grace => String::new(),
+        Step::Condemn(_) | Step::AddRouting(_) | Step::Grace | Step::ForgetClosed => String::new(),
     }
 }
 

@@ -29,8 +29,8 @@ use crate::settings::{Identity, Settings};
 
 pub use change::{ChangeError, SeenPod};
 pub use follow::{PodEvent, WatchEnd};
-pub use nodes::{NODES, NodeError, Settled};
-pub use pods::{Listed, PodsError, Selection};
+pub use nodes::{NODES, NodeError, TRIES};
+pub use pods::{Freshness, Listed, PodsError, Selection};
 pub use token::{Granted, TokenError};
 
 /// The scope of the agent's lines.

@@ -193,6 +193,7 @@ fn the_clusters_controller_is_deployed_with_what_it_knows_and_without_privilege(
         "runAsNonRoot: true",
         "readOnlyRootFilesystem: true",
         "{key: cni.istio.io/not-ready, operator: Exists}",
+        "rollingUpdate: {maxUnavailable: 1, maxSurge: 0}",
         "resourceNames: [istio-taint-lock]",
     ] {
         assert!(text.contains(part), "{part}");

@@ -85,6 +85,14 @@ impl Observation {
         VARIANTS.into_iter().any(|variant| self.redirected_by(variant)) || !self.native.is_empty()
     }
 
+    /// Whether rules of the mesh capture inbound connections in a table, of whatever backend.
+    fn captures_inbound(&self, table: Table) -> bool {
+        let by_iptables = |variant| {
+            Family::BOTH.into_iter().any(|family| self.rules(variant).of(family).captures_inbound(table))
+        };
+        VARIANTS.into_iter().any(by_iptables) || self.native.captures_inbound(table)
+    }
+
     /// The packet marks that rules of the mesh use.
     #[must_use]
     pub fn marks(&self) -> BTreeSet<Mark> {
@@ -181,6 +189,9 @@ pub enum Step {
     Restore(Variant, Family, Change),
     /// Waits until every packet that is on its way has met all the chains it will meet.
     Grace,
+    /// Makes connection tracking forget connections of before that nat has not translated, that the plan captures and that no socket has any more:
+    /// what opens one in their place would be taken for theirs, and nat would not be asked.
+    ForgetClosed,
     /// Removes what no rule needs.
     RemoveRouting(FoundRouting),
 }
@@ -220,6 +231,8 @@ pub enum Inverse {
     },
     /// Waits, as the step did.
     Grace,
+    /// Nothing: what the step did is of no consequence to any rules.
+    Nothing,
 }
 
 impl Step {
@@ -234,6 +247,7 @@ impl Step {
             Self::RemoveRouting(found) => Inverse::PutBackRouting(found),
             Self::Condemn(found) => Inverse::Pardon(found),
             Self::Grace => Inverse::Grace,
+            Self::ForgetClosed => Inverse::Nothing,
             Self::Restore(variant, family, change) => {
                 Inverse::Rules { iptables: [rules(variant, family, change)].into(), native: None }
             }
@@ -255,6 +269,7 @@ impl fmt::Display for Step {
             Self::RemoveRouting(found) => write!(f, "remove {found}"),
             Self::Condemn(found) => write!(f, "mark for removal: {found}"),
             Self::Grace => f.write_str("wait for packets on their way"),
+            Self::ForgetClosed => f.write_str("forget tracked connections that are over"),
             Self::Restore(variant, family, change) => {
                 write!(f, "{family} {} (iptables-{})", tables(change), variant.name())
             }
@@ -291,11 +306,19 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
     steps.extend(take_over);
     if both_stand {
         steps.push(Step::Grace);
+        // While both stand, whatever comes is translated: nothing is left behind any more.
+        if observed.captures_inbound(Table::Mangle) && !captures_inbound(goal.plan, Table::Mangle) {
+            steps.push(Step::ForgetClosed);
+        }
     }
     steps.extend(let_go);
     let removed = |found: &FoundRouting| if is_condemned(found) { found.condemn() } else { found.clone() };
     steps.extend(stale.into_iter().map(|found| Step::RemoveRouting(removed(found))));
     steps
+}
+
+fn captures_inbound(plan: &RulePlan, table: Table) -> bool {
+    Family::BOTH.into_iter().any(|family| plan.rules(family).state().captures_inbound(table))
 }
 
 /// Changes of rules: those that let the new ones capture, and those that take the old ones away.

@@ -147,7 +147,7 @@ pub enum Problem {
     GuardMark(MaskedMark),
     /// A port that another listener of the proxy has.
     #[error("is the port of {0} as well; the proxy cannot tell the two kinds of connections apart")]
-    PortTaken(Listener),
+    PortTaken(ListenerPort),
     /// A list of the proxy's users or groups that names nobody.
     #[error("names nobody; without an identity of its own, the proxy's calls would be sent back to it")]
     NoIdentity,
@@ -162,7 +162,7 @@ pub enum Problem {
 /// A port the proxy listens on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Listener {
+pub enum ListenerPort {
     /// Outbound connections.
     Outbound,
     /// Inbound connections.
@@ -173,7 +173,7 @@ pub enum Listener {
     Dns,
 }
 
-impl fmt::Display for Listener {
+impl fmt::Display for ListenerPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Outbound => "--envoy-port",

@@ -168,6 +168,24 @@ fn sets_on_either_side_take_over_before_the_old_rules_go() {
     }
 }
 
+/// From TPROXY, which translates nothing, to REDIRECT: while both stand, and after the packets that met TPROXY alone.
+#[test]
+fn what_tproxy_left_is_forgotten_while_both_stand() {
+    for (from_name, from, from_place) in configurations() {
+        for (to_name, to, to_place) in configurations() {
+            let steps = between(&in_force(&from, from_place), &Goal::new(&to, to_place));
+            let forgets = steps.iter().position(|step| *step == Step::ForgetClosed);
+            let is_needed = from_name.contains("TPROXY") && to_name.contains("REDIRECT");
+            assert_eq!(forgets.is_some(), is_needed, "{from_name} to {to_name}: {steps:?}");
+            if let Some(at) = forgets {
+                assert_eq!(steps[at - 1], Step::Grace, "{from_name} to {to_name}: {steps:?}");
+                let rules = |step: &Step| matches!(step, Step::Transaction(_) | Step::Restore(..));
+                assert!(steps[..at].iter().any(rules) && steps[at..].iter().any(rules), "{steps:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_step_has_an_inverse_that_names_what_was_there() {
     let (from, to) = (plan("TPROXY", "1"), plan("REDIRECT", "2"));
@@ -177,7 +195,7 @@ fn every_step_has_an_inverse_that_names_what_was_there() {
             (Step::AddRouting(item), Inverse::RemoveRouting(removed)) => assert_eq!(*item, removed),
             (Step::RemoveRouting(found), Inverse::PutBackRouting(back)) => assert_eq!(*found, back),
             (Step::Condemn(found), Inverse::Pardon(back)) => assert_eq!(*found, back),
-            (Step::Grace, Inverse::Grace) => {}
+            (Step::Grace, Inverse::Grace) | (Step::ForgetClosed, Inverse::Nothing) => {}
             (Step::Transaction(transaction), Inverse::Rules { iptables, native }) => {
                 assert_eq!(native.is_some(), transaction.native.is_some());
                 assert_eq!(iptables.len(), transaction.iptables.len());

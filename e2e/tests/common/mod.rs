@@ -5,6 +5,7 @@
 
 pub mod killing;
 pub mod mesh;
+pub mod packets;
 pub mod recording;
 pub mod stubs;
 pub mod told;

@@ -46,6 +46,7 @@ impl Run<'_> {
                 grace();
                 Ok(())
             }
+            Inverse::Nothing => Ok(()),
             Inverse::Rules { iptables, native } => self.put_back_rules(iptables, native.as_ref()),
         }
     }

@@ -39,17 +39,26 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> NetlinkError {
     move |cause| NetlinkError::Socket { what, cause }
 }
 
+fn socket() -> Result<NetlinkSocket, NetlinkError> {
+    NetlinkSocket::open(NETLINK_NETFILTER).map_err(|cause| match cause {
+        Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => NetlinkError::NoNfTables,
+        cause => NetlinkError::Socket { what: "open a socket", cause },
+    })
+}
+
 impl Connection {
     /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
     /// The kernel has no netlink for netfilter at all.
     pub fn open() -> Result<Self, NetlinkError> {
-        let socket = NetlinkSocket::open(NETLINK_NETFILTER).map_err(|cause| match cause {
-            Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => NetlinkError::NoNfTables,
-            cause => NetlinkError::Socket { what: "open a socket", cause },
-        })?;
-        Ok(Self { socket, most: usize::MAX, read: 0 })
+        Ok(Self { socket: socket()?, most: usize::MAX, read: 0 })
+    }
+
+    /// Takes another socket in the same network namespace, which the calling thread is still in.
+    fn reopen(&mut self) -> Result<(), NetlinkError> {
+        self.socket = socket()?;
+        Ok(())
     }
 
     /// Reads no more than so many bytes from now on: rules may be those of somebody who wants to fill our memory.

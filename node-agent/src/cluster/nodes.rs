@@ -1,7 +1,7 @@
 //! Nodes at the API server: one is read, its taint and its condition are patched, events tell of it.
 
 use cluster_client::params::{GetParams, Patch, PatchParams};
-use cluster_client::{Failure, Limits, Request};
+use cluster_client::{AccessError, Failure, Limits, Request};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::taint::node::{Node, Taint, Wanted};
 /// All nodes.
 pub const NODES: &str = "/api/v1/nodes";
 /// How often a patch is worked out anew because somebody else was faster.
-const TRIES: usize = 5;
+pub const TRIES: usize = 5;
 
 /// Why a node was not read or changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,9 +21,12 @@ pub enum NodeError {
     /// There is no such node.
     #[error("the node is gone")]
     Gone,
-    /// Somebody else changed it whenever it was tried.
+    /// Somebody else wrote it in the same moment (409).
     #[error("the node changed meanwhile: {0}")]
     Changed(String),
+    /// A test of the patch does not hold, or the server does not want it: it answers 422 in both cases.
+    #[error("the node is not as it was seen, or the change is not allowed: {0}")]
+    Untrue(String),
     /// The server refuses (401, 403).
     #[error("{0}")]
     Refused(String),
@@ -46,11 +49,17 @@ impl NodeError {
     pub const fn word(&self) -> &'static str {
         match self {
             Self::Gone => "gone",
-            Self::Changed(_) => "changed",
+            Self::Changed(_) | Self::Untrue(_) => "changed",
             Self::Refused(_) => "refused",
             Self::Rejected(_) => "rejected",
             Self::Unanswered { .. } => "unanswered",
         }
+    }
+}
+
+impl From<AccessError> for NodeError {
+    fn from(error: AccessError) -> Self {
+        Self::Unanswered { text: error.to_string(), retry_after: None }
     }
 }
 
@@ -59,8 +68,8 @@ impl From<Failure> for NodeError {
         let text = failure.to_string();
         match &failure {
             Failure::NotFound(words) if words.by_api => Self::Gone,
-            // 422 is also what a server answers whose test in a JSON patch has failed.
-            Failure::Busy { code: 409 | 422, .. } => Self::Changed(text),
+            Failure::Busy { code: 409, .. } => Self::Changed(text),
+            Failure::Busy { code: 422, .. } => Self::Untrue(text),
             Failure::Unauthorized(_) | Failure::Forbidden(_) => Self::Refused(text),
             Failure::Busy { code: 408 | 429 | 500..=599, retry_after, .. } => {
                 Self::Unanswered { text, retry_after: *retry_after }
@@ -115,23 +124,39 @@ impl Cluster {
             tries += 1;
             match self.patch_taints(node.name(), patch).await {
                 Ok(()) => return Ok(Settled { node, changed: true }),
-                Err(NodeError::Changed(why)) if tries < TRIES => {
-                    let now = self.node(node.name()).await?;
-                    if now.uid() != known.uid() {
-                        return Err(NodeError::Gone);
-                    }
-                    if now == node {
-                        // Nobody changed it: it is the patch that the server does not want.
-                        return Err(NodeError::Rejected(why));
-                    }
-                    node = now;
-                }
+                Err(error) if tries < TRIES => node = self.read_anew(&node, error).await?,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    async fn patch_taints(&self, name: &str, patch: Value) -> Result<(), NodeError> {
+    /// A node as it is after a patch that was worked out on `seen` did not fit: to work it out anew.
+    ///
+    /// # Errors
+    /// The error itself where it is another one, or why the patch will never fit.
+    pub async fn read_anew(&self, seen: &Node, error: NodeError) -> Result<Node, NodeError> {
+        let untrue = match error {
+            NodeError::Changed(_) => None,
+            NodeError::Untrue(why) => Some(why),
+            NodeError::Gone
+            | NodeError::Refused(_)
+            | NodeError::Rejected(_)
+            | NodeError::Unanswered { .. } => return Err(error),
+        };
+        let now = self.node(seen.name()).await?;
+        match untrue {
+            _ if now.uid() != seen.uid() => Err(NodeError::Gone),
+            // Nobody changed it: it is the patch that the server does not want.
+            Some(why) if now == *seen => Err(NodeError::Rejected(why)),
+            Some(_) | None => Ok(now),
+        }
+    }
+
+    /// Sends a JSON patch of a node.
+    ///
+    /// # Errors
+    /// Why it was not taken.
+    pub async fn patch_taints(&self, name: &str, patch: Value) -> Result<(), NodeError> {
         let mut request = Request::new(NODES).patch(name, &PatchParams::default(), &Patch::Merge(patch));
         if let Ok(request) = &mut request {
             // The library's own JSON patches need two more crates, and are the same bytes.
@@ -149,7 +174,11 @@ impl Cluster {
         let nodes = Request::new(NODES);
         let request =
             nodes.patch_subresource("status", name, &PatchParams::default(), &Patch::Strategic(patch));
-        Ok(self.client.json::<Value>(request, Limits::object(PATIENCE)).await.map(drop)?)
+        match self.client.json::<Value>(request, Limits::object(PATIENCE)).await.map_err(NodeError::from) {
+            // There are no tests in it.
+            Err(NodeError::Untrue(why)) => Err(NodeError::Rejected(why)),
+            done => done.map(drop),
+        }
     }
 
     /// Sends an event about a node. It goes into namespace default, where the API server wants those about what has no namespace.

@@ -19,6 +19,8 @@ use super::{Cluster, PATIENCE};
 const LIST_PATIENCE: Duration = Duration::from_secs(60);
 /// How many pods the server is asked for at once. Where it answers from memory it sends all of them.
 const PAGE: u32 = 50;
+/// The same where every page costs a look into its store.
+const LARGE_PAGE: u32 = 500;
 /// How many pieces of an answer may wait for the parser.
 const PIECES: usize = 2;
 
@@ -32,6 +34,16 @@ pub struct Selection {
     pub fields: String,
     /// Of labels.
     pub labels: String,
+}
+
+/// How new a list has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// As the server has it in its memory, where pods are sorted by node: its store would be searched for a node's from end to end. It may be older than
+    /// what was seen before.
+    Remembered,
+    /// Newer than all that was seen before.
+    Newest,
 }
 
 /// What was kept of a list.
@@ -117,7 +129,7 @@ impl Cluster {
         of: &Selection,
         keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
     ) -> Result<Listed<T>, PodsError> {
-        self.list_of(PODS, of, keep).await
+        self.list_of(PODS, of, Freshness::Remembered, keep).await
     }
 
     /// The same of any collection, by its path.
@@ -128,12 +140,14 @@ impl Cluster {
         &self,
         path: &str,
         of: &Selection,
+        freshness: Freshness,
         keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
     ) -> Result<Listed<T>, PodsError> {
         let read = async {
             let (mut kept, mut rest) = (Vec::new(), None);
             loop {
-                let page = self.page(path, of, rest.take(), keep.clone()).await?;
+                let request = page_request(path, of, freshness, rest.take());
+                let page = self.page(request, keep.clone()).await?;
                 kept.extend(page.kept);
                 match page.rest {
                     Some(token) => rest = Some(token),
@@ -161,12 +175,10 @@ impl Cluster {
 
     async fn page<T: Send + 'static>(
         &self,
-        path: &str,
-        of: &Selection,
-        rest: Option<String>,
+        request: Built,
         keep: impl Fn(&Value) -> Option<T> + Send + 'static,
     ) -> Result<Page<T>, PodsError> {
-        let mut answer = self.client.open(page_request(path, of, rest), PATIENCE).await?;
+        let mut answer = self.client.open(request, PATIENCE).await?;
         let (send, pieces) = mpsc::channel(PIECES);
         let parser = tokio::task::spawn_blocking(move || {
             let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
@@ -188,12 +200,15 @@ impl Cluster {
     }
 }
 
-fn page_request(path: &str, of: &Selection, rest: Option<String>) -> Built {
-    let params = ListParams { continue_token: rest, ..ListParams::default().fields(&of.fields).limit(PAGE) };
+fn page_request(path: &str, of: &Selection, freshness: Freshness, rest: Option<String>) -> Built {
+    let most = match freshness {
+        Freshness::Remembered => PAGE,
+        Freshness::Newest => LARGE_PAGE,
+    };
+    let params = ListParams { continue_token: rest, ..ListParams::default().fields(&of.fields).limit(most) };
     let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
     let mut request = Request::new(path).list(&params)?;
-    if params.continue_token.is_none() {
-        // From the server's memory, where pods are sorted by node: its store would be searched for them from end to end.
+    if params.continue_token.is_none() && freshness == Freshness::Remembered {
         let uri = format!("{}&resourceVersion=0", request.uri());
         *request.uri_mut() =
             uri.parse().map_err(|error: InvalidUri| RequestError::BuildRequest(error.into()))?;

@@ -155,9 +155,6 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
                 "only repairs in place and the healing of drift look there, and neither REPAIR_REPAIR_PODS nor DRIFT_HEAL is set",
             ),
         ),
-        ("REPAIR_DELETE_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
-        ("REPAIR_LABEL_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
-        ("REPAIR_LABEL_PODS", (raw.is_on("REPAIR_DELETE_PODS"), "REPAIR_DELETE_PODS wins")),
         (
             "DRIFT_HEAL",
             (!is_watched, "only what the drift watch finds is mended, and DRIFT_WATCH_INTERVAL is not set"),
@@ -168,13 +165,41 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     ];
     let mut told: Vec<&str> = Vec::new();
     let mut notices = Vec::new();
-    for (name, (is_silent, because)) in cases.into_iter().chain(of_taint(raw)) {
+    for (name, (is_silent, because)) in cases.into_iter().chain(of_repair(raw)).chain(of_taint(raw)) {
         if let Some((_, origin, _)) = given(name).filter(|_| is_silent && !told.contains(&name)) {
             told.push(name);
             notices.push(Notice::NoEffect { origin: origin.to_string(), because });
         }
     }
     notices
+}
+
+/// The same of what concerns broken pods. Charts write defaults out, which ask for nothing.
+fn of_repair(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 14] {
+    let is_off = !raw.is_on("REPAIR_ENABLED");
+    let (in_place, deletes) = (raw.is_on("REPAIR_REPAIR_PODS"), raw.is_on("REPAIR_DELETE_PODS"));
+    let labels = raw.is_on("REPAIR_LABEL_PODS") && !in_place && !deletes;
+    let idle = is_off || !(in_place || deletes || labels);
+    let is_other = |name: &str| raw.given().any(|(row, _, value)| row.name() == name && row.default != value);
+    let by_switch = (is_off, "REPAIR_ENABLED is false");
+    let if_idle = |name| (name, (idle && is_other(name), "nothing is done with broken pods"));
+    let if_no_label = |name| (name, ((is_off || !labels) && is_other(name), "broken pods are not labelled"));
+    [
+        ("REPAIR_REPAIR_PODS", by_switch),
+        ("REPAIR_DELETE_PODS", by_switch),
+        ("REPAIR_LABEL_PODS", by_switch),
+        ("REPAIR_DELETE_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
+        ("REPAIR_LABEL_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
+        ("REPAIR_LABEL_PODS", (deletes, "REPAIR_DELETE_PODS wins")),
+        if_no_label("REPAIR_BROKEN_POD_LABEL_KEY"),
+        if_no_label("REPAIR_BROKEN_POD_LABEL_VALUE"),
+        if_idle("REPAIR_SIDECAR_ANNOTATION"),
+        if_idle("REPAIR_INIT_CONTAINER_NAME"),
+        if_idle("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
+        if_idle("REPAIR_INIT_CONTAINER_EXIT_CODE"),
+        if_idle("REPAIR_LABEL_SELECTORS"),
+        if_idle("REPAIR_FIELD_SELECTORS"),
+    ]
 }
 
 /// The same of what concerns nodes' taints.

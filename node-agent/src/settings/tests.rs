@@ -497,6 +497,46 @@ fn an_action_that_another_one_wins_over_is_said_to_have_no_effect() {
 }
 
 #[test]
+fn settings_of_a_repair_that_is_not_made_are_said_to_have_no_effect() {
+    let selecting = [
+        ("REPAIR_SIDECAR_ANNOTATION", "x"),
+        ("REPAIR_INIT_CONTAINER_NAME", "x"),
+        ("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE", "x"),
+        ("REPAIR_INIT_CONTAINER_EXIT_CODE", "1"),
+        ("REPAIR_LABEL_SELECTORS", "x"),
+        ("REPAIR_FIELD_SELECTORS", "metadata.name=x"),
+    ];
+    let labelling = [("REPAIR_BROKEN_POD_LABEL_KEY", "x"), ("REPAIR_BROKEN_POD_LABEL_VALUE", "x")];
+    let texts = notices(&[], &[&selecting[..], &labelling].concat());
+    assert_eq!(texts.len(), 8, "{texts:?}");
+    for (name, because) in selecting
+        .map(|(name, _)| (name, "nothing is done with broken pods"))
+        .into_iter()
+        .chain(labelling.map(|(name, _)| (name, "broken pods are not labelled")))
+    {
+        assert!(texts.contains(&format!("{name} has no effect: {because}")), "{name} {texts:?}");
+    }
+    let deletes = [&selecting[..], &labelling, &[("REPAIR_DELETE_PODS", "true")]].concat();
+    assert_eq!(notices(&[], &deletes).len(), 2, "the label's alone");
+    let labels = [&selecting[..], &labelling, &[("REPAIR_LABEL_PODS", "true")]].concat();
+    assert_eq!(notices(&[], &labels), [""; 0]);
+    for action in ["REPAIR_REPAIR_PODS", "REPAIR_DELETE_PODS", "REPAIR_LABEL_PODS"] {
+        let texts = notices(&[], &[("REPAIR_ENABLED", "false"), (action, "true")]);
+        assert_eq!(texts, [format!("{action} has no effect: REPAIR_ENABLED is false")]);
+    }
+    // What charts write in any case, and what is the default.
+    let usual = [
+        ("REPAIR_SIDECAR_ANNOTATION", "sidecar.istio.io/status"),
+        ("REPAIR_INIT_CONTAINER_NAME", "istio-validation"),
+        ("REPAIR_INIT_CONTAINER_EXIT_CODE", "126"),
+        ("REPAIR_BROKEN_POD_LABEL_KEY", "cni.istio.io/uninitialized"),
+        ("REPAIR_BROKEN_POD_LABEL_VALUE", "true"),
+        ("REPAIR_NODE_NAME", "n"),
+    ];
+    assert_eq!(notices(&[], &usual), [""; 0]);
+}
+
+#[test]
 fn selectors_and_labels_that_are_none_are_refused_together() {
     let wrong = [
         ("REPAIR_LABEL_SELECTORS", "app in web"),

@@ -158,21 +158,25 @@ impl Keeper {
 
     /// Makes the node's object say what was found out. The condition comes first, so that whoever goes by it never contradicts the taint.
     async fn settle(&mut self, verdict: &Verdict, judgement: Judgement) -> Result<(), NodeError> {
-        let cluster = self.connection.get();
-        let cluster =
-            cluster.map_err(|error| NodeError::Unanswered { text: error.to_string(), retry_after: None })?;
+        let cluster = self.connection.get()?;
         let node = cluster.node(&self.settings.identity.node).await?;
-        self.say_condition(&cluster, &node, verdict, judgement).await?;
+        let said = self.say_condition(&cluster, &node, verdict, judgement).await;
         if !self.settings.taint.keeps_taint {
-            return Ok(());
+            return said;
         }
-        let wanted = match judgement {
-            Judgement::AsItIs => return Ok(()),
-            Judgement::Free => Wanted::Free,
-            Judgement::Tainted if self.is_truce(&cluster, &node).await => return Ok(()),
-            Judgement::Tainted => Wanted::Tainted,
-        };
-        self.set(&cluster, &node, wanted, verdict).await
+        match judgement {
+            Judgement::AsItIs => said,
+            Judgement::Free => {
+                said?;
+                self.set(&cluster, &node, Wanted::Free, verdict).await
+            }
+            // A node is held back also where that cannot be said.
+            Judgement::Tainted if self.is_truce(&cluster, &node).await => said,
+            Judgement::Tainted => {
+                self.set(&cluster, &node, Wanted::Tainted, verdict).await?;
+                said
+            }
+        }
     }
 
     /// What is not settled yet is not said, unless the node says nothing at all.
@@ -213,7 +217,7 @@ impl Keeper {
             self.count(Some(wanted), &done);
         }
         let settled = done?;
-        self.truce.note(wanted == Wanted::Tainted);
+        self.truce.note(wanted == Wanted::Tainted, node.uid());
         if settled.changed {
             let (kind, reason, message) = match wanted {
                 Wanted::Tainted => (
@@ -240,7 +244,7 @@ impl Keeper {
         if node.has(&self.settings.taint.taint) {
             return false;
         }
-        match self.truce.ask(Instant::now()) {
+        match self.truce.ask(node.uid(), Instant::now()) {
             Leave::Granted => false,
             Leave::Goes => true,
             Leave::Begins(lasts) => {

@@ -103,7 +103,8 @@ const LONGEST_TRUCE: Duration = Duration::from_secs(960);
 /// Gives way to somebody who removes the taint that this agent has put there: each time for longer.
 #[derive(Debug, Default)]
 pub struct Truce {
-    is_ours: bool,
+    /// The UID of the node where this agent has put it.
+    is_ours_on: Option<String>,
     until: Option<Instant>,
     last: Option<Duration>,
 }
@@ -120,19 +121,22 @@ pub enum Leave {
 }
 
 impl Truce {
-    /// Notes what this agent has made of the taint.
-    pub fn note(&mut self, is_tainted: bool) {
+    /// Notes what this agent has made of the taint of a node.
+    pub fn note(&mut self, is_tainted: bool, uid: &str) {
         if is_tainted {
-            self.is_ours = true;
+            self.is_ours_on = Some(uid.to_owned());
         } else {
             *self = Self::default();
         }
     }
 
-    /// Whether a taint that is missing may be put there.
-    pub fn ask(&mut self, now: Instant) -> Leave {
+    /// Whether a taint that is missing may be put on a node. From another node of its name nobody has removed anything.
+    pub fn ask(&mut self, uid: &str, now: Instant) -> Leave {
+        if self.is_ours_on.as_deref() != Some(uid) {
+            *self = Self::default();
+        }
         match self.until {
-            _ if !self.is_ours => Leave::Granted,
+            _ if self.is_ours_on.is_none() => Leave::Granted,
             Some(until) if now < until => Leave::Goes,
             Some(_) => {
                 self.until = None;
@@ -183,22 +187,31 @@ mod tests {
     fn whoever_removes_the_taint_again_and_again_is_given_way_for_longer() {
         let (start, mut truce) = (Instant::now(), Truce::default());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(truce.ask(at(0)), Leave::Granted, "nobody has removed anything");
-        truce.note(true);
-        assert_eq!(truce.ask(at(10)), Leave::Begins(Duration::from_secs(60)));
-        assert_eq!(truce.ask(at(69)), Leave::Goes);
-        assert_eq!(truce.ask(at(70)), Leave::Granted);
-        truce.note(true);
-        assert_eq!(truce.ask(at(80)), Leave::Begins(Duration::from_secs(120)));
-        assert_eq!(truce.ask(at(200)), Leave::Granted);
+        assert_eq!(truce.ask("u", at(0)), Leave::Granted, "nobody has removed anything");
+        truce.note(true, "u");
+        assert_eq!(truce.ask("u", at(10)), Leave::Begins(Duration::from_secs(60)));
+        assert_eq!(truce.ask("u", at(69)), Leave::Goes);
+        assert_eq!(truce.ask("u", at(70)), Leave::Granted);
+        truce.note(true, "u");
+        assert_eq!(truce.ask("u", at(80)), Leave::Begins(Duration::from_secs(120)));
+        assert_eq!(truce.ask("u", at(200)), Leave::Granted);
         for _ in 0..9 {
-            truce.note(true);
+            truce.note(true, "u");
             let now = at(10_000);
-            let Leave::Begins(lasts) = truce.ask(now) else { panic!("it was removed") };
-            assert!(lasts <= LONGEST_TRUCE && truce.ask(now + lasts) == Leave::Granted);
+            let Leave::Begins(lasts) = truce.ask("u", now) else { panic!("it was removed") };
+            assert!(lasts <= LONGEST_TRUCE && truce.ask("u", now + lasts) == Leave::Granted);
         }
-        truce.note(false);
-        assert_eq!(truce.ask(at(20_000)), Leave::Granted);
+        truce.note(false, "u");
+        assert_eq!(truce.ask("u", at(20_000)), Leave::Granted);
+    }
+
+    #[test]
+    fn a_node_that_was_replaced_has_lost_its_taint_to_nobody() {
+        let (now, mut truce) = (Instant::now(), Truce::default());
+        truce.note(true, "old");
+        assert_eq!(truce.ask("new", now), Leave::Granted);
+        truce.note(true, "new");
+        assert_eq!(truce.ask("new", now), Leave::Begins(FIRST_TRUCE));
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! An API server for pods that are watched and changed, which fails as it is told.
+//! An API server for pods that are watched and changed, which fails as it is told; [`objects`] is one for whatever else is.
 
 #![allow(dead_code, reason = "each test program uses a part")]
+
+pub mod objects;
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};

@@ -19,7 +19,7 @@ mod visit;
 
 pub use opening::{Opener, Opening, captures, is_own, proxy_users};
 pub use save::add_saved;
-pub(crate) use save::{marked, target_named};
+pub(crate) use save::{marked, owned_by, target_named};
 
 use crate::{plan::RulePlan, rule::Hook, values::Family};
 use alloc::{collections::BTreeSet, string::String, vec::Vec};

@@ -1,10 +1,11 @@
 //! The first packet of a connection: which conditions it fulfils, and what a plan does with it.
 
-use super::ruleset::{Condition, state};
+use super::ruleset::{Among, Condition, Selector, state};
 use crate::{
     plan::FamilyRules,
     rule::{Chain, Hook, Is, Match, Rule, Table, Target},
     state::Entry,
+    trace::{interface, number},
     values::{Family, InterfaceName, PortRange},
 };
 use alloc::{string::String, vec::Vec};
@@ -32,6 +33,8 @@ pub(super) struct Packet {
     pub(super) mark: Option<u32>,
 }
 
+/// How many combinations of values are tried; each has two ends.
+const MOST_AMONG: usize = 6;
 /// SYN alone.
 const FIRST_FLAGS: u8 = 2;
 
@@ -58,8 +61,49 @@ impl Packet {
             Condition::TcpFlags { mask, is } => {
                 Some(self.is_tcp() && holds(is, |value| FIRST_FLAGS & mask == *value))
             }
-            Condition::Unknown(_) => None,
+            Condition::Among(is) => self.is_among(is),
+            Condition::Local(_) | Condition::Unknown(_) => None,
         }
+    }
+
+    /// Whether it has one of these combinations of values, or none of them; `None` where that cannot be told, or where
+    /// packets with all of them are too many to be tried.
+    fn is_among(&self, is: &Is<Among>) -> Option<bool> {
+        let among = &is.value;
+        if among.values.len() > MOST_AMONG {
+            return None;
+        }
+        let values =
+            among.selectors.iter().map(|selector| self.value(*selector)).collect::<Option<Vec<_>>>()?;
+        let has = |ranges: &Vec<(u128, u128)>| {
+            let mut both = values.iter().zip(ranges);
+            both.all(|(value, (first, last))| value.is_some_and(|value| (*first..=*last).contains(&value)))
+        };
+        Some(among.values.iter().any(has) != is.not)
+    }
+
+    /// What it has of this; none where it has nothing of the kind, `None` where that is not known.
+    fn value(&self, selector: Selector) -> Option<Option<u128>> {
+        let of_family = |of: Family, address| (of == self.family()).then(|| number(address));
+        let name = |name: &Option<String>| Some(name.as_deref().map_or(0, interface));
+        Some(match selector {
+            Selector::Family => Some(crate::netlink::family_number(self.family()).into()),
+            Selector::Protocol => Some(self.protocol.into()),
+            Selector::Source(of) => of_family(of, self.source),
+            Selector::Destination(of) => of_family(of, self.destination),
+            Selector::SourcePort => Some(self.source_port.into()),
+            Selector::DestinationPort => Some(self.port.into()),
+            Selector::InInterface => name(&self.came_in),
+            Selector::OutInterface => name(&self.goes_out),
+            Selector::User => self.owner.map(|(uid, _)| uid.into()),
+            Selector::Group => self.owner.map(|(_, gid)| gid.into()),
+            Selector::Mark => Some(self.mark?.into()),
+            // The connection is new: nothing has marked it.
+            Selector::ConnMark => Some(0),
+            Selector::State => Some(state::NEW.into()),
+            Selector::Direction => Some(0),
+            Selector::TcpFlags => self.is_tcp().then_some(FIRST_FLAGS.into()),
+        })
     }
 
     fn is_tcp(&self) -> bool {

@@ -430,8 +430,10 @@ impl<'a> Station<'a> {
             | Statement::RestoreMark
             | Statement::Queue
             | Statement::Rewrite(_)
+            | Statement::Map(_)
             | Statement::Unknown(_) => true,
             Statement::Jump(_)
+            | Statement::Continue
             | Statement::SaveMark
             | Statement::SetConnMark { .. }
             | Statement::Zone(_)

@@ -1,7 +1,12 @@
 //! Everything that hangs on the hooks of a network namespace, whoever made it: tables, chains, rules as far as they are
 //! understood.
 
+mod lookup;
+
+pub use lookup::{Among, Selector, VerdictMap};
+
 use crate::{
+    netlink::Sets,
     render,
     rule::{Hook, Is, Match, Rule, Target},
     values::{Family, PortRange},
@@ -86,6 +91,8 @@ impl fmt::Display for TableName {
 pub struct Ruleset {
     /// Each by its name.
     pub tables: BTreeMap<TableName, TableState>,
+    /// How many elements of sets rules have looked up.
+    pub(crate) looked_up: usize,
 }
 
 impl Ruleset {
@@ -102,6 +109,8 @@ pub struct TableState {
     pub dormant: bool,
     /// Its chains, by name.
     pub chains: BTreeMap<String, ChainState>,
+    /// Its sets and maps. They are taken in before the rules that look something up in them.
+    pub(crate) sets: Sets,
 }
 
 /// A chain.
@@ -174,8 +183,21 @@ pub enum Condition {
         /// Their value.
         is: Is<u8>,
     },
+    /// The address at this end is one of the network namespace's own.
+    Local(Is<End>),
+    /// One of several combinations of values.
+    Among(Is<Among>),
     /// One that is not understood, by its name.
     Unknown(String),
+}
+
+/// An end of a packet's way. Closed: there is no third.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// Where it comes from.
+    Source,
+    /// Where it goes.
+    Destination,
 }
 
 /// What a rule does.
@@ -234,6 +256,10 @@ pub enum Statement {
     },
     /// The packet belongs to this zone of connection tracking.
     Zone(u16),
+    /// What happens is looked up. Whatever it is ends the rule.
+    Map(VerdictMap),
+    /// On with the rule: what a map may say.
+    Continue,
     /// A process decides.
     Queue,
     /// Another part of the packet is rewritten, or it is sent elsewhere; the name says how.
@@ -286,6 +312,8 @@ impl fmt::Display for SeenRule {
             | Condition::ConnMarkBits { .. }
             | Condition::IsReply(_)
             | Condition::TcpFlags { .. }
+            | Condition::Local(_)
+            | Condition::Among(_)
             | Condition::Unknown(_) => None,
         });
         let text = plain_text(plain.collect());
@@ -360,6 +388,14 @@ impl fmt::Display for Condition {
             Self::TcpFlags { mask, is } => {
                 write!(f, "{}--tcp-flags {mask:#04x} {:#04x}", not(is.not), is.value)
             }
+            Self::Local(is) => {
+                let end = match is.value {
+                    End::Source => "src",
+                    End::Destination => "dst",
+                };
+                write!(f, "-m addrtype {}--{end}-type LOCAL", not(is.not))
+            }
+            Self::Among(is) => is.value.write(f, if is.not { "!= " } else { "" }, |_| String::new()),
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
         }
     }
@@ -389,6 +425,8 @@ impl fmt::Display for Statement {
             Self::SaveMark => f.write_str("-j CONNMARK --save-mark"),
             Self::SetConnMark { mask, value } => write!(f, "-j CONNMARK --set-xmark {value:#x}/{mask:#x}"),
             Self::Zone(zone) => write!(f, "-j CT --zone {zone}"),
+            Self::Map(map) => map.fmt(f),
+            Self::Continue => f.write_str("continue"),
             Self::Queue => f.write_str("-j NFQUEUE"),
             Self::Rewrite(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),

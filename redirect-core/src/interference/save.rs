@@ -1,6 +1,8 @@
 //! What iptables-save prints, read for every table: rules of others as far as they are understood.
 
-use super::ruleset::{Api, Base, Condition, Ruleset, SeenRule, Statement, TableName, state};
+use super::ruleset::{
+    Among, Api, Base, Condition, End, Ruleset, SeenRule, Selector, Statement, TableName, state,
+};
 use crate::{
     parse::SaveError,
     rule::{Hook, Is, Match, Protocol, Table},
@@ -130,7 +132,6 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<O
     let port = || {
         value.and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok()).map(|value| Is { value, not })
     };
-    let number = || value.and_then(|value| value.parse::<u32>().ok()).map(|value| Is { value, not });
     let net = || value.and_then(|value| parse_cidr(value).ok()).map(|value| Is { value, not });
     let interface = || value.and_then(|value| value.parse().ok()).map(|value| Is { value, not });
     let plain = |condition: Match| Some(Some(Condition::Plain(condition)));
@@ -149,8 +150,14 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<O
         ("conntrack", "--ctstate") | ("state", "--state") => {
             Some(Some(Condition::State(Is { value: states(value?)?, not })))
         }
-        ("owner", "--uid-owner") => plain(Match::OwnerUid(number()?)),
-        ("owner", "--gid-owner") => plain(Match::OwnerGid(number()?)),
+        ("owner", "--uid-owner") => Some(Some(owner(Selector::User, value?, not)?)),
+        ("owner", "--gid-owner") => Some(Some(owner(Selector::Group, value?, not)?)),
+        ("addrtype", "--src-type") if value? == "LOCAL" => {
+            Some(Some(Condition::Local(Is { value: End::Source, not })))
+        }
+        ("addrtype", "--dst-type") if value? == "LOCAL" => {
+            Some(Some(Condition::Local(Is { value: End::Destination, not })))
+        }
         ("mark", "--mark") => {
             let (value, mask) = bits(value?)?;
             Some(Some(Condition::MarkBits { mask, is: Is { value, not } }))
@@ -177,6 +184,21 @@ fn protocol(name: &str, not: bool) -> Option<Condition> {
         _ => known.map(Protocol::number).or_else(|| name.parse().ok())?,
     };
     Some(Condition::Protocol(Is { value: number, not }))
+}
+
+/// `ID` or `FIRST-LAST`.
+fn owner(selector: Selector, text: &str, not: bool) -> Option<Condition> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(owned_by(selector, (first.parse().ok()?, last.parse().ok()?), not))
+}
+
+/// Whether a user or group is one of these.
+pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Condition {
+    if first != last {
+        return Condition::Among(Is { value: Among::range(selector, (first.into(), last.into())), not });
+    }
+    let is = Is { value: first, not };
+    Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
 }
 
 fn ports(list: &str) -> Option<Vec<PortRange>> {

@@ -4,12 +4,13 @@
 use super::{
     Pod, Traffic,
     packet::{Act, Capture, Packet, acts},
-    ruleset::Condition,
+    ruleset::{Among, Condition, Selector},
 };
 use crate::{
     plan::FamilyRules,
     rule::{Hook, Match, Protocol, Table},
     state::Entry,
+    trace::address,
     values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, PortRange},
 };
 use alloc::{string::String, vec, vec::Vec};
@@ -176,6 +177,7 @@ impl Constants {
                 Condition::SourcePorts(is) => {
                     is.value.iter().for_each(|range| take_ports(&mut constants.source_ports, *range));
                 }
+                Condition::Among(is) => constants.take_among(&is.value),
                 Condition::Family(_)
                 | Condition::Protocol(_)
                 | Condition::State(_)
@@ -183,10 +185,43 @@ impl Constants {
                 | Condition::ConnMarkBits { .. }
                 | Condition::IsReply(_)
                 | Condition::TcpFlags { .. }
+                | Condition::Local(_)
                 | Condition::Unknown(_) => {}
             }
         }
         constants
+    }
+
+    /// The ends of as many ranges as there is room for.
+    fn take_among(&mut self, among: &Among) {
+        for values in among.values.iter().take(MOST_CONSTANTS) {
+            for (selector, (first, last)) in among.selectors.iter().zip(values) {
+                for value in [*first, *last] {
+                    self.take_value(*selector, value);
+                }
+            }
+        }
+    }
+
+    fn take_value(&mut self, selector: Selector, value: u128) {
+        let (port, id) = (u16::try_from(value), u32::try_from(value));
+        match selector {
+            Selector::Source(of) => put(&mut self.sources, address(of, value).into()),
+            Selector::Destination(of) => put(&mut self.destinations, address(of, value).into()),
+            Selector::SourcePort => port.into_iter().for_each(|port| put(&mut self.source_ports, port)),
+            Selector::DestinationPort => port.into_iter().for_each(|port| put(&mut self.ports, port)),
+            Selector::User => id.into_iter().for_each(|id| put(&mut self.users, id)),
+            Selector::Group => id.into_iter().for_each(|id| put(&mut self.groups, id)),
+            Selector::Family
+            | Selector::Protocol
+            | Selector::InInterface
+            | Selector::OutInterface
+            | Selector::Mark
+            | Selector::ConnMark
+            | Selector::State
+            | Selector::Direction
+            | Selector::TcpFlags => {}
+        }
     }
 
     fn take(&mut self, condition: &Match) {

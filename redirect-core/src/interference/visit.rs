@@ -101,80 +101,86 @@ impl<'a> Visit<'_, 'a, '_> {
     fn rule(&mut self, chain: &str, number: usize, rule: &'a SeenRule, depth: usize) -> End {
         for statement in &rule.statements {
             let place = self.station.place(chain, Some(number));
-            let end = match statement {
-                Statement::Jump(to) => self.jump(to, rule, depth),
-                Statement::Goto(to) => match self.jump(to, rule, depth) {
-                    End::Next => {
-                        if depth == 0 {
-                            self.ends(place, rule);
-                        }
-                        End::Returned
-                    }
-                    end @ (End::Returned | End::Left | End::Own | End::Gone) => end,
-                },
-                Statement::Accept | Statement::TranslateSource(_) => {
-                    self.ends(place, rule);
-                    End::Left
-                }
-                Statement::Return => {
-                    if depth == 0 {
-                        self.ends(place, rule);
-                    }
-                    End::Returned
-                }
-                Statement::Redirect(_) | Statement::Translate(_) if self.is_translated_here() => {
-                    self.note(place, rule, Effect::Translates);
-                    // Which of two chains of the same priority is asked first is not known.
-                    if self.station.position == Position::Unsure { End::Left } else { End::Gone }
-                }
-                Statement::Redirect(_) | Statement::Translate(_) => End::Left,
-                Statement::Drop | Statement::Reject => {
-                    self.note(place, rule, Effect::Drops);
-                    End::Gone
-                }
-                Statement::Tproxy { .. } => {
-                    self.tproxy(place, rule);
-                    End::Next
-                }
-                Statement::Untrack => {
-                    self.untrack(place, rule);
-                    End::Next
-                }
-                Statement::SetMark(mark) => {
-                    self.mark(*mark, place, rule);
-                    End::Next
-                }
-                Statement::SetMarkBits { .. } => {
-                    self.mark(None, place, rule);
-                    End::Next
-                }
-                Statement::RestoreMark => {
-                    // The connection is new: nothing has marked it.
-                    self.mark(Some(0), place, rule);
-                    End::Next
-                }
-                Statement::Queue => {
-                    self.search.note(Severity::May, place, rule.to_string(), Effect::Queues);
-                    End::Left
-                }
-                Statement::Rewrite(_) => {
-                    self.note(place, rule, Effect::Rewrites);
-                    End::Next
-                }
-                Statement::Unknown(_) => {
-                    self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
-                    End::Next
-                }
-                Statement::SaveMark
-                | Statement::SetConnMark { .. }
-                | Statement::Zone(_)
-                | Statement::Harmless(_) => End::Next,
-            };
+            let end = self.statement(statement, rule, place, depth);
             if end != End::Next {
                 return end;
             }
         }
         End::Next
+    }
+
+    fn statement(&mut self, statement: &'a Statement, rule: &'a SeenRule, place: Place, depth: usize) -> End {
+        match statement {
+            Statement::Jump(to) => self.jump(to, rule, depth),
+            Statement::Goto(to) => match self.jump(to, rule, depth) {
+                End::Next => {
+                    if depth == 0 {
+                        self.ends(place, rule);
+                    }
+                    End::Returned
+                }
+                end @ (End::Returned | End::Left | End::Own | End::Gone) => end,
+            },
+            Statement::Accept | Statement::TranslateSource(_) => {
+                self.ends(place, rule);
+                End::Left
+            }
+            Statement::Return => {
+                if depth == 0 {
+                    self.ends(place, rule);
+                }
+                End::Returned
+            }
+            Statement::Redirect(_) | Statement::Translate(_) if self.is_translated_here() => {
+                self.note(place, rule, Effect::Translates);
+                // Which of two chains of the same priority is asked first is not known.
+                if self.station.position == Position::Unsure { End::Left } else { End::Gone }
+            }
+            Statement::Redirect(_) | Statement::Translate(_) => End::Left,
+            Statement::Drop | Statement::Reject => {
+                self.note(place, rule, Effect::Drops);
+                End::Gone
+            }
+            Statement::Tproxy { .. } => {
+                self.tproxy(place, rule);
+                End::Next
+            }
+            Statement::Untrack => {
+                self.untrack(place, rule);
+                End::Next
+            }
+            Statement::SetMark(mark) => {
+                self.mark(*mark, place, rule);
+                End::Next
+            }
+            Statement::SetMarkBits { .. } => {
+                self.mark(None, place, rule);
+                End::Next
+            }
+            Statement::RestoreMark => {
+                // The connection is new: nothing has marked it.
+                self.mark(Some(0), place, rule);
+                End::Next
+            }
+            Statement::Queue => {
+                self.search.note(Severity::May, place, rule.to_string(), Effect::Queues);
+                End::Left
+            }
+            Statement::Rewrite(_) => {
+                self.note(place, rule, Effect::Rewrites);
+                End::Next
+            }
+            // What is in a map names more packets than are tried.
+            Statement::Map(_) | Statement::Unknown(_) => {
+                self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
+                End::Next
+            }
+            Statement::SaveMark
+            | Statement::SetConnMark { .. }
+            | Statement::Zone(_)
+            | Statement::Continue
+            | Statement::Harmless(_) => End::Next,
+        }
     }
 
     fn jump(&mut self, to: &str, rule: &SeenRule, depth: usize) -> End {

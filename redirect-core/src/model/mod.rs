@@ -136,7 +136,7 @@ impl Kernel {
             Step::Condemn(found) => self.replace_routing(found, found.condemn()),
             Step::Transaction(transaction) => self.commit(transaction),
             Step::Restore(variant, family, change) => self.restore(*variant, *family, change),
-            Step::Grace => Ok(()),
+            Step::Grace | Step::ForgetClosed => Ok(()),
             Step::RemoveRouting(found) => self.remove_routing(found),
         }
     }
@@ -168,7 +168,7 @@ impl Kernel {
                 }
                 Ok(())
             }
-            Inverse::Grace => Ok(()),
+            Inverse::Grace | Inverse::Nothing => Ok(()),
         }
     }
 

@@ -217,8 +217,25 @@ pub mod attribute {
         pub const FLAGS: u16 = 5;
     }
     pub mod object_reference {
+        pub const TYPE: u16 = 1;
         pub const SET: u16 = 4;
         pub const SET_ID: u16 = 5;
+    }
+    pub mod byteorder {
+        pub const SOURCE: u16 = 1;
+        pub const DESTINATION: u16 = 2;
+        pub const OPERATION: u16 = 3;
+        pub const LENGTH: u16 = 4;
+        pub const SIZE: u16 = 5;
+    }
+    pub mod fib {
+        pub const DESTINATION: u16 = 1;
+        pub const RESULT: u16 = 2;
+        pub const FLAGS: u16 = 3;
+    }
+    pub mod dynamic_set {
+        pub const EXPRESSION: u16 = 7;
+        pub const EXPRESSIONS: u16 = 10;
     }
     pub mod set {
         pub const TABLE: u16 = 1;
@@ -274,6 +291,8 @@ pub mod attribute {
 /// Keys of the meta expression.
 pub mod meta {
     pub const MARK: u32 = 3;
+    pub const IN_INDEX: u32 = 4;
+    pub const OUT_INDEX: u32 = 5;
     pub const IN_INTERFACE: u32 = 6;
     pub const OUT_INTERFACE: u32 = 7;
     pub const SOCKET_USER: u32 = 10;
@@ -318,10 +337,34 @@ pub mod operator {
 pub mod register {
     pub const VERDICT: u32 = 0;
     pub const FIRST: u32 = 1;
+    /// The first of those that hold four bytes; they are parts of those before, which hold sixteen.
+    pub const FIRST_PART: u32 = 8;
+}
+
+/// Operations of the byteorder expression.
+pub mod byteorder {
+    pub const TO_NETWORK: u32 = 1;
+}
+
+/// Of the fib expression: what it tells, and which address it is about.
+pub mod fib {
+    pub const ADDRESS_TYPE: u32 = 3;
+    pub const SOURCE: u32 = 1;
+    pub const DESTINATION: u32 = 2;
+}
+
+/// Types of stateful objects (`NFT_OBJECT_*`).
+pub mod object {
+    pub const QUOTA: u32 = 2;
+    pub const LIMIT: u32 = 4;
+    pub const CONNECTION_LIMIT: u32 = 5;
+    pub const SYNPROXY: u32 = 10;
 }
 
 /// Verdicts.
 pub mod verdict {
+    /// On with the next expression.
+    pub const CONTINUE: u32 = 0xffff_ffff;
     pub const DROP: u32 = 0;
     pub const ACCEPT: u32 = 1;
     pub const JUMP: u32 = 0xffff_fffd;
@@ -333,7 +376,11 @@ pub mod set {
     pub const ANONYMOUS: u32 = 1;
     pub const CONSTANT: u32 = 2;
     pub const INTERVAL: u32 = 4;
+    pub const MAP: u32 = 8;
+    /// Of an element: an interval ends before it.
     pub const END_OF_INTERVAL: u32 = 1;
+    /// Of an element: it stands for all keys that no other has.
+    pub const CATCH_ALL: u32 = 2;
 }
 
 /// How nft names the type of a set's keys.

@@ -90,6 +90,7 @@ impl<'a> Reader<'a> {
                 self.target = Some(Target::Redirect(port(value).and_then(Port::new)?));
             }
             Expression::Redirect { .. }
+            | Expression::Byteorder { .. }
             | Expression::Tproxy { .. }
             | Expression::Write { .. }
             | Expression::Lookup(_)
@@ -180,7 +181,7 @@ fn compared(loaded: &Loaded<'_>, not: bool, value: &[u8], family: Family) -> Opt
     match loaded.bits {
         Bits::All => field_is(field, not, value, family),
         Bits::Masked(mask) => Some([masked_is(field, mask, not, value, family)?].into()),
-        Bits::Flipped { .. } | Bits::Unknown => None,
+        Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => None,
     }
 }
 
@@ -200,7 +201,7 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Family) -> Option<Vec
             (usize::try_from(length).ok()? == value.len()).then_some(())?;
             address(offset, not, value, prefix, family).and_then(one)
         }
-        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => None,
     }
 }
 
@@ -228,7 +229,11 @@ fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8], family: Family)
         Field::Ct(ct::STATE) if not && value.iter().all(|byte| *byte == 0) => {
             Some(Match::Tracked(xt::conn_state(number(mask)?)?.into()))
         }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => None,
     }
 }
 
@@ -275,7 +280,11 @@ pub(super) const fn ports(field: Field, is: Is<PortRange>) -> Option<Match> {
         Field::Payload { base: base::TRANSPORT, offset: DESTINATION_PORT, length: 2 } => {
             Some(Match::DestinationPort(is))
         }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => None,
     }
 }
 

@@ -36,6 +36,7 @@ mod xt;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use abi::family_number;
 pub use batch::{Batch, BatchError, FinishedBatch};
 pub(crate) use foreign::RawRule;
 pub use iptables::Unencodable;
@@ -44,5 +45,6 @@ pub use native_difference::{NativeDifference, NativeDifferenceKind};
 pub use native_state::NativeState;
 pub use observed::{Observed, Obstacle};
 pub use part::{Part, Place, extensions};
+pub(crate) use reading::sets::Sets;
 pub use wire::{Answer, Message, Messages};
 pub use xt::Extension;

@@ -2,11 +2,20 @@
 //! ([`Registers`]). What they mean is for those who look: `decode` refuses what no plan has, `seen` keeps it as unknown,
 //! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
 
+mod registers;
+pub(crate) mod sets;
+
+pub(super) use registers::{Bits, Loaded, Origin, Registers};
+
 use super::{
     abi::{attribute, operator, register},
     wire::{Attribute, Attributes},
 };
-use alloc::collections::BTreeMap;
+use crate::interference::ruleset::End;
+use alloc::string::String;
+
+/// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
+const INVERTED: u32 = 1;
 
 /// Something about a packet or its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +29,8 @@ pub(super) enum Field {
         offset: u32,
         length: u32,
     },
+    /// What kind of address it has at this end, by the routing tables.
+    AddressType(End),
 }
 
 /// An expression. Two are equal when they do the same; what they use of sets is not compared.
@@ -41,6 +52,14 @@ pub(super) enum Expression<'a> {
         length: Option<u32>,
         mask: &'a [u8],
         flip: &'a [u8],
+    },
+    /// Changes the order of bytes.
+    Byteorder {
+        from: u32,
+        to: u32,
+        operation: u32,
+        length: u32,
+        size: u32,
     },
     /// Sets a field of the packet's or connection's metadata.
     Store {
@@ -109,6 +128,21 @@ impl Lookup<'_> {
     pub(super) fn is_verdict_map(&self) -> bool {
         self.to == Some(register::VERDICT)
     }
+
+    /// The register that gets what a map has for the key.
+    pub(super) fn loads(&self) -> Option<u32> {
+        self.to.filter(|to| *to != register::VERDICT)
+    }
+
+    /// Whether it holds for what is not in the set.
+    pub(super) const fn is_inverted(&self) -> bool {
+        self.flags & INVERTED != 0
+    }
+
+    /// The name of its set.
+    pub(super) fn set(&self) -> Option<String> {
+        sets::name_of(self.data, attribute::lookup::SET, attribute::lookup::SET_ID)
+    }
 }
 
 /// An xt match or target: name, revision and structure.
@@ -155,7 +189,9 @@ impl<'a> Expression<'a> {
             b"ct" => Self::ct(data),
             b"payload" => Self::payload(data),
             b"bitwise" => Self::bitwise(data),
+            b"byteorder" => Self::byteorder(data),
             b"cmp" => Self::compare(data),
+            b"fib" => Self::fib(data),
             b"range" => Self::range(data),
             b"immediate" => Self::immediate(data),
             b"redir" => Some(Self::Redirect {
@@ -211,6 +247,17 @@ impl<'a> Expression<'a> {
         })
     }
 
+    fn fib(data: Attributes<'a>) -> Option<Self> {
+        use super::abi::fib;
+        let is_type = number(data, attribute::fib::RESULT)? == fib::ADDRESS_TYPE;
+        let end = match number(data, attribute::fib::FLAGS)? {
+            fib::SOURCE if is_type => End::Source,
+            fib::DESTINATION if is_type => End::Destination,
+            _ => return None,
+        };
+        Some(Self::Load { to: number(data, attribute::fib::DESTINATION)?, field: Field::AddressType(end) })
+    }
+
     fn bitwise(data: Attributes<'a>) -> Option<Self> {
         Some(Self::Bitwise {
             from: number(data, attribute::bitwise::SOURCE)?,
@@ -218,6 +265,16 @@ impl<'a> Expression<'a> {
             length: number(data, attribute::bitwise::LENGTH),
             mask: value(data, attribute::bitwise::MASK)?,
             flip: value(data, attribute::bitwise::XOR)?,
+        })
+    }
+
+    fn byteorder(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Byteorder {
+            from: number(data, attribute::byteorder::SOURCE)?,
+            to: number(data, attribute::byteorder::DESTINATION)?,
+            operation: number(data, attribute::byteorder::OPERATION)?,
+            length: number(data, attribute::byteorder::LENGTH)?,
+            size: number(data, attribute::byteorder::SIZE)?,
         })
     }
 
@@ -281,115 +338,6 @@ pub(super) const fn negated(operator: u32) -> Option<bool> {
 pub(super) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
     let mut expressions = expressions.filter_map(|(_, element)| Expression::read(element));
     expressions.find_map(|read| if let Expression::Verdict { chain, .. } = read { chain } else { None })
-}
-
-/// What a register holds: something, of which bits were kept or flipped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Loaded<'a> {
-    pub(super) origin: Origin<'a>,
-    pub(super) bits: Bits<'a>,
-}
-
-/// Where it comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin<'a> {
-    Field(Field),
-    Value(&'a [u8]),
-    /// From an expression of this name.
-    Other(&'a str),
-}
-
-/// What has become of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bits<'a> {
-    All,
-    Masked(&'a [u8]),
-    Flipped {
-        mask: &'a [u8],
-        flip: &'a [u8],
-    },
-    /// More than that.
-    Unknown,
-}
-
-impl<'a> Loaded<'a> {
-    const fn whole(origin: Origin<'a>) -> Self {
-        Self { origin, bits: Bits::All }
-    }
-
-    /// The field it is, if it is as it was loaded.
-    pub(super) fn field(&self) -> Option<Field> {
-        match (self.origin, self.bits) {
-            (Origin::Field(field), Bits::All) => Some(field),
-            (_, _) => None,
-        }
-    }
-
-    /// The value it is, if it is as it was loaded.
-    pub(super) fn value(&self) -> Option<&'a [u8]> {
-        match (self.origin, self.bits) {
-            (Origin::Value(value), Bits::All) => Some(value),
-            (_, _) => None,
-        }
-    }
-
-    fn changed(self, mask: &'a [u8], flip: &'a [u8]) -> Self {
-        let bits = match self.bits {
-            Bits::All if flip.iter().all(|byte| *byte == 0) => Bits::Masked(mask),
-            Bits::All => Bits::Flipped { mask, flip },
-            Bits::Masked(_) | Bits::Flipped { .. } | Bits::Unknown => Bits::Unknown,
-        };
-        Self { bits, ..self }
-    }
-}
-
-/// What the registers hold while a rule is walked through.
-#[derive(Debug, Default)]
-pub(super) struct Registers<'a>(BTreeMap<u32, Loaded<'a>>);
-
-impl<'a> Registers<'a> {
-    pub(super) fn get(&self, register: u32) -> Option<Loaded<'a>> {
-        self.0.get(&register).copied()
-    }
-
-    /// What a lookup looks for.
-    pub(super) fn looked_up(&self, lookup: Lookup<'a>) -> Option<Loaded<'a>> {
-        self.get(lookup.from?)
-    }
-
-    /// The value that a redirection takes its only port from.
-    pub(super) fn port(&self, first: Option<u32>, last: Option<u32>) -> Option<&'a [u8]> {
-        (last.is_none() || first == last).then(|| self.get(first?)?.value()).flatten()
-    }
-
-    pub(super) fn load(&mut self, to: u32, field: Field) {
-        self.0.insert(to, Loaded::whole(Origin::Field(field)));
-    }
-
-    pub(super) fn set(&mut self, to: u32, value: &'a [u8]) {
-        self.0.insert(to, Loaded::whole(Origin::Value(value)));
-    }
-
-    /// Changes bits of what is loaded, and says what that makes of it; none where nothing is loaded.
-    pub(super) fn change(
-        &mut self,
-        from: u32,
-        to: u32,
-        mask: &'a [u8],
-        flip: &'a [u8],
-    ) -> Option<Loaded<'a>> {
-        let loaded = self.get(from)?.changed(mask, flip);
-        self.0.insert(to, loaded);
-        Some(loaded)
-    }
-
-    /// Nobody knows which register was loaded: all may hold this.
-    pub(super) fn forget(&mut self, origin: Origin<'a>) {
-        self.0.insert(register::FIRST, Loaded::whole(origin));
-        for held in self.0.values_mut() {
-            *held = Loaded::whole(origin);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::{
     xt::Extension,
 };
 use crate::{
+    interference::ruleset::TableFamily,
     rule::{Chain, Table},
     values::Family,
 };
@@ -58,6 +59,26 @@ pub fn all_chains(sequence: u32) -> Vec<u8> {
 #[must_use]
 pub fn all_rules(sequence: u32) -> Vec<u8> {
     question(kind::GET_RULE, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
+}
+
+/// All sets of all tables of all families, without their elements.
+#[must_use]
+pub fn all_sets(sequence: u32) -> Vec<u8> {
+    question(kind::GET_SET, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
+}
+
+/// The elements of a set.
+#[must_use]
+pub fn elements(sequence: u32, of: TableFamily, table: &str, set: &str) -> Vec<u8> {
+    let family = match of {
+        TableFamily::Ip => family::IPV4,
+        TableFamily::Ip6 => family::IPV6,
+        TableFamily::Inet => family::INET,
+    };
+    question(kind::GET_SET_ELEMENT, flags::DUMP, sequence, family, |body| {
+        body.text(attribute::elements::TABLE, table);
+        body.text(attribute::elements::SET, set);
+    })
 }
 
 /// The rules of a table.
@@ -147,10 +168,7 @@ fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -
 /// The elements of a set of a native table.
 #[must_use]
 pub fn native_elements(sequence: u32, table: &str, set: &str) -> Vec<u8> {
-    question(kind::GET_SET_ELEMENT, flags::DUMP, sequence, family::INET, |body| {
-        body.text(attribute::elements::TABLE, table);
-        body.text(attribute::elements::SET, set);
-    })
+    elements(sequence, TableFamily::Inet, table, set)
 }
 
 /// Whether there is an xt match or target. The kernel loads its module if it can, and answers with an error if not.

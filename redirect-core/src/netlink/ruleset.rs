@@ -2,6 +2,7 @@
 
 use super::{
     abi::{self, attribute, family, kind},
+    reading::sets,
     seen,
     wire::{Attribute, Message},
 };
@@ -9,18 +10,22 @@ use crate::{
     interference::ruleset::{Api, Base, Ruleset, TableFamily, TableName, TableState},
     rule::Hook,
 };
-use alloc::borrow::ToOwned;
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
 /// The policy to drop (`NF_DROP`).
 const POLICY_DROP: u32 = 0;
 /// A table is dormant (`NFT_TABLE_F_DORMANT`).
 const DORMANT: u32 = 1;
+
 impl Ruleset {
-    /// Takes in one message of an answer: a table, a chain or a rule of iptables' families or inet.
+    /// Takes in one message of an answer: a table, a set or its elements, a chain or a rule of iptables' families or inet. Sets come
+    /// before the rules that look something up in them; what is not known by then is not understood.
     pub fn take(&mut self, message: &Message<'_>) {
         // What cannot be read is of no table, or of none that packets of IP meet.
         let _ = match message.kind {
             kind::NEW_TABLE => self.take_table(message),
+            kind::NEW_SET => self.take_set(message),
+            kind::NEW_SET_ELEMENT => self.take_elements(message),
             kind::NEW_CHAIN => self.take_chain(message),
             kind::NEW_RULE => self.take_rule(message),
             _ => None,
@@ -42,6 +47,39 @@ impl Ruleset {
         let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
         let table = self.table_of(message, attribute::table::NAME)?;
         table.dormant = flags.is_some_and(|flags| flags & DORMANT != 0);
+        Some(())
+    }
+
+    /// The sets taken in so far: family, table and name of each.
+    #[must_use]
+    pub fn sets(&self) -> Vec<(TableFamily, String, String)> {
+        let tables = self.tables.iter().filter(|(name, _)| name.api == Api::NfTables);
+        let sets = tables.flat_map(|(name, table)| table.sets.keys().map(move |set| (name, set)));
+        sets.map(|(name, set)| (name.family, name.name.clone(), set.clone())).collect()
+    }
+
+    /// Does without the elements of a set: they are too many to be read.
+    pub fn leave_unread(&mut self, family: TableFamily, table: &str, set: &str) {
+        let table = self.table(TableName { api: Api::NfTables, family, name: table.to_owned() });
+        if let Some(set) = table.sets.get_mut(set) {
+            set.leave_unread();
+        }
+    }
+
+    fn take_set(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let name = sets::name_of(attributes, attribute::set::NAME, attribute::set::ID)?;
+        let table = self.table_of(message, attribute::set::TABLE)?;
+        table.sets.entry(name).or_default().declare(attributes);
+        Some(())
+    }
+
+    fn take_elements(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let name = sets::name_of(attributes, attribute::elements::SET, attribute::elements::SET_ID)?;
+        let elements = attributes.find(attribute::elements::ELEMENTS)?;
+        let table = self.table_of(message, attribute::elements::TABLE)?;
+        table.sets.get_mut(&name)?.take(elements.attributes());
         Some(())
     }
 
@@ -70,9 +108,11 @@ impl Ruleset {
         let attributes = message.attributes();
         let chain = attributes.find(attribute::rule::CHAIN)?.text()?.to_owned();
         let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
-        let rule = seen::rule(list.attributes());
+        let mut looked_up = self.looked_up;
         let table = self.table_of(message, attribute::rule::TABLE)?;
+        let rule = seen::rule_with(list.attributes(), &table.sets, &mut looked_up);
         table.chains.entry(chain).or_default().rules.push(rule);
+        self.looked_up = looked_up;
         Some(())
     }
 }
@@ -85,10 +125,12 @@ mod tests {
         change::Change,
         interference::{Effect, Pod, find, ruleset::Condition},
         netlink::{Batch, Messages, NativeForm, NativeState, Observed},
+        routing::{self, FoundRouting},
         settings::{Key, NamespaceFacts, RawSettings, Source},
         state::RuleState,
+        trace::{Detail, Packet, Rules, Step, Trace},
     };
-    use std::{net::IpAddr, string::ToString, vec::Vec};
+    use std::{net::IpAddr, string::ToString};
 
     fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
         let mut raw = RawSettings::new();
@@ -146,12 +188,12 @@ mod tests {
             for ruleset in
                 [iptables(&plan), native(&plan, NativeForm::Plain), native(&plan, NativeForm::Sets)]
             {
-                let is_native = ruleset.tables.keys().any(|name| name.family == TableFamily::Inet);
                 let chains = ruleset.tables.values().flat_map(|table| table.chains.values());
                 let rules: Vec<_> = chains.flat_map(|chain| &chain.rules).collect();
-                let strange = rules.iter().flat_map(|rule| &rule.conditions).filter(|condition| {
-                    matches!(condition, Condition::Unknown(name) if !(is_native && name.ends_with(" in a set")))
-                });
+                let strange = rules
+                    .iter()
+                    .flat_map(|rule| &rule.conditions)
+                    .filter(|condition| matches!(condition, Condition::Unknown(_)));
                 assert!(rules.len() > 30 && strange.count() == 0, "{rules:#?}");
                 let pod = Pod { addresses: &addresses(), interfaces: &interfaces };
                 assert_eq!(find(&ruleset, &plan, &pod), [], "{mode}");
@@ -170,5 +212,74 @@ mod tests {
         }
         let findings = find(&ruleset, &plan, &Pod::default());
         assert!(findings.len() >= 4 && findings.iter().all(|finding| finding.effect == Effect::PolicyDrops));
+    }
+
+    /// Packets of every kind: what the rules of the plans here name, and what lies beside it.
+    fn packets() -> Vec<Packet> {
+        let ports = [53, 80, 3306, 7999, 8000, 8050, 8100];
+        let far = [
+            "10.95.255.255",
+            "10.96.0.0",
+            "10.111.255.255",
+            "10.112.0.0",
+            "192.168.7.7",
+            "fd00:96::",
+            "fd00:97::",
+        ];
+        let mut packets = Vec::new();
+        for (to, port) in far.iter().flat_map(|to| ports.map(|port| (to.parse::<IpAddr>().unwrap(), port))) {
+            let own = addresses()[usize::from(to.is_ipv6())];
+            packets.push(Packet::from_outside((to, 40000).into(), (own, port).into()).by("eth0"));
+            for (uid, gid) in [(1000, 1000), (1337, 1337), (7, 2000)] {
+                for by in ["eth0", "eth1"] {
+                    let packet = Packet::from_pod(uid, gid, (own, 40000).into(), (to, port).into()).by(by);
+                    packets.extend([packet.clone().over_udp(), packet]);
+                }
+                packets.push(Packet::from_pod(uid, gid, (own, 40000).into(), (own, port).into()));
+            }
+        }
+        packets
+    }
+
+    #[test]
+    fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
+        let lists: [&[(Key, &str)]; 3] = [
+            &[],
+            &[(Key::InboundExcludePorts, "8000,8050,8099"), (Key::InboundPorts, "53,80,3306,8000:8100")],
+            &[
+                (Key::OutboundRanges, "10.96.0.0/16,192.168.0.0/16,10.111.0.0/16,fd00:96::/64,fd00:98::/64"),
+                (Key::OutboundPorts, "53,80,8100"),
+                (Key::OwnerGroups, "1000,1337"),
+            ],
+        ];
+        for (settings, mode) in lists.iter().flat_map(|list| ["REDIRECT", "TPROXY"].map(|mode| (list, mode)))
+        {
+            let plan = plan(&[*settings, &[(Key::InterceptionMode, mode)]].concat());
+            let routing: Vec<FoundRouting> =
+                routing::wanted(&plan).into_iter().map(FoundRouting::working).collect();
+            for (form, family) in [NativeForm::Plain, NativeForm::Sets]
+                .into_iter()
+                .flat_map(|form| Family::BOTH.map(|family| (form, family)))
+            {
+                let planned = Rules::of_plan(&plan, family);
+                let live = Rules::of_ruleset(&native(&plan, form), &routing, family, Some(&plan));
+                for packet in packets().iter().filter(|packet| packet.family() == family) {
+                    let (wanted, trace) = (planned.trace(packet), live.trace(packet));
+                    let text = || {
+                        std::format!(
+                            "{settings:?} {form:?}\n{}{}",
+                            trace.text(Detail::Every),
+                            wanted.text(Detail::Every)
+                        )
+                    };
+                    assert_eq!(trace.may, wanted.may, "{}", text());
+                    let behind = |trace: &Trace| match trace.deciding() {
+                        Some(Step::Rule { origin: Some(origin), .. }) => Some(*origin),
+                        _ => None,
+                    };
+                    assert_eq!(behind(&trace), behind(&wanted), "{}", text());
+                }
+            }
+        }
     }
 }

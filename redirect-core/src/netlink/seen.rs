@@ -1,53 +1,50 @@
 //! A rule of anybody read expression by expression, so that one that is not understood does not hide the rest.
 
+mod comparisons;
+mod extensions;
+
 use super::{
-    abi::{self, attribute, base, ct, meta, verdict},
-    decode::{self, both_ports, number, ports, prefix_of},
+    abi::{attribute, base, ct, meta, object, verdict},
+    decode::{self, number},
     expression::TCP_FLAGS,
-    reading::{Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt, negated},
-    wire::{Attribute, Attributes, read_array},
-    xt,
+    reading::{
+        Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
+        sets::{Found, Sets, Why},
+    },
+    wire::{Attribute, Attributes},
 };
 use crate::{
-    interference::{
-        marked,
-        ruleset::{Condition, SeenRule, Statement, state},
-        target_named,
-    },
-    rule::{Is, Match, Protocol},
-    values::{Family, PortRange},
+    interference::ruleset::{Among, Condition, End, SeenRule, Selector, Statement, VerdictMap},
+    rule::{Is, Match},
+    values::PortRange,
 };
 use alloc::{
     borrow::{Cow, ToOwned},
     string::String,
     vec::Vec,
 };
-use core::net::{Ipv4Addr, Ipv6Addr};
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use comparisons::{compared, ranged};
+use extensions::{extension_match, extension_target};
 
-/// Operators of comparisons of order.
-const LESS: u32 = 2;
-const AT_MOST: u32 = 3;
-const MORE: u32 = 4;
-const AT_LEAST: u32 = 5;
 /// `NF_NAT_MANIP_DST` of a nat expression.
 const TRANSLATE_DESTINATION: u32 = 1;
 /// A goto (`NFT_GOTO`), and handing to a process (`NF_QUEUE` in the low bits).
 const GOTO: u32 = 0xffff_fffc;
 const QUEUE: u32 = 3;
 const VERDICT_MASK: u32 = 0xff;
-/// `XT_CT_NOTRACK`.
-const XT_NOTRACK: u8 = 1;
-/// `XT_CONNTRACK_DIRECTION`.
-const XT_DIRECTION: u16 = 1 << 12;
-/// Modes of CONNMARK.
-const SET_MARK: u8 = 0;
-const SAVE_MARK: u8 = 1;
-const RESTORE_MARK: u8 = 2;
+/// The type of an address of our own (`RTN_LOCAL`).
+const LOCAL_TYPE: u32 = 2;
+/// How many elements of sets all rules of a ruleset look up at most: each has those of its set, and others may make any number of either.
+const MOST_LOOKED_UP: usize = 1 << 18;
 
-/// Reads the expressions of a rule.
+/// Reads the expressions of a rule; what is in sets is not known.
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
-    let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default() };
+    rule_with(expressions, &Sets::new(), &mut 0)
+}
+
+/// Reads the expressions of a rule of a table with these sets. Counts how many elements are looked up.
+pub(super) fn rule_with(expressions: Attributes<'_>, sets: &Sets, looked_up: &mut usize) -> SeenRule {
+    let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default(), sets, looked_up };
     for (_, element) in expressions {
         if let Some(expression) = Expression::read(element) {
             reader.expression(expression);
@@ -68,6 +65,8 @@ fn field_name(field: Field) -> Cow<'static, str> {
         Field::Payload { base, offset, length } => {
             payload_name(base, offset, length).unwrap_or("payload").into()
         }
+        Field::AddressType(End::Source) => "fib saddr type".into(),
+        Field::AddressType(End::Destination) => "fib daddr type".into(),
     }
 }
 
@@ -89,8 +88,8 @@ const fn meta_name(key: u32) -> Option<&'static str> {
         meta::SOCKET_GROUP => "meta skgid",
         meta::FAMILY => "meta nfproto",
         meta::PROTOCOL => "meta l4proto",
-        4 => "iif",
-        5 => "oif",
+        meta::IN_INDEX => "iif",
+        meta::OUT_INDEX => "oif",
         _ => return None,
     })
 }
@@ -108,12 +107,14 @@ const fn payload_name(from: u32, offset: u32, length: u32) -> Option<&'static st
     })
 }
 
-struct Reader<'a> {
+struct Reader<'a, 's> {
     registers: Registers<'a>,
     rule: SeenRule,
+    sets: &'s Sets,
+    looked_up: &'s mut usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Reader<'a, '_> {
     fn statement(&mut self, statement: Statement) {
         self.rule.statements.push(statement);
     }
@@ -126,6 +127,11 @@ impl<'a> Reader<'a> {
             Expression::Bitwise { from, to, mask, flip, .. } => {
                 if self.registers.change(from, to, mask, flip).is_none() {
                     self.registers.forget(Origin::Other("bitwise"));
+                }
+            }
+            Expression::Byteorder { from, to, operation, length, size } => {
+                if self.registers.reorder(from, to, (operation, length, size)).is_none() {
+                    self.registers.forget(Origin::Other("byteorder"));
                 }
             }
             Expression::Compare { register, operator, value } => {
@@ -187,9 +193,27 @@ impl<'a> Reader<'a> {
         words: impl FnOnce() -> String,
     ) {
         match found {
-            Some(found) => self.rule.conditions.extend(found),
+            Some(found) => found.into_iter().for_each(|one| self.condition(one)),
             None => self.unknown(words()),
         }
+    }
+
+    /// Two comparisons of order, one behind the other, are how nft writes a range.
+    fn condition(&mut self, condition: Condition) {
+        if let (
+            Some(Condition::Among(Is { value: one, not: false })),
+            Condition::Among(Is { value: two, not: false }),
+        ) = (self.rule.conditions.last_mut(), &condition)
+            && one.selectors == two.selectors
+            && one.name.is_none()
+            && two.name.is_none()
+            && let ([ones], [twos]) = (one.values.as_mut_slice(), two.values.as_slice())
+            && let ([range], [(first, last)]) = (ones.as_mut_slice(), twos.as_slice())
+        {
+            *range = (range.0.max(*first), range.1.min(*last));
+            return;
+        }
+        self.rule.conditions.push(condition);
     }
 
     fn unknown(&mut self, words: impl Into<String>) {
@@ -210,12 +234,44 @@ impl<'a> Reader<'a> {
     }
 
     fn lookup(&mut self, lookup: Lookup<'a>) {
-        let loaded = self.registers.looked_up(lookup);
-        let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(&loaded));
-        if lookup.is_verdict_map() {
-            self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map")));
-        } else {
-            self.unknown(alloc::format!("{what} in a set"));
+        match self.found(lookup) {
+            Ok(found) if lookup.is_verdict_map() => self.map(found),
+            Ok(found) => self.rule.conditions.push(among(found.among, lookup.is_inverted())),
+            Err(why) => {
+                let loaded = self.registers.looked_up(lookup);
+                let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(&loaded));
+                if lookup.is_verdict_map() {
+                    self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map, {why}")));
+                } else {
+                    self.unknown(alloc::format!("{what} in {why}"));
+                }
+            }
+        }
+        if let Some(to) = lookup.loads() {
+            self.registers.load_other(to, "map");
+        }
+    }
+
+    fn found(&mut self, lookup: Lookup<'a>) -> Result<Found, Why> {
+        let name = lookup.set().ok_or("a set without a name")?;
+        let set = self.sets.get(&name).ok_or("a set")?;
+        let looked_up = self.looked_up.saturating_add(set.len());
+        if looked_up > MOST_LOOKED_UP {
+            return Err("a set, where more is looked up than is followed");
+        }
+        let parts = self.registers.parts_looked_up(lookup, set.key_length());
+        let found = set.look_up(&name, &parts.ok_or("a set")?)?;
+        *self.looked_up = looked_up;
+        Ok(found)
+    }
+
+    fn map(&mut self, found: Found) {
+        let decided = |(code, chain): &(u32, Option<String>)| decided(*code, chain.as_deref());
+        match found.verdicts.iter().map(decided).collect::<Option<Vec<_>>>() {
+            Some(verdicts) if verdicts.len() == found.among.values.len() => {
+                self.statement(Statement::Map(VerdictMap { among: found.among, verdicts }));
+            }
+            Some(_) | None => self.statement(Statement::Unknown("verdict map".to_owned())),
         }
     }
 
@@ -246,11 +302,48 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// What a lookup in a set asks; few ports have conditions of their own.
+fn among(among: Among, not: bool) -> Condition {
+    /// As many as those who try packets for such a condition try.
+    const FEW: usize = 3;
+    let ports = || {
+        let port = |number: u128| u16::try_from(number).ok();
+        let range = |values: &Vec<(u128, u128)>| match values.as_slice() {
+            [(first, last)] => PortRange::new(port(*first)?, port(*last)?),
+            _ => None,
+        };
+        let few = &among.values.get(..=FEW).map_or(among.values.as_slice(), |_| &[]);
+        if few.is_empty() { None } else { few.iter().map(range).collect::<Option<Vec<_>>>() }
+    };
+    let found = match (among.selectors.as_slice(), &among.name) {
+        ([Selector::DestinationPort], None) => {
+            ports().map(|value| Condition::Plain(Match::DestinationPorts(Is { value, not })))
+        }
+        ([Selector::SourcePort], None) => ports().map(|value| Condition::SourcePorts(Is { value, not })),
+        _ => None,
+    };
+    found.unwrap_or(Condition::Among(Is { value: among, not }))
+}
+
 /// What an expression does that is known by its name alone, if it does anything; `None` for another.
 fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>> {
     Some(Some(match name {
         "last" => return Some(None),
-        "log" | "objref" | "dynset" | "dup" | "connlimit_reset" => Statement::Harmless(name.to_owned()),
+        "objref" => match data.find(attribute::object_reference::TYPE).and_then(Attribute::u32) {
+            // These are conditions: what is beyond the limit does not meet the rest of the rule. So may be any of a map.
+            Some(object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT) | None => return None,
+            Some(object::SYNPROXY) => Statement::Rewrite("synproxy".to_owned()),
+            Some(_) => Statement::Harmless(name.to_owned()),
+        },
+        // What it does for each element, such as limiting it, may be a condition.
+        "dynset"
+            if [attribute::dynamic_set::EXPRESSION, attribute::dynamic_set::EXPRESSIONS]
+                .into_iter()
+                .any(|kind| data.find(kind).is_some()) =>
+        {
+            return None;
+        }
+        "log" | "dynset" | "dup" => Statement::Harmless(name.to_owned()),
         "nat" if data.find(1)?.u32()? == TRANSLATE_DESTINATION => Statement::Translate("DNAT".to_owned()),
         "nat" => Statement::TranslateSource("SNAT".to_owned()),
         "masq" => Statement::TranslateSource("MASQUERADE".to_owned()),
@@ -277,9 +370,15 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
             Some((mask, value)) => Statement::SetConnMark { mask, value },
             None => Statement::Unknown(alloc::format!("{} set", field_name(field))),
         },
-        (Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. }, _, _) => {
-            Statement::Harmless(alloc::format!("{} set", field_name(field)))
-        }
+        (
+            Field::Meta(_)
+            | Field::Ct(_)
+            | Field::CtOneWay(..)
+            | Field::Payload { .. }
+            | Field::AddressType(_),
+            _,
+            _,
+        ) => Statement::Harmless(alloc::format!("{} set", field_name(field))),
     }
 }
 
@@ -290,7 +389,7 @@ fn changed(field: Field, from: Option<Loaded<'_>>) -> Option<(u32, u32)> {
         Bits::All => Some((0, 0)),
         Bits::Masked(mask) => Some((!number(mask)?, 0)),
         Bits::Flipped { mask, flip } => Some((!number(mask)?, number(flip)?)),
-        Bits::Unknown => None,
+        Bits::NetworkOrder | Bits::Unknown => None,
     }
 }
 
@@ -300,9 +399,11 @@ fn written(field: Field) -> Statement {
         Field::Payload { base, offset, length } if payload_name(base, offset, length).is_some() => {
             Statement::Rewrite(alloc::format!("{} set", field_name(field)))
         }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => {
-            Statement::Harmless("payload set".to_owned())
-        }
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => Statement::Harmless("payload set".to_owned()),
     }
 }
 
@@ -312,204 +413,10 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
         verdict::ACCEPT => Statement::Accept,
         verdict::DROP => Statement::Drop,
         verdict::RETURN => Statement::Return,
+        verdict::CONTINUE => Statement::Continue,
         verdict::JUMP => Statement::Jump(chain?.to_owned()),
         GOTO => Statement::Goto(chain?.to_owned()),
         code if code & VERDICT_MASK == QUEUE => Statement::Queue,
         _ => Statement::Unknown("verdict".to_owned()),
     })
-}
-
-fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
-    let value = PortRange::new(decode::port(from)?, decode::port(to)?)?;
-    Some([Condition::Plain(ports(loaded.field()?, Is { value, not: negated(operator)? })?)])
-}
-
-/// What a comparison of order with a port says.
-fn ordered(field: Field, operator: u32, value: &[u8]) -> Option<Condition> {
-    let number = decode::port(value)?;
-    let range = match operator {
-        LESS => PortRange::new(0, number.checked_sub(1)?)?,
-        AT_MOST => PortRange::new(0, number)?,
-        MORE => PortRange::new(number.checked_add(1)?, u16::MAX)?,
-        _ => PortRange::new(number, u16::MAX)?,
-    };
-    ports(field, Is::equals(range)).map(Condition::Plain)
-}
-
-/// What a comparison of a register with a value says.
-fn compared(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Vec<Condition>> {
-    let Origin::Field(field) = loaded.origin else { return None };
-    match loaded.bits {
-        Bits::All if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
-            Some([ordered(field, operator, value)?].into())
-        }
-        Bits::All => field_is(field, negated(operator)?, value),
-        Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value)?].into()),
-        Bits::Flipped { .. } | Bits::Unknown => None,
-    }
-}
-
-fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
-    if let Field::Payload { base: base::TRANSPORT, offset: 0, length: 4 } = field
-        && !not
-    {
-        return Some(both_ports(value)?.map(Condition::Plain).into());
-    }
-    let condition = match field {
-        Field::Meta(key) => meta_is(key, not, value)?,
-        Field::Ct(ct::MARK) => {
-            Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } }
-        }
-        Field::Ct(ct::DIRECTION) => {
-            Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not })
-        }
-        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } }
-        }
-        Field::Payload { base: base::TRANSPORT, .. } => {
-            Condition::Plain(ports(field, Is { value: PortRange::single(decode::port(value)?), not })?)
-        }
-        Field::Payload { base: base::NETWORK, offset, .. } => {
-            let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
-            address(offset, not, value, prefix)?
-        }
-        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => return None,
-    };
-    Some([condition].into())
-}
-
-fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8]) -> Option<Condition> {
-    let bits = || Some((number(mask)?, Is { value: number(value)?, not }));
-    match field {
-        Field::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
-            address(offset, not, value, prefix_of(mask)?)
-        }
-        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            Some(Condition::TcpFlags { mask: *mask.first()?, is: Is { value: *value.first()?, not } })
-        }
-        Field::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
-        Field::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
-        // Compared with 0: none of these states, or with `!=` one of them.
-        Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
-            Some(Condition::State(Is { value: number(mask)?, not: !not }))
-        }
-        Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } => None,
-    }
-}
-
-fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
-    let id = || number(value).map(|value| Is { value, not });
-    Some(match key {
-        meta::FAMILY => {
-            let of = abi::family_of(*value.first()?)?;
-            Condition::Family(Is { value: of, not })
-        }
-        meta::PROTOCOL => protocol(*value.first()?, not),
-        meta::IN_INTERFACE => {
-            Condition::Plain(Match::InInterface(Is { value: decode::interface(value)?, not }))
-        }
-        meta::OUT_INTERFACE => {
-            Condition::Plain(Match::OutInterface(Is { value: decode::interface(value)?, not }))
-        }
-        meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
-        meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),
-        meta::SOCKET_GROUP => Condition::Plain(Match::OwnerGid(id()?)),
-        _ => return None,
-    })
-}
-
-fn protocol(number: u8, not: bool) -> Condition {
-    let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|known| known.number() == number);
-    match known {
-        Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
-        Some(_) | None => Condition::Protocol(Is { value: number, not }),
-    }
-}
-
-/// An address of which the first bytes were compared. Its offset says which, and of which family.
-fn address(offset: u32, not: bool, value: &[u8], prefix: u8) -> Option<Condition> {
-    let mut octets = [0; 16];
-    for (to, from) in octets.iter_mut().zip(value) {
-        *to = *from;
-    }
-    let v4 = || {
-        let octets: [u8; 4] = read_array(&octets, 0)?;
-        Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok().map(IpNet::V4)
-    };
-    let v6 = || Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok().map(IpNet::V6);
-    let (net, of_source) = match offset {
-        12 => (v4()?, true),
-        16 => (v4()?, false),
-        8 => (v6()?, true),
-        24 => (v6()?, false),
-        // The protocol of IPv4's and IPv6's header.
-        9 | 6 => return Some(protocol(*value.first()?, not)),
-        _ => return None,
-    };
-    let is = Is { value: net.trunc(), not };
-    Some(Condition::Plain(if of_source { Match::Source(is) } else { Match::Destination(is) }))
-}
-
-/// The conditions an xt match stands for.
-fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
-    match (name, revision) {
-        ("comment", _) => Some(Vec::new()),
-        ("conntrack", 1..=3) => {
-            let (flags, inverted) = (xt::read_u16(info, 146)?, xt::read_u16(info, 148)?);
-            let states = if revision == 1 { u16::from(*info.get(150)?) } else { xt::read_u16(info, 150)? };
-            // These alone; translated connections have states of their own here.
-            let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
-            let states = u32::from(states);
-            let understood = flags & !XT_DIRECTION == 1 && states & !known == 0;
-            // The direction is the other one where it is inverted.
-            let is_reply = Is { value: true, not: inverted & XT_DIRECTION == 0 };
-            let direction = (flags & XT_DIRECTION != 0).then_some(Condition::IsReply(is_reply));
-            let state = Condition::State(Is { value: states, not: inverted & 1 != 0 });
-            understood.then(|| direction.into_iter().chain([state]).collect())
-        }
-        ("mark" | "connmark", 1) => {
-            let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
-            let is = Is { value, not: *info.get(8)? != 0 };
-            let condition = if name == "mark" {
-                Condition::MarkBits { mask, is }
-            } else {
-                Condition::ConnMarkBits { mask, is }
-            };
-            Some([condition].into())
-        }
-        _ => {
-            let conditions = xt::decode_match(name, revision, info)?;
-            Some(conditions.into_iter().map(Condition::Plain).collect())
-        }
-    }
-}
-
-/// What CONNMARK does, without shifts and with masks only where it sets a mark.
-fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
-    let [value, mask, from] = [xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, xt::read_u32(info, 8)?];
-    let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
-    let is_shifted = revision != 1 && info.get(12..14)? != [0, 0];
-    Some(match mode {
-        SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
-        RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
-        RESTORE_MARK => Statement::SetMark(None),
-        SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
-        _ => Statement::Unknown("-j CONNMARK".to_owned()),
-    })
-}
-
-/// What an xt target does.
-fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
-    match (name, revision) {
-        ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
-        // The mask comes behind the value.
-        ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
-        ("CONNMARK", 1 | 2) => connection_marked(revision, info),
-        ("REDIRECT" | "TPROXY" | "CT", _) => {
-            let families = [Family::V4, Family::V6].into_iter();
-            let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
-            plain.as_ref().map(Statement::from).or_else(|| target_named(name))
-        }
-        _ => target_named(name),
-    }
 }

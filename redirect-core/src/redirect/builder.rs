@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     settings::{InputErrors, Key, Source},
-    values::{Cidrs, Listener, Mark, Problem},
+    values::{Cidrs, ListenerPort, Mark, Problem},
 };
 use alloc::{
     string::{String, ToString},
@@ -199,19 +199,19 @@ impl<'a, F: Fn(Key) -> Option<&'a str>> Check<'_, F> {
     /// proxy would call itself without end.
     fn listeners(&mut self) {
         let r = self.redirect;
-        let dns = (r.dns != DnsCapture::Off).then_some((Listener::Dns, Key::RedirectDns, DNS_PORT));
+        let dns = (r.dns != DnsCapture::Off).then_some((ListenerPort::Dns, Key::RedirectDns, DNS_PORT));
         let mut before = [dns, None, None, None];
         for (listener, key, port) in [
-            (Listener::Outbound, Key::ProxyPort, r.proxy_port),
-            (Listener::Inbound, Key::InboundCapturePort, r.inbound_port),
-            (Listener::Tunnel, Key::InboundTunnelPort, r.tunnel_port),
+            (ListenerPort::Outbound, Key::ProxyPort, r.proxy_port),
+            (ListenerPort::Inbound, Key::InboundCapturePort, r.inbound_port),
+            (ListenerPort::Tunnel, Key::InboundTunnelPort, r.tunnel_port),
         ] {
             if self.errors.concern(key) {
                 continue;
             }
             if let Some((other, other_key, _)) = before.iter().flatten().find(|(_, _, taken)| *taken == port)
             {
-                let is_default = r.source(key) == Source::Default && *other != Listener::Dns;
+                let is_default = r.source(key) == Source::Default && *other != ListenerPort::Dns;
                 // Whoever said something can mend it.
                 let (key, other) = if is_default { (*other_key, listener) } else { (key, *other) };
                 self.refuse(key, port, Problem::PortTaken(other));
@@ -324,11 +324,11 @@ mod tests {
     fn two_listeners_on_one_port_are_refused() {
         let taken = |other| Problem::PortTaken(other);
         let cases = [
-            (sidecar().proxy_port(port(15006)), Key::ProxyPort, taken(Listener::Inbound)),
-            (sidecar().inbound_port(port(15001)), Key::InboundCapturePort, taken(Listener::Outbound)),
-            (sidecar().tunnel_port(port(15001)), Key::InboundTunnelPort, taken(Listener::Outbound)),
-            (sidecar().inbound_port(port(15008)), Key::InboundCapturePort, taken(Listener::Tunnel)),
-            (sidecar().dns(DnsCapture::All).proxy_port(DNS_PORT), Key::ProxyPort, taken(Listener::Dns)),
+            (sidecar().proxy_port(port(15006)), Key::ProxyPort, taken(ListenerPort::Inbound)),
+            (sidecar().inbound_port(port(15001)), Key::InboundCapturePort, taken(ListenerPort::Outbound)),
+            (sidecar().tunnel_port(port(15001)), Key::InboundTunnelPort, taken(ListenerPort::Outbound)),
+            (sidecar().inbound_port(port(15008)), Key::InboundCapturePort, taken(ListenerPort::Tunnel)),
+            (sidecar().dns(DnsCapture::All).proxy_port(DNS_PORT), Key::ProxyPort, taken(ListenerPort::Dns)),
         ];
         for (builder, key, problem) in cases {
             assert_eq!(problems(builder), [(Some(key), problem)]);

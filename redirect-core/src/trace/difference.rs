@@ -2,7 +2,7 @@
 
 use super::{
     Connection, ConnectionState, Fate, Interface, Packet, Sender,
-    packets::{Field, Packets, interface, interface_name, state},
+    packets::{Field, Packets, address, interface, interface_name, state},
     rules::Rules,
     set::Set,
     walk::{self, Given},
@@ -15,7 +15,7 @@ use alloc::{
 };
 use core::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
 };
 
 /// Packets that two plans treat differently.
@@ -174,9 +174,9 @@ impl Region {
                 Sender::Outside
             },
             protocol: self.protocols().first().copied().unwrap_or(Protocol::Tcp),
-            source: Some(address(first(Field::Source), family)),
+            source: Some(address(family, first(Field::Source))),
             source_port: Some(port(Field::SourcePort)),
-            destination: SocketAddr::new(address(first(Field::Destination), family), port(Field::Port)),
+            destination: SocketAddr::new(address(family, first(Field::Destination)), port(Field::Port)),
             interface: Interface::Named(
                 usual.map_or_else(|| interface_name(first(Field::Interface)), String::from),
             ),
@@ -193,7 +193,7 @@ impl Region {
     fn addresses(&self, field: Field) -> Option<Vec<(IpAddr, IpAddr)>> {
         let family = self.packets.family;
         let ranges = self.limited(field)?.ranges().iter();
-        Some(ranges.map(|(first, last)| (address(*first, family), address(*last, family))).collect())
+        Some(ranges.map(|(first, last)| (address(family, *first), address(family, *last))).collect())
     }
 
     fn numbers<T: TryFrom<u128>>(&self, field: Field) -> Option<Vec<(T, T)>> {
@@ -218,13 +218,6 @@ impl Region {
             if first == last { one(*first) } else { alloc::format!("{}-{}", one(*first), one(*last)) }
         });
         Some(alloc::format!("{name} {not}{}", ranges.collect::<Vec<_>>().join(", ")))
-    }
-}
-
-fn address(number: u128, family: Family) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Ipv4Addr::BROADCAST, Ipv4Addr::from)),
-        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
     }
 }
 
@@ -263,9 +256,9 @@ impl fmt::Display for Region {
         let decimal = |number: u128| number.to_string();
         let hexadecimal = |number: u128| alloc::format!("{number:#x}");
         let words = [
-            self.words(Field::Source, "from", |number| address(number, family).to_string()),
+            self.words(Field::Source, "from", |number| address(family, number).to_string()),
             self.words(Field::SourcePort, "source port", decimal),
-            self.words(Field::Destination, "to", |number| address(number, family).to_string()),
+            self.words(Field::Destination, "to", |number| address(family, number).to_string()),
             self.words(Field::Port, "port", decimal),
             self.words(Field::User, "user", decimal).filter(|_| self.is_local),
             self.words(Field::Group, "group", decimal).filter(|_| self.is_local),

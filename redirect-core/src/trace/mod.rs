@@ -12,6 +12,9 @@
 //! A condition or statement of others' that is not understood makes two ways of one. Where they end differently, the fate is
 //! [`Unknown`](Fate::Unknown), and [`Trace::may`] says what it may be.
 //!
+//! Sets, maps and verdict maps of nf_tables are looked into. Not understood, because nobody can know it beforehand or because it is
+//! kept elsewhere: limits and quotas, chance, sets of ipset, what a socket, a process behind a queue or a BPF program decides.
+//!
 //! Not followed: forwarding (a packet that arrives is taken to be for the pod), fragments, and sockets: the proxy is taken to
 //! listen. While it does not, what goes to it is refused or dropped, never let through.
 //!
@@ -25,6 +28,7 @@ mod text;
 mod walk;
 
 pub use difference::{Difference, Region, difference};
+pub(crate) use packets::{address, interface, number};
 pub use rules::Rules;
 pub use text::Detail;
 

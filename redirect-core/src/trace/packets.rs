@@ -6,7 +6,7 @@ use crate::{
     values::{Family, InterfaceName},
 };
 use alloc::string::String;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 /// What packets differ in.
@@ -200,6 +200,15 @@ impl MarkNow {
             None => Holds::Unknown,
         }
     }
+
+    /// Whether the mark is one of these values.
+    pub(super) fn is_in(self, packets: &Packets, set: &Set) -> Holds {
+        if let Some(value) = self.value(packets) {
+            return Holds::when(set.contains(value.into()));
+        }
+        let is_unchanged = !self.unknown && self.cleared == 0 && self.flipped == 0;
+        if is_unchanged { Holds::of(packets, self.of, set) } else { Holds::Unknown }
+    }
 }
 
 pub(super) fn of_net(net: &IpNet) -> Set {
@@ -210,6 +219,14 @@ pub(crate) fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u32::from(address).into(),
         IpAddr::V6(address) => address.into(),
+    }
+}
+
+/// The address of a number.
+pub(crate) fn address(family: Family, number: u128) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Ipv4Addr::BROADCAST, Ipv4Addr::from)),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
     }
 }
 
@@ -224,7 +241,7 @@ pub(super) fn of_interface(name: &InterfaceName) -> Set {
     }
 }
 
-pub(super) fn interface(name: &str) -> u128 {
+pub(crate) fn interface(name: &str) -> u128 {
     let mut bytes = [0; 16];
     for (to, from) in bytes.iter_mut().zip(name.bytes()) {
         *to = from;

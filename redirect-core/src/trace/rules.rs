@@ -1,21 +1,20 @@
 //! Everything that hangs on the hooks for one family, made ready to be walked.
 
-use super::{
-    Origin,
-    packets::{Field, of_interface, of_net, state},
-    set::Set,
-};
+mod conditions;
+
+pub(super) use conditions::Test;
+
+use super::{Origin, packets::number, set::Set};
 use crate::{
-    interference::ruleset::{
-        Api, Base, Condition, Ruleset, SeenRule, Statement, TableFamily, TableName, state as bits,
-    },
+    interference::ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName},
     plan::{PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
     routing::{self, FoundRouting, RoutingItem},
-    rule::{Chain, ConnState, Direction, Hook, Is, Match, OurChain, Table, TcpFlags},
-    values::{Family, PortRange},
+    rule::{Chain, Hook, OurChain, Table},
+    values::Family,
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::net::IpAddr;
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
 pub(super) const TRACKING: i32 = -200;
@@ -33,6 +32,8 @@ pub struct Rules {
     hooks: BTreeMap<Hook, Vec<usize>>,
     /// Packets with these marks are delivered to the pod itself, whatever their destination.
     pub(super) local_marks: Vec<u32>,
+    /// The addresses of the network namespace, where they are known.
+    pub(super) addresses: Option<Set>,
 }
 
 #[derive(Debug, Clone)]
@@ -50,26 +51,23 @@ pub(super) struct WalkedRule {
     pub(super) seen: SeenRule,
     /// One for each condition.
     pub(super) tests: Vec<Test>,
-    /// The chain it jumps or goes to.
-    pub(super) to: Option<usize>,
-    pub(super) origin: Option<Origin>,
+    /// One for each statement.
+    pub(super) leads: Vec<Leads>,
+    /// The settings behind it. One rule with a set stands for several of a plan, each of which is about the packets of its test.
+    pub(super) origins: Vec<(Option<Test>, Origin)>,
     /// Whether it is one of the mesh's.
     pub(super) is_own: bool,
 }
 
-/// A condition, in terms of what packets differ in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Test {
-    Always(bool),
-    In(Field, Set),
-    /// Likewise, of the interface it comes in by; not what it says where there is none.
-    ComesIn(Set, bool),
-    GoesOut(Set, bool),
-    /// Only packets that a local socket sends have an owner.
-    Owner(Field, Set),
-    /// A mark's value, mask, and whether it is turned round.
-    Bits(Field, u32, u32, bool),
-    Unknown,
+/// Where a statement leads to.
+#[derive(Debug, Clone)]
+pub(super) enum Leads {
+    /// Nowhere, or to a chain that is not there.
+    Nowhere,
+    /// To a chain.
+    To(usize),
+    /// To what is looked up: for each element of a map its test and where its verdict leads to.
+    By(Vec<(Test, Option<usize>)>),
 }
 
 impl Rules {
@@ -87,7 +85,7 @@ impl Rules {
     /// ```
     #[must_use]
     pub fn of_plan(plan: &RulePlan, family: Family) -> Self {
-        let mut rules = Self { family, chains: Vec::new(), hooks: BTreeMap::new(), local_marks: Vec::new() };
+        let mut rules = Self::empty(family);
         for (table, chains) in plan.explained_rules(family) {
             let name = TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
             for (chain, planned) in chains {
@@ -95,7 +93,7 @@ impl Rules {
                 let ours = if let Chain::Ours(ours) = &chain { Some(*ours) } else { None };
                 let rules_of_chain = planned.iter().map(|planned| {
                     let mut rule = WalkedRule::of(SeenRule::from(planned.rule()), family);
-                    (rule.origin, rule.is_own) = (Some(Origin::of(planned)), true);
+                    (rule.origins, rule.is_own) = ([(None, Origin::of(planned))].into(), true);
                     rule
                 });
                 let walked = WalkedChain {
@@ -120,7 +118,7 @@ impl Rules {
         family: Family,
         plan: Option<&RulePlan>,
     ) -> Self {
-        let mut rules = Self { family, chains: Vec::new(), hooks: BTreeMap::new(), local_marks: Vec::new() };
+        let mut rules = Self::empty(family);
         let planned = plan.map(|plan| plan.explained_rules(family)).unwrap_or_default();
         for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(family)) {
             let of_plan = Table::ALL.iter().copied().find(|table| holds_plans_table(name, *table));
@@ -139,8 +137,8 @@ impl Rules {
                 let is_own_chain = ours.is_some() || Chain::named(chain_name).belongs_to_mesh();
                 let walked = chain.rules.iter().map(|seen| {
                     let mut rule = WalkedRule::of(seen.clone(), family);
-                    rule.origin = origin(seen, candidates, family);
-                    rule.is_own = is_own_chain || rule.origin.is_some();
+                    rule.origins = origins(seen, candidates, family);
+                    rule.is_own = is_own_chain || !rule.origins.is_empty();
                     rule
                 });
                 // A dormant table's chains hang on no hook.
@@ -160,6 +158,23 @@ impl Rules {
         rules.finish(&routing)
     }
 
+    /// The same, of a network namespace with these addresses, which rules may ask for.
+    #[must_use]
+    pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
+        let loopback = match self.family {
+            Family::V4 => (0x7f00_0000, 0x7fff_ffff),
+            Family::V6 => (1, 1),
+        };
+        let own = addresses.iter().filter(|address| Family::of(address) == self.family);
+        let each = own.map(|address| (number(*address), number(*address)));
+        self.addresses = Some(Set::of(each.chain([loopback]).collect()));
+        self
+    }
+
+    const fn empty(family: Family) -> Self {
+        Self { family, chains: Vec::new(), hooks: BTreeMap::new(), local_marks: Vec::new(), addresses: None }
+    }
+
     fn finish(mut self, routing: &[RoutingItem]) -> Self {
         for (number, chain) in self.chains.iter().enumerate() {
             if let Some(base) = chain.base {
@@ -172,11 +187,10 @@ impl Rules {
         let names: BTreeMap<(TableName, String), usize> =
             self.chains.iter().enumerate().map(|(n, c)| ((c.table.clone(), c.name.clone()), n)).collect();
         for chain in &mut self.chains {
+            let number_of = |to: &String| names.get(&(chain.table.clone(), to.clone())).copied();
             for rule in &mut chain.rules {
-                rule.to = rule.seen.statements.iter().find_map(|statement| {
-                    let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
-                    names.get(&(chain.table.clone(), to.clone())).copied()
-                });
+                rule.leads =
+                    rule.seen.statements.iter().map(|one| Leads::of(one, &number_of, self.family)).collect();
             }
         }
         let has_route = |table| routing.contains(&RoutingItem::Route(self.family, table));
@@ -229,27 +243,31 @@ fn holds_plans_table(name: &TableName, table: Table) -> bool {
     }
 }
 
-/// The planned rule that a rule is, if it is one.
-fn origin(seen: &SeenRule, candidates: &[&PlannedRule], family: Family) -> Option<Origin> {
-    let mut found = None;
+/// The planned rules that a rule is, or stands for.
+fn origins(seen: &SeenRule, candidates: &[&PlannedRule], family: Family) -> Vec<(Option<Test>, Origin)> {
     let of = Meaning::of(seen, family);
-    for planned in candidates {
-        if Meaning::of(&SeenRule::from(planned.rule()), family) == of {
-            found = found.or_else(|| Some(Origin::of(planned)));
-        }
+    let meanings = candidates.iter().map(|planned| {
+        let rule = SeenRule::from(planned.rule());
+        (Meaning::of(&rule, family), Origin::of(planned))
+    });
+    let meanings: Vec<(Meaning, Origin)> = meanings.collect();
+    if let Some((_, origin)) = meanings.iter().find(|(meaning, _)| *meaning == of) {
+        return [(None, *origin)].into();
     }
-    found
+    meanings.iter().filter_map(|(meaning, origin)| Some((Some(of.extends(meaning)?), *origin))).collect()
 }
 
 /// What a rule means, however it is written.
 #[derive(PartialEq)]
-struct Meaning(Vec<String>, Vec<String>);
+struct Meaning {
+    tests: Vec<Test>,
+    acts: Vec<String>,
+}
 
 impl Meaning {
     fn of(seen: &SeenRule, family: Family) -> Self {
         let tests = seen.conditions.iter().map(|condition| Test::of(condition, family));
-        let mut tests: Vec<String> =
-            tests.filter(|test| *test != Test::Always(true)).map(|test| alloc::format!("{test:?}")).collect();
+        let mut tests: Vec<Test> = tests.filter(|test| *test != Test::Always(true)).collect();
         tests.sort();
         tests.dedup();
         let mut acts: Vec<String> = Vec::new();
@@ -264,114 +282,43 @@ impl Meaning {
                 acts.push(alloc::format!("{statement:?}"));
             }
         }
-        Self(tests, acts)
+        Self { tests, acts }
+    }
+
+    /// The test of a rule that it also holds for where it stands for several that differ in one test; none where it does not.
+    fn extends(&self, one: &Self) -> Option<Test> {
+        let mut others = one.tests.iter().filter(|test| !self.tests.contains(test));
+        let mut ours = self.tests.iter().filter(|test| !one.tests.contains(test));
+        let (Some(narrow), None, Some(wide), None) = (others.next(), others.next(), ours.next(), ours.next())
+        else {
+            return None;
+        };
+        let (Test::In(field, narrow_set), Test::In(wide_field, wide_set)) = (narrow, wide) else {
+            return None;
+        };
+        let is_within = field == wide_field && narrow_set.without(wide_set).is_empty();
+        (is_within && self.acts == one.acts).then(|| narrow.clone())
+    }
+}
+
+impl Leads {
+    fn of(statement: &Statement, number_of: &impl Fn(&String) -> Option<usize>, family: Family) -> Self {
+        let chain = |statement: &Statement| {
+            let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
+            number_of(to)
+        };
+        if let Statement::Map(map) = statement {
+            let tests =
+                map.among.values.iter().map(|values| Test::of_values(&map.among.selectors, values, family));
+            return Self::By(tests.zip(map.verdicts.iter().map(chain)).collect());
+        }
+        chain(statement).map_or(Self::Nowhere, Self::To)
     }
 }
 
 impl WalkedRule {
     fn of(seen: SeenRule, family: Family) -> Self {
         let tests = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
-        Self { seen, tests, to: None, origin: None, is_own: false }
+        Self { seen, tests, leads: Vec::new(), origins: Vec::new(), is_own: false }
     }
-}
-
-impl Test {
-    fn of(condition: &Condition, family: Family) -> Self {
-        match condition {
-            Condition::Plain(condition) => Self::of_plain(condition, family),
-            Condition::Family(is) => Self::Always((is.value == family) != is.not),
-            Condition::Protocol(is) => {
-                Self::is(Field::Protocol, is, |number| Set::one((*number).into()), family)
-            }
-            Condition::SourcePorts(is) => Self::is(Field::SourcePort, is, |ports| of_ports(ports), family),
-            Condition::State(is) => Self::is(Field::State, is, |states| of_states(*states), family),
-            Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
-            Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
-            Condition::IsReply(is) => Self::is(Field::State, is, |reply| of_direction(*reply), family),
-            Condition::TcpFlags { mask, is } => {
-                Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
-            }
-            Condition::Unknown(_) => Self::Unknown,
-        }
-    }
-
-    fn of_plain(condition: &Match, family: Family) -> Self {
-        let interface = |is: &Is<_>| (of_interface(&is.value), is.not);
-        match condition {
-            Match::Source(is) | Match::Destination(is) if Family::of(&is.value.addr()) != family => {
-                Self::Always(is.not)
-            }
-            Match::Source(is) => Self::is(Field::Source, is, of_net, family),
-            Match::Destination(is) => Self::is(Field::Destination, is, of_net, family),
-            Match::InInterface(is) => {
-                let (set, not) = interface(is);
-                Self::ComesIn(set, not)
-            }
-            Match::OutInterface(is) => {
-                let (set, not) = interface(is);
-                Self::GoesOut(set, not)
-            }
-            Match::Protocol(protocol) => Self::In(Field::Protocol, Set::one(protocol.number().into())),
-            Match::SourcePort(is) => Self::is(Field::SourcePort, is, |range| of_ports(&[*range]), family),
-            Match::DestinationPort(is) => Self::is(Field::Port, is, |range| of_ports(&[*range]), family),
-            Match::DestinationPorts(is) => Self::is(Field::Port, is, |ranges| of_ports(ranges), family),
-            Match::TcpFlags(is) => {
-                Self::is(Field::Flags, is, |flags: &TcpFlags| of_flags(|all| flags.covers(all)), family)
-            }
-            Match::Tracked(tracked) => {
-                let states = match tracked.state {
-                    ConnState::Invalid => return Self::In(Field::State, Set::one(state::INVALID)),
-                    ConnState::RelatedOrEstablished => of_states(bits::RELATED | bits::ESTABLISHED),
-                };
-                let direction = match tracked.direction {
-                    None => return Self::In(Field::State, states),
-                    Some(direction) => of_direction(direction == Direction::Reply),
-                };
-                Self::In(Field::State, states.and(&direction))
-            }
-            Match::OwnerUid(is) => Self::owner(Field::User, is, family),
-            Match::OwnerGid(is) => Self::owner(Field::Group, is, family),
-            Match::Mark(is) => Self::bits(Field::Mark, is.value.value(), u32::MAX, is.not),
-            Match::ConnMark(is) => Self::bits(Field::ConnMark, is.value.value(), is.value.mask(), is.not),
-        }
-    }
-
-    fn is<T>(field: Field, is: &Is<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
-        let set = set(&is.value);
-        Self::In(field, if is.not { set.complement(field.most(family)) } else { set })
-    }
-
-    const fn bits(field: Field, value: u32, mask: u32, not: bool) -> Self {
-        Self::Bits(field, value, mask, not)
-    }
-
-    fn owner(field: Field, is: &Is<u32>, family: Family) -> Self {
-        let set = Set::one(is.value.into());
-        Self::Owner(field, if is.not { set.complement(field.most(family)) } else { set })
-    }
-}
-
-fn of_ports(ranges: &[PortRange]) -> Set {
-    Set::of(ranges.iter().map(|range| (range.first().into(), range.last().into())).collect())
-}
-
-/// The numbers of these states of the kernel.
-fn of_states(states: u32) -> Set {
-    let each = [
-        (bits::NEW, state::NEW, state::NEW),
-        (bits::RELATED, state::RELATED, state::RELATED),
-        (bits::ESTABLISHED, state::ESTABLISHED, state::REPLY),
-        (bits::INVALID, state::INVALID, state::INVALID),
-        (bits::UNTRACKED, state::UNTRACKED, state::UNTRACKED),
-    ];
-    let named = each.into_iter().filter(|(bit, ..)| states & bit != 0);
-    Set::of(named.map(|(_, first, last)| (first, last)).collect())
-}
-
-fn of_direction(is_reply: bool) -> Set {
-    if is_reply { Set::one(state::REPLY) } else { Set::range(state::NEW, state::ESTABLISHED) }
-}
-
-fn of_flags(covers: impl Fn(u8) -> bool) -> Set {
-    Set::of((0..=u8::MAX).filter(|flags| covers(*flags)).map(|flags| (flags.into(), flags.into())).collect())
 }

@@ -102,7 +102,8 @@ impl Set {
     }
 
     pub(super) fn contains(&self, value: u128) -> bool {
-        self.0.iter().any(|(first, last)| (*first..=*last).contains(&value))
+        let above = self.0.partition_point(|(_, last)| *last < value);
+        self.0.get(above).is_some_and(|(first, _)| *first <= value)
     }
 
     pub(super) fn lies_to(&self, other: &Self) -> Lies {

@@ -1,24 +1,27 @@
 //! The walk itself: from hook to hook, from rule to rule.
 //!
+//! Here is the way from hook to hook and from rule to rule; `conditions` says which packets a rule is about, `statements` what it does
+//! with them, `notes` what is told of it.
+//!
 //! It walks packets, one or many. Where a rule is about some of them, or nobody knows whether it is met, there are two ways to
 //! go on; which one a walk takes, its [`Choices`] say. [`all`] walks until every way has been gone.
 
+mod conditions;
+mod notes;
+mod statements;
+
 use super::{
-    Change, Fate, Listener, Outcome, Place, Step,
-    packets::{Field, Holds, MarkNow, Packets, interface, interface_name, state},
-    rules::{Rules, TRACKING, Test, WalkedChain, WalkedRule},
+    Change, Fate, Outcome, Place, Step,
+    packets::{Field, MarkNow, Packets, interface, state},
+    rules::{Rules, TRACKING, WalkedChain, WalkedRule},
     set::Set,
 };
 use crate::{
     interference::ruleset::{Base, Statement},
-    rule::{Hook, OurChain},
-    values::{Family, PASSTHROUGH_V4},
+    rule::Hook,
 };
-use alloc::{
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use alloc::{string::ToString, vec::Vec};
+use core::net::{IpAddr, SocketAddr};
 
 /// How many chains deep a ruleset is followed; the kernel allows 16.
 const DEEPEST: usize = 16;
@@ -342,14 +345,12 @@ impl<'a, 'c> Walk<'a, 'c> {
     fn meets(&mut self, chain: &'a WalkedChain, number: usize, rule: &'a WalkedRule) -> bool {
         let mut unknown = None;
         for (test, condition) in rule.tests.iter().zip(&rule.seen.conditions) {
-            match self.holds(test) {
-                Holds::Yes => {}
-                Holds::Unknown => unknown = unknown.or(Some(condition)),
-                holds @ (Holds::No | Holds::For(..)) => {
-                    if !self.decide(holds) {
-                        self.note_rule(chain, number, rule, |_| Outcome::Unmatched(condition.to_string()));
-                        return false;
-                    }
+            match self.asked(test) {
+                Some(true) => {}
+                None => unknown = unknown.or(Some(condition)),
+                Some(false) => {
+                    self.note_rule(chain, number, rule, |_| Outcome::Unmatched(condition.to_string()));
+                    return false;
                 }
             }
         }
@@ -363,291 +364,5 @@ impl<'a, 'c> Walk<'a, 'c> {
             return false;
         }
         self.choices.choose()
-    }
-
-    fn holds(&self, test: &Test) -> Holds {
-        match test {
-            Test::Always(holds) => Holds::when(*holds),
-            Test::In(field, set) => match (field, self.destination) {
-                (Field::Destination, Some(to)) => Holds::when(set.contains(super::packets::number(to.ip()))),
-                (Field::Port, Some(to)) => Holds::when(set.contains(to.port().into())),
-                (Field::State, _) if self.is_untracked => Holds::when(set.contains(state::UNTRACKED)),
-                (field, _) => Holds::of(&self.packets, *field, set),
-            },
-            Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
-            Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
-            Test::Owner(field, set) if self.has_owner => Holds::of(&self.packets, *field, set),
-            Test::Owner(..) => Holds::No,
-            Test::Bits(field, value, mask, not) => {
-                let mark = if *field == Field::Mark { self.mark } else { self.connection_mark };
-                let holds = mark.has(&self.packets, *value, *mask);
-                if *not { holds.not(self.packets.family) } else { holds }
-            }
-            Test::Unknown => Holds::Unknown,
-        }
-    }
-
-    fn by(&self, by: Interface, set: &Set, not: bool) -> Holds {
-        let holds = match by {
-            // The kernel compares with an empty name.
-            Interface::None => Holds::No,
-            Interface::Loopback => Holds::when(set.contains(interface("lo"))),
-            Interface::Own => Holds::of(&self.packets, Field::Interface, set),
-        };
-        if not { holds.not(self.packets.family) } else { holds }
-    }
-
-    fn ask(&mut self, field: Field, set: &Set) -> bool {
-        let holds = Holds::of(&self.packets, field, set);
-        self.decide(holds)
-    }
-
-    /// Takes one of the ways, with the packets that go it.
-    fn decide(&mut self, holds: Holds) -> bool {
-        match holds {
-            Holds::Yes => true,
-            Holds::No => false,
-            Holds::For(field, set) => {
-                let chosen = self.choices.choose();
-                let all = self.packets.get(field);
-                let taken = if chosen { all.and(&set) } else { all.without(&set) };
-                self.packets.set(field, taken);
-                chosen
-            }
-            Holds::Unknown => self.choices.choose(),
-        }
-    }
-
-    fn rule(&mut self, chain: &'a WalkedChain, rule: &'a WalkedRule, depth: usize) -> End {
-        let step = self.steps.len().checked_sub(1);
-        for statement in &rule.seen.statements {
-            let end = match statement {
-                Statement::Jump(_) => self.jump(rule, step, depth),
-                Statement::Goto(_) => match self.jump(rule, step, depth) {
-                    End::Next => End::Returned,
-                    end @ (End::Returned | End::Left | End::At(_)) => end,
-                },
-                Statement::Accept | Statement::Return => {
-                    self.leaves_alone(rule, step);
-                    if *statement == Statement::Accept { End::Left } else { End::Returned }
-                }
-                Statement::TranslateSource(_) => End::Left,
-                Statement::Drop => self.ends(chain, step, Fate::Dropped),
-                Statement::Reject => self.ends(chain, step, Fate::Rejected),
-                Statement::Redirect(port) => self.redirect(chain, step, *port),
-                Statement::Translate(_) if self.is_handed_over() => self.ends(chain, step, Fate::Broken),
-                Statement::Translate(_) => self.ends(chain, step, Fate::Translated),
-                Statement::Tproxy { port, mark, ends } => self.tproxy(chain, step, *port, *mark, *ends),
-                Statement::Queue | Statement::Unknown(_) | Statement::Rewrite(_) => {
-                    self.not_understood(chain, step)
-                }
-                Statement::Untrack => {
-                    self.is_untracked |= !self.is_tracked;
-                    End::Next
-                }
-                Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
-                Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
-                Statement::SetMarkBits { mask, value } => self.set_mark(self.mark.changed(*mask, *value)),
-                Statement::RestoreMark => self.set_mark(self.connection_mark),
-                Statement::SaveMark => self.set_connection_mark(self.mark),
-                Statement::SetConnMark { mask, value } => {
-                    self.set_connection_mark(self.connection_mark.changed(*mask, *value))
-                }
-                Statement::Zone(zone) => {
-                    if !self.is_tracked {
-                        self.changed(Change::Zone(*zone));
-                    }
-                    End::Next
-                }
-                Statement::Harmless(_) => End::Next,
-            };
-            if end != End::Next {
-                return end;
-            }
-        }
-        End::Next
-    }
-
-    fn jump(&mut self, rule: &'a WalkedRule, step: Option<usize>, depth: usize) -> End {
-        let Some(chain) = rule.to.and_then(|to| self.rules.chains.get(to)) else { return End::Next };
-        self.jumps.extend(step);
-        let end = self.chain(chain, depth.saturating_add(1));
-        if step.is_some() {
-            self.jumps.pop();
-        }
-        match end {
-            End::Returned => End::Next,
-            end @ (End::Next | End::Left | End::At(_)) => end,
-        }
-    }
-
-    /// A rule of the mesh that ends a chain without a capture is why there is none.
-    fn leaves_alone(&mut self, rule: &WalkedRule, step: Option<usize>) {
-        if rule.is_own && self.captured.is_none() {
-            self.decided = step;
-        }
-    }
-
-    fn decides(&mut self, chain: &WalkedChain, step: Option<usize>) {
-        let only_carries_out = match chain.ours {
-            Some(
-                OurChain::Redirect
-                | OurChain::InRedirect
-                | OurChain::Tproxy
-                | OurChain::Divert
-                | OurChain::Drop,
-            ) => true,
-            Some(
-                OurChain::GuardIn
-                | OurChain::GuardOut
-                | OurChain::Inbound
-                | OurChain::Output
-                | OurChain::OutputDns,
-            )
-            | None => false,
-        };
-        // What sends a packet to such a chain decides, not what stands in it.
-        self.decided = if only_carries_out { self.jumps.last().copied().or(step) } else { step };
-    }
-
-    fn ends(&mut self, chain: &WalkedChain, step: Option<usize>, fate: Fate) -> End {
-        self.decides(chain, step);
-        End::At(fate)
-    }
-
-    fn not_understood(&mut self, chain: &WalkedChain, step: Option<usize>) -> End {
-        if self.choices.choose() { self.ends(chain, step, Fate::Unknown) } else { End::Next }
-    }
-
-    /// Whether TPROXY has chosen the socket already. What is translated after that comes to a connection that this socket
-    /// does not have.
-    const fn is_handed_over(&self) -> bool {
-        matches!(self.captured, Some(Fate::Proxy { rewritten: false, .. } | Fate::Unknown))
-    }
-
-    fn redirect(&mut self, chain: &WalkedChain, step: Option<usize>, port: u16) -> End {
-        let at = match (self.hook, self.packets.family, self.given.own) {
-            (Hook::Output, Family::V4, _) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            (Hook::Output, Family::V6, _) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, _, Some(own)) => own,
-            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, family, None) => {
-                self.original_destination(family)
-            }
-        };
-        let to = SocketAddr::new(at, port);
-        if self.is_handed_over() {
-            return self.ends(chain, step, Fate::Broken);
-        }
-        self.destination = Some(to);
-        self.captured = Some(match listener(chain.ours) {
-            Some(listener) => Fate::Proxy { listener, port, rewritten: true },
-            None => Fate::Redirected(port),
-        });
-        self.changed(Change::Destination(to));
-        self.decides(chain, step);
-        End::Left
-    }
-
-    /// One of the destinations the packets have.
-    fn original_destination(&self, family: Family) -> IpAddr {
-        let number = self.packets.get(Field::Destination).first().unwrap_or(0);
-        match family {
-            Family::V4 => IpAddr::V4(u32::try_from(number).map_or(PASSTHROUGH_V4, Ipv4Addr::from)),
-            Family::V6 => IpAddr::V6(number.into()),
-        }
-    }
-
-    fn tproxy(
-        &mut self,
-        chain: &WalkedChain,
-        step: Option<usize>,
-        port: Option<u16>,
-        mark: Option<(u32, u32)>,
-        ends: bool,
-    ) -> End {
-        if let Some((mask, value)) = mark {
-            self.set_mark(self.mark.changed(mask, value));
-        }
-        let port =
-            port.or_else(|| self.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok()));
-        self.captured = Some(match (listener(chain.ours), port) {
-            (Some(listener), Some(port)) => Fate::Proxy { listener, port, rewritten: false },
-            (None, Some(port)) => Fate::Redirected(port),
-            (_, None) => Fate::Unknown,
-        });
-        self.decides(chain, step);
-        if ends { End::Left } else { End::Next }
-    }
-
-    fn set_mark(&mut self, mark: MarkNow) -> End {
-        if mark != self.mark {
-            self.mark = mark;
-            let now = mark.value(&self.packets);
-            self.changed(Change::Mark(now));
-        }
-        End::Next
-    }
-
-    fn set_connection_mark(&mut self, mark: MarkNow) -> End {
-        if mark != self.connection_mark {
-            self.connection_mark = mark;
-            let now = mark.value(&self.packets);
-            self.changed(Change::ConnectionMark(now));
-        }
-        End::Next
-    }
-
-    fn name_of(&self, by: Interface) -> Option<String> {
-        match by {
-            Interface::None => None,
-            Interface::Loopback => Some("lo".into()),
-            Interface::Own => self.packets.get(Field::Interface).single().map(interface_name),
-        }
-    }
-
-    fn changed(&mut self, change: Change) {
-        self.note(|_| Step::Changed(change));
-    }
-
-    fn note_rule(
-        &mut self,
-        chain: &WalkedChain,
-        number: usize,
-        rule: &WalkedRule,
-        outcome: impl FnOnce(&Self) -> Outcome,
-    ) {
-        self.note(|walk| Step::Rule {
-            place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: Some(number) },
-            depth: walk.jumps.len(),
-            rule: rule.seen.to_string(),
-            outcome: outcome(walk),
-            is_own: rule.is_own,
-            origin: rule.origin,
-        });
-    }
-
-    fn note(&mut self, step: impl FnOnce(&Self) -> Step) {
-        if self.records {
-            let step = step(self);
-            self.steps.push(step);
-        }
-    }
-}
-
-/// Whose chain sends packets where.
-const fn listener(chain: Option<OurChain>) -> Option<Listener> {
-    match chain {
-        Some(OurChain::Redirect) => Some(Listener::Outbound),
-        Some(OurChain::InRedirect | OurChain::Tproxy) => Some(Listener::Inbound),
-        Some(OurChain::OutputDns) => Some(Listener::Dns),
-        Some(
-            OurChain::Divert
-            | OurChain::Drop
-            | OurChain::GuardIn
-            | OurChain::GuardOut
-            | OurChain::Inbound
-            | OurChain::Output,
-        )
-        | None => None,
     }
 }

@@ -89,6 +89,12 @@ everything that is wrong with what was given.
 {{- $refuse = append $refuse (printf "env.%s: the chart itself says this" $name) }}
 {{- end }}
 {{- end }}
+{{- $controller := $values.taintController }}
+{{- range $name := list "healthPort" "monitoringPort" }}
+{{- if and $controller.enabled $values.hostNetwork (has (int (get $controller $name)) (list (int $values.healthPort) (int $values.monitoringPort))) (gt (int (get $controller $name)) 0) }}
+{{- $refuse = append $refuse (printf "taintController.%s: the agents have port %d of every node" $name (int (get $controller $name))) }}
+{{- end }}
+{{- end }}
 {{- range $refuse }}
 {{- $_ := include "istio-cni.problem" (dict "problems" $problems "text" .) }}
 {{- end }}

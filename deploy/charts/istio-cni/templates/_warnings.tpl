@@ -54,6 +54,13 @@
 {{- if and (ne (int $values.resourceQuotas.pods) (int $defaults.resourceQuotas.pods)) (not $values.resourceQuotas.enabled) }}
 {{- $warnings = append $warnings "resourceQuotas.pods: resourceQuotas.enabled is false" }}
 {{- end }}
+{{- if not $values.taintController.enabled }}
+{{- range $name := list "replicas" "after" "selectors" "healthPort" "monitoringPort" }}
+{{- if ne (get $values.taintController $name | toString) (get $defaults.taintController $name | toString) }}
+{{- $warnings = append $warnings (printf "taintController.%s: taintController.enabled is false" $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $feature := list "podMonitor" "prometheusRule" "grafanaDashboard" }}
 {{- $given := get $values $feature }}
 {{- if not (and $given.enabled (gt (int $values.monitoringPort) 0)) }}

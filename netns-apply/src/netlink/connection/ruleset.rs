@@ -1,8 +1,14 @@
 //! Everything that hangs on the namespace's hooks, whoever made it.
 
 use super::{Connection, NetlinkError};
-use redirect_core::{interference::ruleset::Ruleset, netlink::request};
+use redirect_core::{
+    interference::ruleset::{Ruleset, TableFamily},
+    netlink::request,
+};
 use std::time::Instant;
+
+/// How many bytes of the elements of sets are read at most. Sets of others may hold the addresses of half the world.
+const MOST_OF_SETS: usize = 8 << 20;
 
 impl Connection {
     /// Reads all tables of all families that IP packets meet, at one generation of the ruleset.
@@ -28,8 +34,43 @@ impl Connection {
         if ruleset.tables.is_empty() {
             return Ok(whole);
         }
+        // Sets before the rules that look something up in them.
+        whole &= self.ask("list sets", request::all_sets, |message| ruleset.take(message))?;
+        let mut left = MOST_OF_SETS.min(self.most);
+        for (family, table, set) in ruleset.sets() {
+            whole &= self.elements_into(ruleset, (family, &table, &set), &mut left)?;
+        }
         whole &= self.ask("list chains", request::all_chains, |message| ruleset.take(message))?;
         whole &= self.ask("list rules", request::all_rules, |message| ruleset.take(message))?;
         Ok(whole)
+    }
+
+    /// Reads the elements of a set, as long as some bytes are left for them. Rules that look into a set that was not read are not
+    /// understood; the others are, whatever somebody has put into that set.
+    fn elements_into(
+        &mut self,
+        ruleset: &mut Ruleset,
+        (family, table, set): (TableFamily, &str, &str),
+        left: &mut usize,
+    ) -> Result<bool, NetlinkError> {
+        let limits = (self.most, self.read);
+        (self.most, self.read) = (*left, 0);
+        let elements = |sequence| request::elements(sequence, family, table, set);
+        let whole = if *left == 0 {
+            Err(NetlinkError::TooMuch(0))
+        } else {
+            self.ask("list the elements of a set", elements, |message| ruleset.take(message))
+        };
+        *left = left.saturating_sub(self.read);
+        (self.most, self.read) = limits;
+        match whole {
+            Err(NetlinkError::TooMuch(_)) => {
+                ruleset.leave_unread(family, table, set);
+                // The rest of the answer would come before every other.
+                self.reopen()?;
+                Ok(true)
+            }
+            whole => whole,
+        }
     }
 }

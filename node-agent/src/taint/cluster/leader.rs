@@ -1,7 +1,6 @@
 //! What the leader does: it keeps the model as the API server has nodes and pods, and does what follows, one node after the other.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,12 +9,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use super::metrics::ControllerMetrics;
-use super::model::{AgentPod, Because, Model, Placement, Step};
+use super::model::{AgentPod, Because, Model, Placement, Step, Watched};
+use super::placing::Placing;
 use super::queue::Queue;
 use super::requirement::Requirement;
 use super::{COMPONENT, SCOPE};
 use crate::cluster::{
-    Connection, NODES, NodeError, PodEvent, PodsError, Selection, Settled, Telling, WatchEnd, wants,
+    Connection, Freshness, NODES, NodeError, PodEvent, PodsError, Selection, TRIES, Telling, WatchEnd,
 };
 use crate::metrics::{ResultLabel, WatchLabel};
 use crate::settings::TaintSettings;
@@ -27,7 +27,7 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// How often the agents' DaemonSet is looked at.
 const LOOK_AT_AGENTS: Duration = Duration::from_secs(10);
-/// The time between two changes: agents that all go at once do not make a storm.
+/// The time after a request to change a node: agents that all go at once do not make a storm.
 const PACE: Duration = Duration::from_millis(20);
 
 /// The leader, from the moment it leads until it does not.
@@ -36,8 +36,6 @@ pub struct Leader {
     requirements: Vec<Requirement>,
     /// Whether the agents' DaemonSet says where agents are to be.
     asks_daemon_set: bool,
-    /// Whether there was one since this replica has led.
-    has_agents: AtomicBool,
     connection: Arc<Connection>,
     metrics: Arc<ControllerMetrics>,
     /// Until when it may act.
@@ -49,21 +47,13 @@ pub struct Leader {
     news: Notify,
 }
 
-/// What is watched.
-#[derive(Debug, Clone, Copy)]
-enum Watched {
-    Nodes,
-    /// The pods of this requirement.
-    Pods(usize),
-}
-
 #[derive(Debug, thiserror::Error)]
 enum Unavailable {
     #[error("there is no working API client: {0}")]
     NoClient(#[from] AccessError),
-    #[error("{0}")]
+    #[error("{}", Self::of_list(.0))]
     List(#[from] PodsError),
-    #[error("{0}")]
+    #[error("{}", Self::of_watch(.0))]
     Watch(#[from] WatchEnd),
 }
 
@@ -81,7 +71,6 @@ impl Leader {
         let model = Model::new(taint, old_keys, condition_type, after, requirements.len());
         Self {
             asks_daemon_set: config_map.1.is_empty(),
-            has_agents: AtomicBool::new(false),
             settings,
             requirements,
             connection,
@@ -115,6 +104,7 @@ impl Leader {
         let mut version = None;
         let what = watched.word();
         loop {
+            let start = Instant::now();
             let done = self.watch_once(watched, &mut version, || {
                 if let Some(lasted) = outage.ends(Instant::now()) {
                     log::info!(target: SCOPE, seconds = lasted.as_secs(); "{what} are watched again");
@@ -126,6 +116,12 @@ impl Leader {
                     None
                 }
                 Err(unavailable) => {
+                    // What happens until it is listed again is not seen.
+                    version = None;
+                    self.model().lose_sight(watched);
+                    if start.elapsed() >= LONGEST_RETRY {
+                        pauses.reset();
+                    }
                     self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: what }).inc();
                     if matches!(unavailable, Unavailable::Watch(WatchEnd::Expired)) {
                         log::debug!(target: SCOPE, "listing {what} anew: {unavailable}");
@@ -159,12 +155,12 @@ impl Leader {
         if version.is_none() {
             *version = Some(match watched {
                 Watched::Nodes => {
-                    let listed = cluster.list_of(&path, &selection, Node::of).await?;
+                    let listed = cluster.list_of(&path, &selection, Freshness::Newest, Node::of).await?;
                     self.model().list_nodes(listed.kept);
                     listed.version
                 }
                 Watched::Pods(index) => {
-                    let listed = cluster.list_of(&path, &selection, AgentPod::of).await?;
+                    let listed = cluster.list_of(&path, &selection, Freshness::Newest, AgentPod::of).await?;
                     self.model().list_pods(index, listed.kept);
                     listed.version
                 }
@@ -178,11 +174,7 @@ impl Leader {
         });
         match end.await {
             WatchEnd::InTime => Ok(()),
-            end @ WatchEnd::Expired => {
-                *version = None;
-                Err(end.into())
-            }
-            end @ (WatchEnd::Denied(_) | WatchEnd::Broken { .. }) => Err(end.into()),
+            end @ (WatchEnd::Expired | WatchEnd::Denied(_) | WatchEnd::Broken { .. }) => Err(end.into()),
         }
     }
 
@@ -217,9 +209,13 @@ impl Leader {
 
     /// Keeps the model as the agents' DaemonSet has it.
     async fn place(&self) {
+        let mut placing = Placing::default();
         loop {
-            let placement =
-                if self.asks_daemon_set { self.placement().await } else { Some(Placement::Everywhere) };
+            let placement = if self.asks_daemon_set {
+                self.placement(&mut placing).await
+            } else {
+                Some(Placement::Everywhere)
+            };
             if let Some(placement) = placement
                 && self.model().place(placement)
             {
@@ -230,27 +226,12 @@ impl Leader {
     }
 
     /// None where it cannot be told at present: then what was true before counts.
-    async fn placement(&self) -> Option<Placement> {
-        match self.connection.get().ok()?.agents().await {
-            // Nodes that are born tainted wait for agents that are yet to be deployed.
-            Ok(None) if !self.has_agents.load(Ordering::Relaxed) => Some(Placement::NotSaid),
-            Ok(None) => Some(Placement::Nowhere),
-            Ok(Some(set)) => {
-                self.has_agents.store(true, Ordering::Relaxed);
-                Some(Placement::On {
-                    generation: set.metadata.generation.unwrap_or_default(),
-                    wants: Arc::new(move |name, labels| wants(&set, name, labels)),
-                })
-            }
-            Err(failure) if failure.is_refusal() => {
-                log::debug!(target: SCOPE, "the agents' DaemonSet may not be read, so every node is to have an agent: {failure}");
-                Some(Placement::Everywhere)
-            }
-            Err(failure) => {
-                log::debug!(target: SCOPE, "cannot read the agents' DaemonSet: {failure}");
-                None
-            }
+    async fn placement(&self, placing: &mut Placing) -> Option<Placement> {
+        let found = self.connection.get().ok()?.agents().await;
+        if let Err(failure) = &found {
+            log::debug!(target: SCOPE, "cannot read the agents' DaemonSet: {failure}");
         }
+        placing.hear(found)
     }
 
     fn look_at_all(&self) {
@@ -306,40 +287,71 @@ impl Leader {
     }
 
     async fn look_at(&self, name: &str, since: Instant) {
-        let (wanted, because) = match self.model().step(name, Instant::now()) {
-            Step::Leave => return,
-            Step::Wait(at) => return self.put(name, at),
-            Step::Taint(because) => (Wanted::Tainted, because),
-            Step::Free(because) => (Wanted::Free, because),
-        };
-        let Some(node) = self.model().node(name).cloned() else { return };
-        let may_act = self.acts_until.borrow().is_some_and(|until| Instant::now() < until);
-        if !may_act {
-            // Whether it will lead again is told within seconds.
-            return self.put(name, Instant::now() + FIRST_RETRY);
-        }
-        let done = self.set(&node, wanted, because).await;
-        if !matches!(&done, Ok(Settled { changed: false, .. })) {
-            let result = done.as_ref().err().map_or("done", NodeError::word);
-            self.metrics.changes.get_or_create(&change(Some(wanted), result)).inc();
-        }
-        match done {
-            Ok(settled) => {
-                lock(&self.failures).remove(name);
-                if let Some(lasted) = lock(&self.outage).ends(Instant::now()) {
-                    log::info!(target: SCOPE, seconds = lasted.as_secs(); "nodes are tainted and freed again");
+        for tries in 1.. {
+            // Worked out anew at each try: who has lost the Lease meanwhile, or learnt better, does nothing.
+            let Some((node, wanted, because)) = self.decide(name) else { return };
+            match self.set(&node, wanted, because).await {
+                Ok(()) => return self.succeeds(name, wanted, since).await,
+                Err(error) if tries < TRIES => {
+                    if let Err(error) = self.read_anew(&node, error).await {
+                        return self.fails(name, wanted, &error).await;
+                    }
                 }
-                if settled.changed {
-                    self.metrics.delays.observe(since.elapsed().as_secs_f64());
-                    tokio::time::sleep(PACE).await;
-                }
+                Err(error) => return self.fails(name, wanted, &error).await,
             }
-            Err(NodeError::Gone) => drop(lock(&self.failures).remove(name)),
-            Err(error) => self.postpone(name, &error),
         }
     }
 
-    fn postpone(&self, name: &str, error: &NodeError) {
+    /// What is to be done about a node now, if anything, and by this replica.
+    fn decide(&self, name: &str) -> Option<(Node, Wanted, Because)> {
+        let mut model = self.model();
+        let (wanted, because) = match model.step(name, Instant::now()) {
+            Step::Leave => return None,
+            Step::Wait(at) => {
+                self.put(name, at);
+                return None;
+            }
+            Step::Taint(because) => (Wanted::Tainted, because),
+            Step::Free(because) => (Wanted::Free, because),
+        };
+        let node = model.node(name)?.clone();
+        drop(model);
+        let may_act = self.acts_until.borrow().is_some_and(|until| Instant::now() < until);
+        if !may_act {
+            // Whether it will lead again is told within seconds.
+            self.put(name, Instant::now() + FIRST_RETRY);
+        }
+        may_act.then_some((node, wanted, because))
+    }
+
+    /// Looks at a node again after a patch that did not fit.
+    async fn read_anew(&self, node: &Node, error: NodeError) -> Result<(), NodeError> {
+        let cluster = self.connection.get()?;
+        let now = cluster.read_anew(node, error).await?;
+        let mut model = self.model();
+        // It may have gone while it was read.
+        if model.node(now.name()).is_some() {
+            model.put_node(now);
+        }
+        Ok(())
+    }
+
+    async fn succeeds(&self, name: &str, wanted: Wanted, since: Instant) {
+        self.metrics.changes.get_or_create(&change(Some(wanted), "done")).inc();
+        self.metrics.delays.observe(since.elapsed().as_secs_f64());
+        lock(&self.failures).remove(name);
+        if let Some(lasted) = lock(&self.outage).ends(Instant::now()) {
+            log::info!(target: SCOPE, seconds = lasted.as_secs(); "nodes are tainted and freed again");
+        }
+        tokio::time::sleep(PACE).await;
+    }
+
+    async fn fails(&self, name: &str, wanted: Wanted, error: &NodeError) {
+        self.metrics.changes.get_or_create(&change(Some(wanted), error.word())).inc();
+        if *error == NodeError::Gone {
+            lock(&self.failures).remove(name);
+            return;
+        }
         if lock(&self.outage).begins(Instant::now()) {
             log::warn!(target: SCOPE, node = name; "cannot change a node's taint, which needs the verb patch on nodes: {error}");
         } else {
@@ -347,23 +359,23 @@ impl Leader {
         }
         let retry_after =
             if let NodeError::Unanswered { retry_after, .. } = error { *retry_after } else { None };
-        let mut failures = lock(&self.failures);
-        let pauses =
-            failures.entry(name.to_owned()).or_insert_with(|| Pauses::new(FIRST_RETRY, LONGEST_RETRY));
-        let pause = pauses.pause(retry_after);
-        drop(failures);
+        let pause = self.pause(name, retry_after);
         self.put(name, Instant::now() + pause);
+        // A server that says when to come back means everybody, whichever node it was about.
+        tokio::time::sleep(if retry_after.is_some() { pause } else { PACE }).await;
     }
 
-    async fn set(&self, node: &Node, wanted: Wanted, because: Because) -> Result<Settled, NodeError> {
-        let unanswered =
-            |error: AccessError| NodeError::Unanswered { text: error.to_string(), retry_after: None };
-        let cluster = self.connection.get().map_err(unanswered)?;
+    fn pause(&self, name: &str, retry_after: Option<Duration>) -> Duration {
+        let mut failures = lock(&self.failures);
+        let new = || Pauses::new(FIRST_RETRY, LONGEST_RETRY);
+        failures.entry(name.to_owned()).or_insert_with(new).pause(retry_after)
+    }
+
+    async fn set(&self, node: &Node, wanted: Wanted, because: Because) -> Result<(), NodeError> {
+        let cluster = self.connection.get()?;
         let TaintSettings { taint, old_keys, .. } = &self.settings;
-        let settled = cluster.set_taint(node, taint, old_keys, wanted).await?;
-        if !settled.changed {
-            return Ok(settled);
-        }
+        let Some(patch) = node.taint_patch(taint, old_keys, wanted) else { return Ok(()) };
+        cluster.patch_taints(node.name(), patch).await?;
         let (kind, reason, message) = match wanted {
             Wanted::Tainted => {
                 ("Warning", "NodeTainted", format!("taint {taint} added: {}", because.words()))
@@ -380,7 +392,7 @@ impl Leader {
         if let Err(error) = sent {
             log::debug!(target: SCOPE, node = node.name(); "cannot send an event, which needs the verb create on events: {error}");
         }
-        Ok(settled)
+        Ok(())
     }
 
     fn model(&self) -> MutexGuard<'_, Model> {
@@ -398,11 +410,30 @@ impl Watched {
 }
 
 impl Unavailable {
+    /// Without what an agent would say of its own node's pods and of its own role.
+    fn of_list(error: &PodsError) -> String {
+        match error {
+            PodsError::Denied { code, message } => {
+                format!("the API server does not allow it ({code}): {message}")
+            }
+            PodsError::Later { text, .. } | PodsError::Unreachable(text) => text.clone(),
+            PodsError::NoNode => error.to_string(),
+        }
+    }
+
+    fn of_watch(end: &WatchEnd) -> String {
+        match end {
+            WatchEnd::Denied(words) => format!("the API server does not allow it: {words}"),
+            WatchEnd::InTime | WatchEnd::Expired | WatchEnd::Broken { .. } => end.to_string(),
+        }
+    }
+
     const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Watch(WatchEnd::Broken { retry_after, .. }) => *retry_after,
+            Self::List(PodsError::Later { after, .. }) => Some(*after),
             Self::NoClient(_)
-            | Self::List(_)
+            | Self::List(PodsError::NoNode | PodsError::Denied { .. } | PodsError::Unreachable(_))
             | Self::Watch(WatchEnd::InTime | WatchEnd::Expired | WatchEnd::Denied(_)) => None,
         }
     }

@@ -8,6 +8,7 @@ mod leader;
 mod leases;
 pub mod metrics;
 pub mod model;
+mod placing;
 pub mod queue;
 pub mod requirement;
 
@@ -46,6 +47,8 @@ const LEASE_NAME: &str = "istio-taint-lock";
 const AGENTS: &str = "k8s-app=istio-cni-node";
 /// How long an answer of the API server makes the controller ready.
 const HEARD: Duration = Duration::from_secs(30);
+/// The longest that is waited with the Lease where the server asks for that: less than the Lease lasts.
+const LONGEST_WISH: Duration = Duration::from_secs(10);
 /// How long the last request may take.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -88,7 +91,7 @@ async fn lead(settings: &Settings, election: &mut Election) -> anyhow::Result<()
     let (acts_until, leads) = watch::channel(None);
     let mut leader = None;
     loop {
-        election.round(&acts_until).await;
+        let pause = election.round(&acts_until).await;
         let is_leader = election.candidate.acts_until().is_some_and(|until| Instant::now() < until);
         election.metrics.leader.set(i64::from(is_leader));
         if is_leader && leader.is_none() {
@@ -107,7 +110,7 @@ async fn lead(settings: &Settings, election: &mut Election) -> anyhow::Result<()
         if leader.as_ref().is_some_and(|Work(task)| task.is_finished()) {
             bail!("the controller's work has panicked");
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -130,11 +133,14 @@ struct Election {
 }
 
 impl Election {
-    async fn round(&mut self, acts_until: &watch::Sender<Option<Instant>>) {
+    /// One round; how long until the next.
+    async fn round(&mut self, acts_until: &watch::Sender<Option<Instant>>) -> Duration {
+        let mut pause = PAUSE;
         let round = match self.connection.get() {
-            Ok(cluster) => {
-                leases::round(&cluster, &mut self.candidate).await.map_err(|failure| failure.to_string())
-            }
+            Ok(cluster) => leases::round(&cluster, &mut self.candidate).await.map_err(|failure| {
+                pause = PAUSE.max(failure.retry_after().unwrap_or_default().min(LONGEST_WISH));
+                failure.to_string()
+            }),
             Err(error) => Err(error.to_string()),
         };
         acts_until.send_replace(self.candidate.acts_until());
@@ -157,6 +163,7 @@ impl Election {
             }
             Err(error) => log::debug!(target: SCOPE, "still cannot use the Lease: {error}"),
         }
+        pause
     }
 }
 

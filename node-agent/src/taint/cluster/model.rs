@@ -1,12 +1,21 @@
 //! What the cluster's taint controller knows, and what follows for a node. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::taint::node::{Node, Taint};
+
+/// What is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Watched {
+    /// All nodes.
+    Nodes,
+    /// The pods of this requirement.
+    Pods(usize),
+}
 
 /// What is to be done about a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +172,8 @@ pub struct Model {
     /// Of every requirement.
     pods: Vec<Option<Pods>>,
     placement: Option<Placement>,
+    /// What has not been listed since it was lost sight of.
+    unseen: BTreeSet<Watched>,
 }
 
 impl Model {
@@ -183,7 +194,13 @@ impl Model {
             nodes: None,
             pods: vec![None; requirements],
             placement: None,
+            unseen: BTreeSet::new(),
         }
+    }
+
+    /// A watch broke. What is known may be out of date from now on, until it is listed again.
+    pub fn lose_sight(&mut self, of: Watched) {
+        self.unseen.insert(of);
     }
 
     /// Whether everything was listed. Before that nothing can be decided: who has not been listed seems to be gone.
@@ -202,6 +219,7 @@ impl Model {
             after.insert(node.name().to_owned(), self.know(old, node, !is_first));
         }
         self.nodes = Some(after);
+        self.unseen.remove(&Watched::Nodes);
     }
 
     /// A node is new, or other than before.
@@ -235,6 +253,7 @@ impl Model {
         let mut pods = Pods::default();
         listed.into_iter().for_each(|pod| pods.put(pod));
         self.pods[requirement] = Some(pods);
+        self.unseen.remove(&Watched::Pods(requirement));
     }
 
     /// A pod is new, or other than before; the node that this is about.
@@ -274,7 +293,7 @@ impl Model {
         Some(&self.nodes.as_ref()?.get(name)?.node)
     }
 
-    /// What is to be done about a node at this moment.
+    /// What is to be done about a node at this moment. On what may be out of date a node that joins is tainted, and nothing else is done.
     pub fn step(&mut self, name: &str, now: Instant) -> Step {
         let ready = self.is_ready(name);
         let Some(known) = self.nodes.as_ref().and_then(|nodes| nodes.get(name)) else { return Step::Leave };
@@ -286,10 +305,16 @@ impl Model {
         match &self.placement {
             Some(Placement::Nowhere) => return free(Because::AgentsRemoved),
             Some(Placement::NotSaid) => return Step::Leave,
-            Some(Placement::On { wants, .. }) if !wants(name, known.node.labels()) => return Step::Leave,
+            Some(Placement::On { wants, .. }) if !wants(name, known.node.labels()) => {
+                return self.is_well(name);
+            }
             Some(Placement::On { .. } | Placement::Everywhere) | None => {}
         }
         let (says, has_taint, is_new) = (self.says(&known.node), known.node.has(&self.taint), known.is_new);
+        if !self.unseen.is_empty() {
+            let is_held_back = has_taint || ready || !is_new;
+            return if is_held_back { Step::Leave } else { Step::Taint(Because::Joined) };
+        }
         let after = self.after;
         let Some(known) = self.nodes.as_mut().and_then(|nodes| nodes.get_mut(name)) else {
             return Step::Leave;
@@ -300,7 +325,7 @@ impl Model {
                 return free(Because::AgentReady);
             }
             // It is there, and cannot tell.
-            (true, Says::Unknown) => return Step::Leave,
+            (true, Says::Unknown) => return self.is_well(name),
             (_, Says::No) | (false, _) => {}
         }
         let since = *known.unfit_since.get_or_insert(now);
@@ -314,6 +339,14 @@ impl Model {
             (false, true) => Step::Taint(Because::AgentSaysNo),
             (false, false) => Step::Taint(Because::AgentGone),
         }
+    }
+
+    /// Nothing is wrong with a node: what was before does not count when something is.
+    fn is_well(&mut self, name: &str) -> Step {
+        if let Some(known) = self.nodes.as_mut().and_then(|nodes| nodes.get_mut(name)) {
+            known.unfit_since = None;
+        }
+        Step::Leave
     }
 
     /// Whether a pod of every requirement is ready on the node.

@@ -149,6 +149,55 @@ fn where_no_agent_is_wanted_nothing_is_tainted_and_where_all_are_gone_nodes_are_
 }
 
 #[test]
+fn what_was_wrong_before_all_was_well_does_not_count_later() {
+    let now = Instant::now();
+    let long_after = now + 10 * AFTER;
+    // The agent became ready in between, and could not tell.
+    let mut model = model(node("n", &[], "Unknown"), vec![pod("p", "n", false)]);
+    assert_eq!(model.step("n", now), Step::Wait(now + AFTER));
+    model.put_pod(0, pod("p", "n", true));
+    assert_eq!(model.step("n", now), Step::Leave);
+    model.put_pod(0, pod("p", "n", false));
+    assert_eq!(model.step("n", long_after), Step::Wait(long_after + AFTER));
+    // No agent was wanted there in between.
+    model.place(Placement::On { generation: 1, wants: Arc::new(|_, _| false) });
+    assert_eq!(model.step("n", long_after), Step::Leave);
+    model.place(Placement::Everywhere);
+    let longer_after = long_after + 10 * AFTER;
+    assert_eq!(model.step("n", longer_after), Step::Wait(longer_after + AFTER));
+}
+
+#[test]
+fn on_what_may_be_out_of_date_a_node_that_joins_is_tainted_and_nothing_else_is_done() {
+    let now = Instant::now();
+    let later = now + 10 * AFTER;
+    for lost in [Watched::Nodes, Watched::Pods(0)] {
+        let mut model = model(node("unfit", &[], ""), vec![pod("p", "tainted", true), pod("q", "fit", true)]);
+        assert_eq!(model.step("unfit", now), Step::Wait(now + AFTER));
+        model.put_node(node("tainted", &[KEY], ""));
+        model.put_node(node("fit", &[], ""));
+        model.lose_sight(lost);
+        model.put_node(node("joined", &[], ""));
+        model.put_node(node("born", &[KEY], ""));
+        for (name, expected) in [
+            ("unfit", Step::Leave),
+            ("tainted", Step::Leave),
+            ("fit", Step::Leave),
+            ("born", Step::Leave),
+            ("joined", Step::Taint(Because::Joined)),
+        ] {
+            assert_eq!(model.step(name, later), expected, "{lost:?} {name}");
+        }
+        match lost {
+            Watched::Nodes => model.list_nodes(vec![node("unfit", &[], ""), node("tainted", &[KEY], "")]),
+            Watched::Pods(at) => model.list_pods(at, vec![pod("p", "tainted", true)]),
+        }
+        assert_eq!(model.step("tainted", later), Step::Free(Because::AgentReady), "{lost:?}");
+        assert_eq!(model.step("unfit", later), Step::Taint(Because::AgentGone), "{lost:?}");
+    }
+}
+
+#[test]
 fn pods_are_read_as_they_count() {
     let ready = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
     assert_eq!(AgentPod::of(&ready), Some(pod("p", "n", true)));

@@ -1,0 +1,208 @@
+//! What a rule compares with a value.
+
+use super::{
+    super::{
+        abi::{self, base, ct, meta},
+        decode::{self, both_ports, number, ports, prefix_of},
+        expression::TCP_FLAGS,
+        reading::{Bits, Field, Loaded, Origin, negated, sets},
+        wire::read_array,
+    },
+    LOCAL_TYPE,
+};
+use crate::{
+    interference::ruleset::{Among, Condition, Selector},
+    rule::{Is, Match, Protocol},
+    values::PortRange,
+};
+use alloc::vec::Vec;
+use core::net::{Ipv4Addr, Ipv6Addr};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// Operators of comparisons of order.
+const LESS: u32 = 2;
+const AT_MOST: u32 = 3;
+const MORE: u32 = 4;
+const AT_LEAST: u32 = 5;
+/// The index of `lo` (`LOOPBACK_IFINDEX`).
+const LOOPBACK_INDEX: u32 = 1;
+
+/// What a comparison with a range says.
+pub(super) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
+    let not = negated(operator)?;
+    let part = sets::Part::of(loaded)?;
+    Some([within(part.selector, part.range(from, to)?, not)])
+}
+
+/// What a comparison of order says.
+fn ordered(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Condition> {
+    let part = sets::Part::of(loaded)?;
+    let ((number, _), (least, most)) = (part.range(value, value)?, part.every());
+    if part.is_host_order() {
+        return None;
+    }
+    let range = match operator {
+        LESS => (least, number.checked_sub(1)?),
+        AT_MOST => (least, number),
+        MORE => (number.checked_add(1)?, most),
+        _ => (number, most),
+    };
+    (range.0 <= range.1).then(|| within(part.selector, range, false))
+}
+
+/// A value between two others, both included.
+fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
+    let as_ports = || {
+        let port = |number: u128| u16::try_from(number).ok();
+        let value = PortRange::new(port(range.0)?, port(range.1)?)?;
+        match selector {
+            Selector::SourcePort => Some(Match::SourcePort(Is { value, not })),
+            Selector::DestinationPort => Some(Match::DestinationPort(Is { value, not })),
+            Selector::Family
+            | Selector::Protocol
+            | Selector::Source(_)
+            | Selector::Destination(_)
+            | Selector::InInterface
+            | Selector::OutInterface
+            | Selector::User
+            | Selector::Group
+            | Selector::Mark
+            | Selector::ConnMark
+            | Selector::State
+            | Selector::Direction
+            | Selector::TcpFlags => None,
+        }
+    };
+    as_ports()
+        .map_or_else(|| Condition::Among(Is { value: Among::range(selector, range), not }), Condition::Plain)
+}
+
+/// What a comparison of a register with a value says.
+pub(super) fn compared(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Vec<Condition>> {
+    let Origin::Field(field) = loaded.origin else { return None };
+    match loaded.bits {
+        Bits::All | Bits::NetworkOrder if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
+            Some([ordered(loaded, operator, value)?].into())
+        }
+        Bits::All => field_is(field, negated(operator)?, value),
+        Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value)?].into()),
+        Bits::NetworkOrder => {
+            let part = sets::Part::of(loaded)?;
+            Some([within(part.selector, part.range(value, value)?, negated(operator)?)].into())
+        }
+        Bits::Flipped { .. } | Bits::Unknown => None,
+    }
+}
+
+fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
+    if let Field::Payload { base: base::TRANSPORT, offset: 0, length: 4 } = field
+        && !not
+    {
+        return Some(both_ports(value)?.map(Condition::Plain).into());
+    }
+    let condition = match field {
+        Field::Meta(key) => meta_is(key, not, value)?,
+        Field::Ct(ct::MARK) => {
+            Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } }
+        }
+        Field::Ct(ct::DIRECTION) => {
+            Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not })
+        }
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
+            Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } }
+        }
+        Field::Payload { base: base::TRANSPORT, .. } => {
+            Condition::Plain(ports(field, Is { value: PortRange::single(decode::port(value)?), not })?)
+        }
+        Field::Payload { base: base::NETWORK, offset, .. } => {
+            let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
+            address(offset, not, value, prefix)?
+        }
+        Field::AddressType(end) if number(value)? == LOCAL_TYPE => Condition::Local(Is { value: end, not }),
+        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
+    };
+    Some([condition].into())
+}
+
+fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8]) -> Option<Condition> {
+    let bits = || Some((number(mask)?, Is { value: number(value)?, not }));
+    match field {
+        Field::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
+            address(offset, not, value, prefix_of(mask)?)
+        }
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
+            Some(Condition::TcpFlags { mask: *mask.first()?, is: Is { value: *value.first()?, not } })
+        }
+        Field::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
+        Field::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
+        // Compared with 0: none of these states, or with `!=` one of them.
+        Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
+            Some(Condition::State(Is { value: number(mask)?, not: !not }))
+        }
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => None,
+    }
+}
+
+fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
+    let id = || number(value).map(|value| Is { value, not });
+    Some(match key {
+        meta::FAMILY => {
+            let of = abi::family_of(*value.first()?)?;
+            Condition::Family(Is { value: of, not })
+        }
+        meta::PROTOCOL => protocol(*value.first()?, not),
+        meta::IN_INTERFACE => {
+            Condition::Plain(Match::InInterface(Is { value: decode::interface(value)?, not }))
+        }
+        meta::OUT_INTERFACE => {
+            Condition::Plain(Match::OutInterface(Is { value: decode::interface(value)?, not }))
+        }
+        // The first interface of every network namespace is lo.
+        meta::IN_INDEX if number(value)? == LOOPBACK_INDEX => {
+            Condition::Plain(Match::InInterface(Is { value: "lo".parse().ok()?, not }))
+        }
+        meta::OUT_INDEX if number(value)? == LOOPBACK_INDEX => {
+            Condition::Plain(Match::OutInterface(Is { value: "lo".parse().ok()?, not }))
+        }
+        meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
+        meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),
+        meta::SOCKET_GROUP => Condition::Plain(Match::OwnerGid(id()?)),
+        _ => return None,
+    })
+}
+
+fn protocol(number: u8, not: bool) -> Condition {
+    let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|known| known.number() == number);
+    match known {
+        Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
+        Some(_) | None => Condition::Protocol(Is { value: number, not }),
+    }
+}
+
+/// An address of which the first bytes were compared. Its offset says which, and of which family.
+fn address(offset: u32, not: bool, value: &[u8], prefix: u8) -> Option<Condition> {
+    let mut octets = [0; 16];
+    for (to, from) in octets.iter_mut().zip(value) {
+        *to = *from;
+    }
+    let v4 = || {
+        let octets: [u8; 4] = read_array(&octets, 0)?;
+        Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok().map(IpNet::V4)
+    };
+    let v6 = || Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok().map(IpNet::V6);
+    let (net, of_source) = match offset {
+        12 => (v4()?, true),
+        16 => (v4()?, false),
+        8 => (v6()?, true),
+        24 => (v6()?, false),
+        // The protocol of IPv4's and IPv6's header.
+        9 | 6 => return Some(protocol(*value.first()?, not)),
+        _ => return None,
+    };
+    let is = Is { value: net.trunc(), not };
+    Some(Condition::Plain(if of_source { Match::Source(is) } else { Match::Destination(is) }))
+}

@@ -1,0 +1,125 @@
+//! Matches and targets of x_tables, of which plans have some.
+
+use super::{super::xt, LOCAL_TYPE};
+use crate::{
+    interference::{
+        marked, owned_by,
+        ruleset::{Condition, End, Selector, Statement, state},
+        target_named,
+    },
+    rule::Is,
+    values::Family,
+};
+use alloc::{borrow::ToOwned, vec::Vec};
+
+/// `XT_CT_NOTRACK`.
+const XT_NOTRACK: u8 = 1;
+/// Bits of `xt_owner_match_info.match` and `.invert`.
+const XT_OWNER_USER: u8 = 1;
+const XT_OWNER_GROUP: u8 = 2;
+/// `XT_CONNTRACK_DIRECTION`.
+const XT_DIRECTION: u16 = 1 << 12;
+/// Modes of CONNMARK.
+const SET_MARK: u8 = 0;
+const SAVE_MARK: u8 = 1;
+const RESTORE_MARK: u8 = 2;
+
+/// The set of the type [`LOCAL_TYPE`] alone.
+const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
+
+/// The conditions an xt match stands for.
+pub(super) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
+    match (name, revision) {
+        ("comment", _) => Some(Vec::new()),
+        ("conntrack", 1..=3) => {
+            let (flags, inverted) = (xt::read_u16(info, 146)?, xt::read_u16(info, 148)?);
+            let states = if revision == 1 { u16::from(*info.get(150)?) } else { xt::read_u16(info, 150)? };
+            // These alone; translated connections have states of their own here.
+            let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
+            let states = u32::from(states);
+            let understood = flags & !XT_DIRECTION == 1 && states & !known == 0;
+            // The direction is the other one where it is inverted.
+            let is_reply = Is { value: true, not: inverted & XT_DIRECTION == 0 };
+            let direction = (flags & XT_DIRECTION != 0).then_some(Condition::IsReply(is_reply));
+            let state = Condition::State(Is { value: states, not: inverted & 1 != 0 });
+            understood.then(|| direction.into_iter().chain([state]).collect())
+        }
+        ("mark" | "connmark", 1) => {
+            let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
+            let is = Is { value, not: *info.get(8)? != 0 };
+            let condition = if name == "mark" {
+                Condition::MarkBits { mask, is }
+            } else {
+                Condition::ConnMarkBits { mask, is }
+            };
+            Some([condition].into())
+        }
+        ("owner", 1) => owner(info),
+        ("addrtype", 0 | 1) => address_type(revision, info),
+        _ => {
+            let conditions = xt::decode_match(name, revision, info)?;
+            Some(conditions.into_iter().map(Condition::Plain).collect())
+        }
+    }
+}
+
+/// `xt_owner_match_info`: first and last user, first and last group, what is asked, and what of that is inverted.
+fn owner(info: &[u8]) -> Option<Vec<Condition>> {
+    let (asked, inverted) = (*info.get(16)?, *info.get(17)?);
+    let each = [(XT_OWNER_USER, Selector::User, 0), (XT_OWNER_GROUP, Selector::Group, 8)];
+    if asked & !(XT_OWNER_USER | XT_OWNER_GROUP) != 0 {
+        return None;
+    }
+    let of_one = |(bit, selector, at): (u8, Selector, usize)| {
+        let range = (xt::read_u32(info, at)?, xt::read_u32(info, at.checked_add(4)?)?);
+        Some(owned_by(selector, range, inverted & bit != 0))
+    };
+    each.into_iter().filter(|(bit, ..)| asked & bit != 0).map(of_one).collect()
+}
+
+/// `xt_addrtype_info` and `xt_addrtype_info_v1`: types of the source and of the destination, and what of that is inverted.
+fn address_type(revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
+    let types = [(End::Source, xt::read_u16(info, 0)?), (End::Destination, xt::read_u16(info, 2)?)];
+    let inverted = match revision {
+        0 => [xt::read_u32(info, 4)? != 0, xt::read_u32(info, 8)? != 0],
+        _ => match xt::read_u32(info, 4)? {
+            // Anything beyond limits the question to an interface.
+            flags @ 0..=3 => [flags & 1 != 0, flags & 2 != 0],
+            _ => return None,
+        },
+    };
+    let asked = types.into_iter().zip(inverted).filter(|((_, types), _)| *types != 0);
+    let condition =
+        |((value, types), not)| (types == LOCAL_TYPES).then_some(Condition::Local(Is { value, not }));
+    asked.map(condition).collect()
+}
+
+/// What CONNMARK does, without shifts and with masks only where it sets a mark.
+fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
+    let [value, mask, from] = [xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, xt::read_u32(info, 8)?];
+    let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
+    let is_shifted = revision != 1 && info.get(12..14)? != [0, 0];
+    Some(match mode {
+        SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
+        RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
+        RESTORE_MARK => Statement::SetMark(None),
+        SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
+        _ => Statement::Unknown("-j CONNMARK".to_owned()),
+    })
+}
+
+/// What an xt target does.
+pub(super) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
+    match (name, revision) {
+        ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
+        // The mask comes behind the value.
+        ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
+        ("CONNMARK", 1 | 2) => connection_marked(revision, info),
+        ("REDIRECT" | "TPROXY" | "CT", _) => {
+            let families = [Family::V4, Family::V6].into_iter();
+            let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
+            plain.as_ref().map(Statement::from).or_else(|| target_named(name))
+        }
+        _ => target_named(name),
+    }
+}

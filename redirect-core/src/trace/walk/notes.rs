@@ -1,0 +1,56 @@
+//! The steps of a walk, noted for people.
+
+use super::{
+    super::{
+        Change, Origin, Outcome, Place, Step,
+        packets::{Field, Holds, interface_name},
+        rules::{Test, WalkedChain, WalkedRule},
+    },
+    Interface, Walk,
+};
+use alloc::string::{String, ToString};
+
+impl Walk<'_, '_> {
+    pub(super) fn name_of(&self, by: Interface) -> Option<String> {
+        match by {
+            Interface::None => None,
+            Interface::Loopback => Some("lo".into()),
+            Interface::Own => self.packets.get(Field::Interface).single().map(interface_name),
+        }
+    }
+
+    pub(super) fn changed(&mut self, change: Change) {
+        self.note(|_| Step::Changed(change));
+    }
+
+    pub(super) fn note_rule(
+        &mut self,
+        chain: &WalkedChain,
+        number: usize,
+        rule: &WalkedRule,
+        outcome: impl FnOnce(&Self) -> Outcome,
+    ) {
+        self.note(|walk| Step::Rule {
+            place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: Some(number) },
+            depth: walk.jumps.len(),
+            rule: rule.seen.to_string(),
+            outcome: outcome(walk),
+            is_own: rule.is_own,
+            origin: walk.origin(rule),
+        });
+    }
+
+    /// The setting behind a rule; where several are, the one of the planned rule that is about the packets.
+    fn origin(&self, rule: &WalkedRule) -> Option<Origin> {
+        let is_about = |test: &Option<Test>| test.as_ref().is_none_or(|test| self.holds(test) == Holds::Yes);
+        let mut all = rule.origins.iter();
+        all.find(|(test, _)| is_about(test)).or_else(|| rule.origins.first()).map(|(_, origin)| *origin)
+    }
+
+    pub(super) fn note(&mut self, step: impl FnOnce(&Self) -> Step) {
+        if self.records {
+            let step = step(self);
+            self.steps.push(step);
+        }
+    }
+}
