@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test faults hunt scale race scan heal trace swap rollouts runtimes images chart manifests check setup bench release
+.PHONY: demo test picture faults hunt scale race scan heal trace swap rollouts runtimes images chart manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -87,6 +87,13 @@ chart: setup
 	scripts/setup-kube.sh helm
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
+
+# The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent. Takes
+# Python with venv, and matplotlib from PyPI.
+picture: setup
+	python3 -m venv target/picture && target/picture/bin/pip install --quiet matplotlib==3.11.2
+	PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
+		cargo test --locked -p install-cni --test monitoring_live
 
 # Writes what is generated from the chart: deploy/istio-cni-node.yaml, deploy/taint-controller.yaml, and the chart's values.yaml.
 manifests:

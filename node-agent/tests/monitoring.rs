@@ -226,7 +226,7 @@ fn the_runbooks_commands_ask_what_is_there() {
         let words: Vec<&str> = command.split(' ').collect();
         match words[..] {
             ["curl", "-s", "localhost:8000/readyz"] => {
-                assert_eq!(agent.readyz().map(|(status, _)| status), Some(200))
+                assert_eq!(agent.readyz().map(|(status, _)| status), Some(200));
             }
             ["curl", "-s", "localhost:15014/metrics", "|", "grep", part] => {
                 assert!(
@@ -248,7 +248,7 @@ fn the_runbooks_commands_ask_what_is_there() {
                 }
             }
             ["redirectctl", subcommand, ..] => {
-                assert!(reference.contains(&format!("redirectctl {subcommand}")), "{command}")
+                assert!(reference.contains(&format!("redirectctl {subcommand}")), "{command}");
             }
             ["sysctl", name] => {
                 assert!(

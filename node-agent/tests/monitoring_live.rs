@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use e2e::port::free_port;
 use e2e::process::Patience;
-use monitoring_support::{controller, panel_queries, variable_queries};
+use monitoring_support::{controller, panel_queries, project, variable_queries};
 use process::{CALICO, DEADLINE, Node, answer, exchange, get};
 use serde_json::{Value, json};
 
@@ -86,11 +86,7 @@ fn every_query_of_the_dashboard_finds_series() {
     }
     let agent = node.start_ready();
     for (decision, reason) in [("redirect", ""), ("skip", "no_proxy"), ("fail", "")] {
-        let line = json!({"level": "info", "time": "2026-11-21T07:26:50.000001Z", "msg": "x", "pod": "shop/cart-0",
-            "decision": decision, "reason": reason, "code": 110, "ms": "total:9.5"});
-        let body = json!([line.to_string()]).to_string();
-        let connect = || UnixStream::connect(node.path("run/log.sock")).expect("connects");
-        (0..5).find_map(|_| exchange(connect(), "POST", "/log", body.as_bytes())).expect("answers");
+        report(&node, decision, reason, 9.5);
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -116,5 +112,45 @@ fn every_query_of_the_dashboard_finds_series() {
         thread::sleep(Duration::from_millis(200));
     }
     assert_eq!(prometheus.found("istio_cni_no_such_metric"), Some(0));
+    if let Some(picture) = std::env::var_os("DASHBOARD_PICTURE") {
+        live(&node);
+        let script = project("docs/monitoring/picture.py");
+        let url = format!("http://127.0.0.1:{}", prometheus.port);
+        let mut python = Command::new(std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into()));
+        python.arg(script).arg(url).arg(project("deploy/monitoring/dashboard.json")).arg(picture);
+        assert!(python.status().expect("python").success());
+    }
     drop(agent);
+}
+
+/// What the plugin reports of one ADD.
+fn report(node: &Node, decision: &str, reason: &str, milliseconds: f64) {
+    let line = json!({"level": "info", "time": "2026-11-21T07:26:50.000001Z", "msg": "x", "pod": "shop/cart-0",
+        "decision": decision, "reason": reason, "code": 110, "ms": format!("total:{milliseconds}")});
+    let body = json!([line.to_string()]).to_string();
+    let connect = || UnixStream::connect(node.path("run/log.sock")).expect("connects");
+    (0..5).find_map(|_| exchange(connect(), "POST", "/log", body.as_bytes())).expect("answers");
+}
+
+/// Two minutes of a node, for the picture: pods start; some fail for a while; the network configuration goes and comes back, and another writer
+/// edits it.
+fn live(node: &Node) {
+    let without_entry = CALICO;
+    for second in 0_u32..120 {
+        for pod in 0..second % 4 {
+            report(node, "redirect", "", 2.0 + f64::from(pod) * 1.5);
+        }
+        if second % 3 == 0 {
+            report(node, "skip", "no_proxy", 0.9);
+        }
+        if (70..90).contains(&second) {
+            report(node, "fail", "", 120.0);
+        }
+        match second {
+            30 => fs::remove_file(node.path("net.d/10-calico.conflist")).expect("removes"),
+            45 | 100 | 101 | 102 | 103 => node.write_conf("10-calico.conflist", without_entry),
+            _ => {}
+        }
+        thread::sleep(Duration::from_secs(1));
+    }
 }
