@@ -212,7 +212,7 @@ fn defined(schema: &Value, into: &mut BTreeSet<String>) {
                 match (key.as_str(), value) {
                     ("properties", Value::Object(properties)) => into.extend(properties.keys().cloned()),
                     ("enum", Value::Array(all)) => {
-                        into.extend(all.iter().filter_map(Value::as_str).map(str::to_owned))
+                        into.extend(all.iter().filter_map(Value::as_str).map(str::to_owned));
                     }
                     ("const", Value::String(text)) => {
                         into.insert(text.clone());
