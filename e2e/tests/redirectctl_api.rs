@@ -131,3 +131,52 @@ fn refusals_of_a_real_server_say_which_right_is_missing() -> Result<()> {
     ensure!(said.contains("no trustworthy connection") && said.contains("certificate authority"), "{said}");
     Ok(())
 }
+
+/// What a pod's owner may write: steering sequences, and as much as the API server takes.
+#[test]
+fn hostile_pods_are_told_in_a_few_lines_that_do_nothing_to_a_terminal() -> Result<()> {
+    let api = ApiServer::start()?;
+    let name = "traffic.sidecar.istio.io/excludeOutboundPorts";
+    let many = (1..=40_000).step_by(2).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
+    for (pod, value, command, code) in [
+        ("steers", "\u{1b}[2J\u{202e}\r\n".to_owned(), "pod", 2),
+        ("shouts", "\u{1b}]0;x\u{7},".repeat(25_000), "pod", 2),
+        ("shouts-at-plans", "\u{1b}]0;x\u{7},".repeat(25_000), "plan", 1),
+        ("goes-on", many, "pod", 0),
+    ] {
+        let mut object = sidecar_pod(pod);
+        object["spec"]["nodeName"] = json!("n1");
+        object["metadata"]["annotations"][name] = json!(value);
+        api.create(&object)?;
+        let kubeconfig = api.admin_kubeconfig().display().to_string();
+        let full_name = format!("default/{pod}");
+        let args: &[&str] =
+            if command == "pod" { &["pod", &full_name] } else { &["plan", "--pod", &full_name] };
+        let output =
+            redirectctl(&[args, &["--kubeconfig", &kubeconfig, "--cni-conf-dir", "/nonexistent"]].concat())?;
+        ensure!(output.code() == Some(code), "{pod}: {output:?}");
+        let told = output.stdout.clone() + &output.stderr;
+        ensure!(told.len() < 20_000, "{pod}: {} bytes", told.len());
+        ensure!(is_harmless(&told), "{pod}: {told:?}");
+        ensure!(output.stdout.lines().all(|line| line.chars().count() <= 80), "{pod}: {told}");
+    }
+
+    // No API server has such a name; a file may.
+    let folder = tempfile::Builder::new().prefix(&format!("e2e-{}-ctl", std::process::id())).tempdir()?;
+    let file = folder.path().join("pods.json");
+    let mut pod = sidecar_pod("\u{1b}[31m\"} 1\nevil");
+    pod["status"] = json!({"podIPs": [{"ip": "192.0.2.7"}], "phase": "Running"});
+    fs::write(&file, pod.to_string())?;
+    for output in ["text", "json"] {
+        let file = file.display().to_string();
+        let told = redirectctl(&["netns", "/proc/self/ns/net", "-f", &file, "--output", output])?;
+        ensure!(told.stdout.contains("evil") && is_harmless(&told.stdout), "{told:?}");
+    }
+    Ok(())
+}
+
+fn is_harmless(text: &str) -> bool {
+    !text.contains(|character: char| {
+        (character.is_control() && !"\n\t".contains(character)) || character == '\u{202e}'
+    })
+}

@@ -72,7 +72,8 @@ fn one_pass_finds_exactly_the_pods_that_are_broken() -> Result<()> {
     };
     let (states, patients): (Vec<State>, Vec<Patient>) = patients(count)?.into_iter().unzip();
     let runtime = Runtime::new(&patients)?;
-    let pods = json!({"kind": "List", "items": patients.iter().map(Patient::pod).collect::<Vec<_>>()});
+    let pods =
+        json!({"kind": "List", "items": patients.iter().flat_map(Patient::objects).collect::<Vec<_>>()});
     let file = runtime.path().with_extension("json");
     fs::write(&file, pods.to_string())?;
     let (directory, file) = (runtime.path().display().to_string(), file.display().to_string());
@@ -103,7 +104,7 @@ fn one_pass_finds_exactly_the_pods_that_are_broken() -> Result<()> {
         .collect();
     assert_eq!(found.len(), patients.len(), "every pod once, and nothing else");
     for (number, state) in states.iter().enumerate() {
-        let wanted: Vec<&str> = Some(state.cause).filter(|cause| !cause.is_empty()).into_iter().collect();
+        let wanted = state.causes();
         assert_eq!(found[format!("default/web-{number}").as_str()], wanted, "{}", state.name);
     }
 

@@ -5,10 +5,12 @@ mod redirectctl_support;
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use redirectctl_support::{Patient, States, redirectctl};
-use serde_json::Value;
+use e2e::process::{self, Output, SHORT};
+use redirectctl_support::{Patient, States, program, redirectctl};
+use serde_json::{Value, json};
 
 /// The codes of a report's findings that are more than notes.
 fn causes(report: &Value) -> Vec<String> {
@@ -46,7 +48,7 @@ fn every_broken_state_is_seen_with_its_cause() -> Result<()> {
     for state in States::broken() {
         let told = state.patient(0).and_then(|patient| report(&patient));
         match told.with_context(|| state.name) {
-            Ok(report) if causes(&report) == [state.cause] => {}
+            Ok(report) if causes(&report) == state.causes() => {}
             Ok(report) => wrong.push(format!(
                 "{}: {:?}, wanted {}\n{report:#}",
                 state.name,
@@ -67,7 +69,11 @@ fn what_is_told_fits_a_terminal_and_says_what_to_do() -> Result<()> {
         let netns = patient.namespace().path().display().to_string();
         let output = redirectctl(&["netns", &netns, "-f", &patient.manifest()?])?;
         let text = &output.stdout;
-        assert!(text.contains(state.cause) && text.contains("what to do:"), "{}: {text}", state.name);
+        assert!(
+            state.causes().iter().all(|cause| text.contains(cause)) && text.contains("what to do:"),
+            "{}: {text}",
+            state.name
+        );
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{}: {text}", state.name);
         assert!(!text.contains('\u{1b}'), "no colours where there is no terminal: {text}");
     }
@@ -147,14 +153,21 @@ fn symptom(state: &str) -> Option<&'static str> {
         "init container before the proxy" => "An init container has no network",
         "proxy taken away afterwards" => "A pod without a proxy has no network",
         "sandboxed runtime" => "Every rule is in force, and no traffic is redirected",
+        "held back" => {
+            "The pod stays in Init:CrashLoopBackOff or Init:Error, and the validation's exit code is 126"
+        }
+        "validation killed" => {
+            "The pod stays in Init:Error or Init:OOMKilled, and the validation's exit code is another one"
+        }
+        "repair failed" => "The pod stays in Init:CrashLoopBackOff although the node agent repairs pods",
+        "rules fought over" => "Traffic passes by the proxy for moments, again and again",
+        "network not set up" => "The pod stays in ContainerCreating",
         _ => return None,
     })
 }
 
 #[test]
 fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
-    let mut page = fs::read_to_string(&path)?;
     let mut told = String::new();
     for state in States::broken() {
         let symptom = symptom(state.name).with_context(|| format!("{}: has no symptom", state.name))?;
@@ -168,14 +181,150 @@ fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
         let findings: Vec<&str> = lines.collect();
         told += &format!("### {symptom}\n\n```text\n{}\n```\n\n", findings.join("\n"));
     }
-    let begin = "<!-- states -->\n";
-    let start = page.find(begin).context("a place for it")? + begin.len();
+    compare("states", &told)
+}
+
+/// A part of docs/troubleshooting.md with what is told; with UPDATE_DOCS=1 it is written.
+fn compare(part: &str, told: &str) -> Result<()> {
+    // Tests of a process run side by side.
+    static WRITING: Mutex<()> = Mutex::new(());
+    let _one = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
+    let mut page = fs::read_to_string(&path)?;
+    let begin = format!("<!-- {part} -->\n");
+    let start = page.find(&begin).context("a place for it")? + begin.len();
     let end = start + page[start..].find("<!-- end -->").context("an end of it")?;
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        page.replace_range(start..end, &told);
+        page.replace_range(start..end, told);
         fs::write(path, page)?;
     } else {
         assert_eq!(&page[start..end], told, "run UPDATE_DOCS=1 cargo test -p e2e --test redirectctl_states");
     }
     Ok(())
+}
+
+/// Something wrong with a node.
+struct NodeState {
+    symptom: &'static str,
+    cause: &'static str,
+    /// Objects of the cluster.
+    objects: &'static str,
+    /// The plugins behind the primary one.
+    plugins: &'static [&'static str],
+    /// What happens in the node's folders: `net.d`, and /run/istio-cni with a kubeconfig.
+    script: &'static str,
+}
+
+const NODE: NodeState =
+    NodeState { symptom: "", cause: "", objects: "[]", plugins: &["istio-cni"], script: "true" };
+const OVER: &str = r#"{"kind": "Pod", "metadata": {"namespace": "shop", "name": "cart-0"}, "spec": {"containers": [{"name": "app"}]},
+    "status": {"phase": "Succeeded"}}"#;
+
+const BROKEN_NODES: &[NodeState] = &[
+    NodeState {
+        symptom: "Pods start and are not redirected, on one node",
+        cause: "no-plugin-entry",
+        script: "echo '{\"cniVersion\": \"1.0.0\", \"name\": \"x\", \"type\": \"ptp\"}' >net.d/00-new.conf",
+        ..NODE
+    },
+    NodeState {
+        symptom: "No pod can be created: the network configuration is broken",
+        cause: "entry-unreadable",
+        script: "echo '{' >net.d/10-net.conflist",
+        ..NODE
+    },
+    NodeState {
+        symptom: "Addresses that another plugin gives are not redirected",
+        cause: "plugin-order",
+        plugins: &["istio-cni", "multinet"],
+        ..NODE
+    },
+    NodeState {
+        symptom: "No pod of the mesh can be created: error of the plugin, code 11 or 103",
+        cause: "no-credentials",
+        script: "rm /run/istio-cni/istio-cni-kubeconfig",
+        ..NODE
+    },
+    NodeState {
+        symptom: "Nothing of the agent is heard any more",
+        cause: "agent-silent",
+        script: "touch /run/istio-cni/log.sock",
+        ..NODE
+    },
+    NodeState {
+        symptom: "The node agent does not come up",
+        cause: "agent-not-ready",
+        objects: r#"[{"kind": "Pod", "metadata": {"namespace": "istio-system", "name": "istio-cni-node-x", "labels": {"k8s-app": "istio-cni-node"}},
+            "spec": {"hostNetwork": true, "containers": [{"name": "install-cni"}]}, "status": {"phase": "Pending",
+            "conditions": [{"type": "Ready", "status": "False", "message": "containers with unready status: [install-cni]"}],
+            "containerStatuses": [{"name": "install-cni", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}]"#,
+        ..NODE
+    },
+    NodeState {
+        symptom: "Pods stay in Pending: untolerated taint cni.istio.io/not-ready",
+        cause: "node-tainted",
+        objects: r#"[{"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}]"#,
+        ..NODE
+    },
+    NodeState {
+        symptom: "The node's condition cni.istio.io/Ready is False",
+        cause: "node-not-verified",
+        objects: r#"[{"kind": "Node", "metadata": {"name": "n1"}, "status": {"conditions": [{"type": "cni.istio.io/Ready", "status": "False",
+            "reason": "ProbeFailed", "message": "the kernel lacks the target REDIRECT revision 0 for IPv4"}]}}]"#,
+        ..NODE
+    },
+    NodeState {
+        symptom: "The node is NotReady: network plugin not ready",
+        cause: "node-not-ready",
+        objects: r#"[{"kind": "Node", "metadata": {"name": "n1"}, "status": {"conditions": [{"type": "Ready", "status": "False",
+            "reason": "KubeletNotReady", "message": "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady"}]}}]"#,
+        ..NODE
+    },
+];
+
+impl NodeState {
+    /// Looks at a pod that is over, on a node in this state that has a `/run` of its own.
+    fn look(&self) -> Result<Output> {
+        let folder =
+            tempfile::Builder::new().prefix(&format!("e2e-{}-node", std::process::id())).tempdir()?;
+        fs::create_dir(folder.path().join("net.d"))?;
+        let plugins: Vec<Value> =
+            ["ptp"].iter().chain(self.plugins).map(|kind| json!({"type": kind})).collect();
+        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
+        fs::write(folder.path().join("net.d/10-net.conflist"), list.to_string())?;
+        let mut objects: Vec<Value> = serde_json::from_str(self.objects)?;
+        objects.push(serde_json::from_str(OVER)?);
+        fs::write(folder.path().join("pods.json"), json!({"kind": "List", "items": objects}).to_string())?;
+        let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]});
+        fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string())?;
+        // Nobody listens on port 1.
+        let script = format!(
+            "mount -t tmpfs none /run && mkdir /run/istio-cni && cp kubeconfig /run/istio-cni/istio-cni-kubeconfig
+             {}
+             exec \"$0\" pod shop/cart-0 -f pods.json --cni-conf-dir net.d --agent 127.0.0.1:1",
+            self.script
+        );
+        let mut command =
+            process::command("unshare", ["--mount", "--propagation=private", "sh", "-euc", &script]);
+        process::run(command.arg(program()).current_dir(folder.path()), SHORT)
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_node_is_seen_and_shown_on_the_page_of_troubles() -> Result<()> {
+    let whole = NODE.look()?;
+    ensure!(whole.code() == Some(0) && whole.stdout.contains("nothing is wrong"), "{whole:?}");
+    let mut told = String::new();
+    for state in BROKEN_NODES {
+        let output = state.look()?;
+        let is_bad = |line: &&str| line.starts_with("error") || line.starts_with("warning");
+        let bad: Vec<&str> = output.stdout.lines().filter(is_bad).collect();
+        ensure!(output.code() == Some(2) && bad.len() == 1, "{}: {output:?}", state.symptom);
+        ensure!(bad[0].contains(&format!("{}:", state.cause)), "wanted {}: {bad:?}", state.cause);
+        let lines: Vec<&str> = output.stdout.lines().skip_while(|line| !is_bad(line)).collect();
+        told += &format!("### {}\n\n```text\n{}\n```\n\n", state.symptom, lines.join("\n"));
+    }
+    compare("nodes", &told)
 }

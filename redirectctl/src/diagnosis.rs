@@ -38,6 +38,8 @@ pub enum Decided {
     Redirect(Box<Redirect>, Box<RawSettings>),
     /// It is left alone.
     Skip(SkipReason),
+    /// It is on the host's network, so that nobody asks the plugin about it.
+    HostNetwork,
     /// Its settings cannot be understood.
     Wrong(InputErrors),
     /// Nobody said which pod it is.
@@ -50,7 +52,7 @@ impl Decided {
     pub fn plan(&self) -> Option<RulePlan> {
         match self {
             Self::Redirect(redirect, _) => Some(redirect.plan()),
-            Self::Skip(_) | Self::Wrong(_) | Self::Unknown => None,
+            Self::Skip(_) | Self::HostNetwork | Self::Wrong(_) | Self::Unknown => None,
         }
     }
 }
@@ -69,7 +71,12 @@ pub fn findings(pod: Option<&Pod>, decided: &Decided, seen: Option<&Inspection>)
                 of_pod(pod, redirect, &mut all);
             }
         }
-        Decided::Skip(reason) => all.extend(skipped(*reason, pod, seen)),
+        Decided::Skip(reason) => all.extend(skipped(*reason, seen)),
+        Decided::HostNetwork => {
+            if pod.is_some_and(|pod| pod.proxy().is_some()) {
+                all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
+            }
+        }
         Decided::Wrong(errors) => {
             // A namespace without addresses has a finding of its own.
             let seen = errors.iter().map(ToString::to_string).collect();
@@ -236,7 +243,7 @@ fn unserved(redirect: &Redirect, plan: &RulePlan, seen: &Inspection) -> Vec<Find
     all.into_iter().map(|(cause, seen)| Finding { cause, seen }).collect()
 }
 
-fn skipped(reason: SkipReason, pod: Option<&Pod>, seen: Option<&Inspection>) -> Vec<Finding> {
+fn skipped(reason: SkipReason, seen: Option<&Inspection>) -> Vec<Finding> {
     let mut all = Vec::new();
     let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
     // Such a pod makes its rules itself.
@@ -249,9 +256,6 @@ fn skipped(reason: SkipReason, pod: Option<&Pod>, seen: Option<&Inspection>) -> 
     if !has_rules && seen.is_some() && reason == SkipReason::HasInitContainer {
         let told = format!("{}, and has made none", reason.explanation());
         all.push(Finding::new(Cause::NotRedirected, told));
-    }
-    if pod.is_some_and(|pod| pod.host_network && pod.proxy().is_some()) {
-        all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
     }
     all
 }
@@ -311,9 +315,6 @@ const fn family(address: &IpAddr) -> Family {
 }
 
 fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
-    if pod.host_network {
-        all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
-    }
     if let Some(class) = &pod.runtime_class {
         // The handler says what it is, whatever the class is called; where it is not known, the name has to do.
         let handler = pod.handler.as_ref().unwrap_or(class).to_ascii_lowercase();

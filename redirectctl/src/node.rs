@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use cluster_client::files;
@@ -22,6 +22,8 @@ use crate::pod::Pod;
 
 /// Where runtimes read network configurations, unless they are told otherwise.
 pub const CONF_DIR: &str = "/etc/cni/net.d";
+/// The address of a pod that has none yet: one of the documentation.
+pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// The type of the plugin.
 const PLUGIN: &str = "istio-cni";
 /// The largest configuration that is read.
@@ -83,7 +85,10 @@ impl Node {
     #[must_use]
     pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
         let found = &mut self.findings;
-        found.extend(cluster.nodes.iter().flat_map(health::of_object));
+        // Of a whole cluster's objects those of the pods' nodes count.
+        let is_theirs =
+            |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
+        found.extend(cluster.nodes.iter().filter(|node| is_theirs(&node.name)).flat_map(health::of_object));
         let of_pods = health::of_agent_pods(pods);
         if let Some(conf) = &self.conf {
             found.extend(of_pods.or_else(|| health::of_agent(health::ask(agent), conf)));
@@ -161,9 +166,19 @@ impl Node {
         self.conf.as_ref().and_then(|conf| conf.skips(pod))
     }
 
+    /// What is to be done with a pod whose namespace cannot be looked into. One that has no address yet is taken for one with IPv4.
+    #[must_use]
+    pub fn decide_from_afar(&self, pod: &Pod) -> Decided {
+        let addresses = if pod.addresses.is_empty() { &[SOMEWHERE][..] } else { &pod.addresses };
+        self.decide(pod, &NamespaceFacts::new(addresses))
+    }
+
     /// What is to be done with a pod, in a namespace with these facts. Variables of the runtime's environment are not known here.
     #[must_use]
     pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> Decided {
+        if pod.host_network {
+            return Decided::HostNetwork;
+        }
         if let Some(reason) = self.skips(&pod.name).or_else(|| pod.facts.skip_reason()) {
             return Decided::Skip(reason);
         }
@@ -194,6 +209,14 @@ mod tests {
 
     const LIST: &str = r#"{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"ptp"},{"type":"istio-cni","native_nftables":true,
         "exclude_namespaces":["kube-system"]}]}"#;
+
+    #[test]
+    fn a_pod_that_has_no_address_yet_has_no_wrong_settings() {
+        let pod = serde_json::json!({"metadata": {"annotations": {"sidecar.istio.io/status": "{}"}},
+            "spec": {"containers": [{"name": "istio-proxy"}]}});
+        let pod = Pod::from_json(&pod).expect("a pod");
+        assert!(matches!(Node::default().decide_from_afar(&pod), Decided::Redirect(..)));
+    }
 
     #[test]
     fn the_first_file_counts_as_it_does_for_runtimes() {

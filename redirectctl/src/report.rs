@@ -80,6 +80,9 @@ impl Report {
             Decided::Skip(reason) => {
                 format!("to be left alone: {} ({})", reason.explanation(), reason.word())
             }
+            Decided::HostNetwork => {
+                "none: the pod is on the host's network, and no plugin is asked about it".to_owned()
+            }
             Decided::Wrong(_) => "none: its settings cannot be understood".to_owned(),
             Decided::Unknown => {
                 "unknown: give the pod with --file, and rules are compared with its plan".to_owned()
@@ -123,7 +126,7 @@ impl Report {
             Decided::Skip(reason) => {
                 serde_json::to_value(json::Decision::from(&Decision::Skip(*reason))).ok()
             }
-            Decided::Wrong(_) | Decided::Unknown => None,
+            Decided::HostNetwork | Decided::Wrong(_) | Decided::Unknown => None,
         };
         let settings: Vec<Value> = match &self.decided {
             Decided::Redirect(_, settings) => settings
@@ -132,7 +135,7 @@ impl Report {
                     json!({"setting": key.setting().name(), "value": value, "source": source.to_string()})
                 })
                 .collect(),
-            Decided::Skip(_) | Decided::Wrong(_) | Decided::Unknown => Vec::new(),
+            Decided::Skip(_) | Decided::HostNetwork | Decided::Wrong(_) | Decided::Unknown => Vec::new(),
         };
         let seen = self.inspection.as_ref();
         json!({

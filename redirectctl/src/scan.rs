@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::cause::{Cause, Finding, Severity};
 use crate::diagnosis::{Decided, findings};
 use crate::node::Node;
-use crate::paper::{Ink, Layout, Paper};
+use crate::paper::{Ink, Layout, Paper, harmless};
 use crate::pod::Pod;
 use crate::report::{self, VERSION};
 use crate::show::look;
@@ -87,7 +87,9 @@ impl State {
             Some(_) => Self::Faulty,
             None => match decided {
                 Decided::Redirect(..) => Self::Redirected,
-                Decided::Skip(_) | Decided::Wrong(_) | Decided::Unknown => Self::LeftAlone,
+                Decided::Skip(_) | Decided::HostNetwork | Decided::Wrong(_) | Decided::Unknown => {
+                    Self::LeftAlone
+                }
             },
         }
     }
@@ -137,7 +139,7 @@ impl Scan {
         let strangers = in_parallel(&others, |sandbox| of_nobody(sandbox, node)).into_iter().flatten();
         let beside = pods.iter().filter(|pod| pod.host_network && pod.proxy().is_some());
         entries.extend(beside.map(|pod| {
-            let decided = node.decide(pod, &redirect_core::settings::NamespaceFacts::new(&pod.addresses));
+            let decided = node.decide_from_afar(pod);
             entry(pod.name.to_string(), &decided, findings(Some(pod), &decided, None))
         }));
         entries.sort_by(|one, other| one.subject.cmp(&other.subject));
@@ -224,7 +226,7 @@ impl Scan {
             .flat_map(|entry| entry.findings.iter().map(|one| (entry.subject.as_str(), one)));
         for (subject, finding) in of_node.chain(of_pods) {
             let (code, severity) = (finding.cause.code(), finding.cause.severity().word());
-            let subject = subject.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let subject = harmless(subject).replace('\\', "\\\\").replace('"', "\\\"");
             let _ = writeln!(
                 text,
                 "redirectctl_finding{{pod=\"{subject}\",code=\"{code}\",severity=\"{severity}\"}} 1"
@@ -241,7 +243,7 @@ fn entry(subject: String, decided: &Decided, findings: Vec<Finding>) -> Entry {
 fn of_pod(pod: &Pod, survey: &Survey, node: &Node) -> Entry {
     let subject = pod.name.to_string();
     let unfound = |cause: Cause, why: String| {
-        let decided = node.decide(pod, &redirect_core::settings::NamespaceFacts::new(&pod.addresses));
+        let decided = node.decide_from_afar(pod);
         let mut all = findings(Some(pod), &decided, None);
         // A pod that is left alone needs no namespace to be so, and one that has not started has none.
         let needs_none = matches!(decided, Decided::Skip(_)) || pod.addresses.is_empty();
@@ -294,4 +296,23 @@ fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> 
     });
     done.sort_by_key(|(index, _)| *index);
     done.into_iter().map(|(_, answer)| answer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_make_a_sample_of_its_own() {
+        let decided = Decided::Unknown;
+        let name = "\u{1b}[31m\"} 1\nredirectctl_pods{state=\"x\"} 9\\";
+        let found = vec![Finding::new(Cause::NotRedirected, "")];
+        let scan = Scan { node: Vec::new(), entries: vec![entry(name.to_owned(), &decided, found)] };
+        let text = scan.prometheus();
+        let samples: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("redirectctl_finding{")).collect();
+        assert_eq!(samples.len(), 1, "{text}");
+        assert!(!text.contains('\u{1b}') && !text.lines().any(|line| line.ends_with(" 9\\")), "{text}");
+        assert!(samples[0].ends_with("\\\\\",code=\"not-redirected\",severity=\"error\"} 1"), "{text}");
+    }
 }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use netns_apply::netns::Netns;
 use pod_netns::Survey;
-use redirect_core::settings::NamespaceFacts;
 
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{Decided, findings};
@@ -23,14 +22,14 @@ pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
     let opened = Netns::open(path).map_err(|error| error.to_string());
     let looked = opened.and_then(|netns| look(&netns, pod, node));
     let subject = pod.map_or_else(|| path.display().to_string(), |pod| format!("pod {}", pod.name));
-    let without = || pod.map_or(Decided::Unknown, |pod| from_afar(pod, node));
+    let without = || pod.map_or(Decided::Unknown, |pod| node.decide_from_afar(pod));
     report(subject, Some(path.to_owned()), pod, node, looked, Cause::Unreadable, without)
 }
 
 /// Looks at a pod, whose namespace is looked for among those of a directory.
 #[must_use]
 pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
-    let without = || from_afar(pod, node);
+    let without = || node.decide_from_afar(pod);
     let subject = format!("pod {}", pod.name);
     if pod.host_network || pod.is_over() || pod.addresses.is_empty() {
         return report(subject, None, Some(pod), node, Ok((without(), None)), Cause::Unfound, without);
@@ -42,11 +41,6 @@ pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
         }
         Err(why) => report(subject, None, Some(pod), node, Err(why), Cause::Unfound, without),
     }
-}
-
-/// What is to be done with a pod, as far as can be told without its namespace.
-fn from_afar(pod: &Pod, node: &Node) -> Decided {
-    node.decide(pod, &NamespaceFacts::new(&pod.addresses))
 }
 
 /// Looks into a namespace.

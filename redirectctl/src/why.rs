@@ -31,7 +31,7 @@ const EXIT_CODES: &[(u8, &str)] = &[
 
 /// What the node agent writes, by where it is met.
 const SIGNS: &[(&str, &[Sign])] = &[
-    ("a reason of the node agent's repairs and healing, in metrics and its log", &signs::REPAIRS),
+    ("a reason of the agent's repairs", &signs::REPAIRS),
     ("an event of the node agent", &signs::EVENTS),
     ("a reason of the node's condition cni.istio.io/Ready", &signs::VERDICTS),
 ];

@@ -30,7 +30,7 @@ pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> R
 }
 
 /// The same, as the API server has it.
-pub fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, PodError> {
+fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, PodError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         PodError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
     })?;

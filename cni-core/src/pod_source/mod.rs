@@ -9,10 +9,9 @@ use crate::{
 };
 use cluster_client::kubeconfig::{self, KubeconfigError};
 use redirect_core::pod::PodFacts;
-use serde_json::Value;
 use std::{
     fmt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -40,14 +39,6 @@ pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<
         Some(folder) => manifests::read(folder, pod, conf.node_name.as_deref()),
         None => api::read(&conf.kubeconfig, pod, uid, deadline),
     }
-}
-
-/// Reads a pod from the API server, as that has it, trying until the deadline.
-///
-/// # Errors
-/// Why it cannot be read, at the latest when the deadline passes.
-pub fn object(kubeconfig: &Path, pod: &PodName, deadline: Instant) -> Result<Value, PodError> {
-    api::object(kubeconfig, pod, "", deadline)
 }
 
 /// Whether pods could be read at present, as far as this machine can tell.

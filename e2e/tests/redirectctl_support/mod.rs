@@ -40,6 +40,7 @@ pub struct Patient {
     namespace: Namespace,
     run_dir: RunDir,
     pod: Value,
+    events: Vec<Value>,
     _tcp: Vec<TcpServer>,
     _udp: Vec<UdpServer>,
 }
@@ -50,15 +51,16 @@ impl Patient {
         &self.namespace
     }
 
-    /// The pod as the API server would have it.
-    pub const fn pod(&self) -> &Value {
-        &self.pod
+    /// The pod and its events, as the API server would have them.
+    pub fn objects(&self) -> impl Iterator<Item = &Value> {
+        std::iter::once(&self.pod).chain(&self.events)
     }
 
-    /// The file of its manifest.
+    /// The file of its manifest, with its events.
     pub fn manifest(&self) -> Result<String> {
         let path = self.run_dir.path().join("pod.json");
-        fs::write(&path, self.pod.to_string())?;
+        let objects: Vec<&Value> = self.objects().collect();
+        fs::write(&path, json!({"kind": "List", "items": objects}).to_string())?;
         Ok(path.display().to_string())
     }
 }
@@ -81,7 +83,7 @@ enum Listening {
 pub struct State {
     /// What it is called.
     pub name: &'static str,
-    /// The one cause; empty where nothing is wrong.
+    /// The one cause, or two of them with a comma between; empty where nothing is wrong.
     pub cause: &'static str,
     annotations: &'static [(&'static str, &'static str)],
     variables: &'static [(&'static str, &'static str)],
@@ -93,6 +95,10 @@ pub struct State {
     script: &'static str,
     /// What the pod says afterwards, that is merged into its spec.
     spec: &'static str,
+    /// Likewise for its status.
+    status: &'static str,
+    /// What happened to it: events, each with reason and message.
+    events: &'static [(&'static str, &'static str)],
 }
 
 const WHOLE: State = State {
@@ -105,7 +111,13 @@ const WHOLE: State = State {
     added: true,
     script: "",
     spec: "{}",
+    status: "{}",
+    events: &[],
 };
+/// What a status says while the validation holds the pod back.
+const HELD: &str = r#"{"phase": "Pending", "initContainerStatuses": [{"name": "istio-validation",
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 126, "message": "{\"reason\":\"rules-not-in-effect\"}"}}}]}"#;
 const DNS: &[(&str, &str)] = &[("ISTIO_DUAL_STACK", "true"), ("ISTIO_META_DNS_CAPTURE", "true")];
 const TPROXY: &[(&str, &str)] = &[("sidecar.istio.io/interceptionMode", "TPROXY")];
 const NATIVE: &str = r#"{"native_nftables": true}"#;
@@ -244,6 +256,50 @@ const BROKEN: &[State] = &[
         spec: r#"{"runtimeClassName": "gvisor"}"#,
         ..WHOLE
     },
+    State { name: "held back", cause: "held-back", status: HELD, ..WHOLE },
+    State {
+        name: "validation killed",
+        cause: "validation-ended",
+        status: r#"{"phase": "Pending", "initContainerStatuses": [{"name": "istio-validation",
+            "state": {"terminated": {"exitCode": 137, "message": ""}}}]}"#,
+        ..WHOLE
+    },
+    State {
+        name: "repair failed",
+        cause: "held-back,not-repaired",
+        status: HELD,
+        events: &[(
+            "RepairBrokenPod",
+            "pod detected as broken (container istio-validation, exit code 126), but it could not be redirected: the agent's \
+             container lacks CAP_SYS_PTRACE; given up after 10 tries",
+        )],
+        ..WHOLE
+    },
+    State {
+        name: "rules fought over",
+        cause: "not-healed",
+        events: &[
+            ("RedirectHealed", "the pod was not redirected as planned, and is again"),
+            (
+                "RedirectContested",
+                "another writer keeps changing the pod's rules (iptables, process 4711); from now on they are put right only after \
+                 some time, 1 s at first and a minute at most, in which traffic may bypass the proxy",
+            ),
+        ],
+        ..WHOLE
+    },
+    State {
+        name: "network not set up",
+        cause: "not-set-up",
+        added: false,
+        spec: r#"{"containers": [{"name": "app"}]}"#,
+        status: r#"{"phase": "Pending", "podIPs": []}"#,
+        events: &[(
+            "FailedCreatePodSandBox",
+            "plugin type=\"istio-cni\" failed (add): the API server does not let this plugin read pods (403)",
+        )],
+        ..WHOLE
+    },
 ];
 
 impl States {
@@ -271,6 +327,11 @@ impl States {
 }
 
 impl State {
+    /// Its causes.
+    pub fn causes(&self) -> Vec<&'static str> {
+        self.cause.split(',').filter(|cause| !cause.is_empty()).collect()
+    }
+
     /// A pod in this state, with addresses of its own.
     pub fn patient(&self, number: u8) -> Result<Patient> {
         let v4 = Ipv4Addr::new(10, 1, number, 2);
@@ -294,11 +355,18 @@ impl State {
             namespace.sh(self.script).with_context(|| self.name)?;
         }
         pod["status"] = json!({"phase": "Running", "podIPs": [{"ip": v4}, {"ip": v6}]});
-        let spec: Value = serde_json::from_str(self.spec)?;
-        for (key, value) in spec.as_object().into_iter().flatten() {
-            pod["spec"][key] = value.clone();
+        for (part, more) in [("spec", self.spec), ("status", self.status)] {
+            let more: Value = serde_json::from_str(more)?;
+            for (key, value) in more.as_object().into_iter().flatten() {
+                pod[part][key] = value.clone();
+            }
         }
-        Ok(Patient { namespace, run_dir, pod, _tcp: tcp, _udp: udp })
+        let event = |(number, (reason, message)): (usize, &(&str, &str))| {
+            json!({"kind": "Event", "reason": reason, "message": message, "lastTimestamp": format!("2026-11-22T00:00:0{number}Z"),
+                "involvedObject": {"kind": "Pod", "namespace": "default", "name": name}})
+        };
+        let events = self.events.iter().enumerate().map(event).collect();
+        Ok(Patient { namespace, run_dir, pod, events, _tcp: tcp, _udp: udp })
     }
 
     fn add(&self, namespace: &Namespace, run_dir: &RunDir, name: &str, pod: &Value) -> Result<()> {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use cni_core::signs;
+
 use crate::cluster::ChangeError;
 use crate::settings::RepairSettings;
 
@@ -44,10 +46,11 @@ impl Action {
     /// The reason of events.
     #[must_use]
     pub const fn event(self) -> &'static str {
+        let [repair, delete, label] = signs::REPAIR_EVENTS;
         match self {
-            Self::Repair => "RepairBrokenPod",
-            Self::Delete => "DeleteBrokenPod",
-            Self::Label => "LabelBrokenPod",
+            Self::Repair => repair,
+            Self::Delete => delete,
+            Self::Label => label,
         }
     }
 
@@ -210,6 +213,20 @@ mod tests {
         let env = needed.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let no_flags = settings_cli::Words::default();
         Settings::read(&no_flags, &env.collect::<Vec<_>>()).expect("settings").0.repair
+    }
+
+    /// Whoever reads one of these words can have it explained.
+    #[test]
+    fn every_word_that_others_read_is_explained() {
+        let explained = |word: &str, signs: &[signs::Sign]| signs.iter().any(|sign| sign.word == word);
+        let reasons: Vec<&str> = REASONS.iter().chain(&crate::heal::metrics::REASONS).copied().collect();
+        for reason in &reasons {
+            assert!(explained(reason, &signs::REPAIRS), "{reason}");
+        }
+        assert!(signs::REPAIRS.iter().all(|sign| reasons.contains(&sign.word)), "no word that nobody says");
+        for action in [Action::Repair, Action::Delete, Action::Label] {
+            assert!(explained(action.event(), &signs::EVENTS), "{action:?}");
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cluster_client::{AccessError, Outage, Pauses};
+use cni_core::signs::COULD_NOT_BE;
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -344,8 +345,7 @@ impl Controller {
         }
         let end = if gave_up { format!("; given up after {} tries", task.tries) } else { String::new() };
         let (failure, past) = (&task.pod.failure, self.action.past());
-        let message =
-            format!("pod detected as broken ({failure}), but it could not be {past}: {trouble}{end}");
+        let message = format!("pod detected as broken ({failure}), {COULD_NOT_BE} {past}: {trouble}{end}");
         log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), reason = trouble.reason; "{message}");
         self.send(cluster, task, "Warning", &message).await;
     }

@@ -13,6 +13,7 @@ use crate::diagnosis::{Decided, findings};
 use crate::input::{self, Trouble};
 use crate::inspect::inspect;
 use crate::node::Node;
+use crate::pod::Pod;
 use crate::report::{self, Report};
 use crate::scan::Scan;
 use crate::show;
@@ -65,17 +66,20 @@ pub(super) fn pod(given: &Given) -> Result<Answer, Trouble> {
             (input::pods_of(&[object], &cluster)?, cluster)
         }
     };
-    let node = given.node_in(&cluster, &pods)?;
-    let pod = pods.iter().find(|pod| pod.name == name).ok_or_else(|| {
+    let pod = pods.iter().find(|pod| pod.name == name).cloned().ok_or_else(|| {
         Trouble(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
     })?;
-    Ok(given.answer(&show::pod(pod, &given.netns_dir(), &node)))
+    let node = given.node_in(&cluster, &of_node(pods, pod.node.as_deref()))?;
+    Ok(given.answer(&show::pod(&pod, &given.netns_dir(), &node)))
 }
 
 /// `scan`
 pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
     let (pods, cluster) = match given.flag("file") {
-        Some(file) => input::pods_of_file(file)?,
+        Some(file) => {
+            let (pods, cluster) = input::pods_of_file(file)?;
+            (of_node(pods, given.flag("node")), cluster)
+        }
         None => {
             let (api, node) = (given.api_server()?, node_name(given)?);
             let objects = api.pods(&node)?;
@@ -92,6 +96,12 @@ pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
     };
     let all: Vec<Finding> = scan.findings().cloned().collect();
     Ok(Answer { text, code: report::code(&all) })
+}
+
+/// The pods that may be on a node, where one is named.
+fn of_node(mut pods: Vec<Pod>, node: Option<&str>) -> Vec<Pod> {
+    pods.retain(|pod| node.is_none() || pod.node.is_none() || pod.node.as_deref() == node);
+    pods
 }
 
 /// The name of the node this runs on: that of its machine, unless it is said.

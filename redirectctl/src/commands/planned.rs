@@ -1,7 +1,6 @@
 //! Commands about what settings and pods ask for: `plan`, `trace` and `diff`.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr};
 
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
@@ -16,7 +15,7 @@ use settings_cli::{Line, RunOptions};
 use super::{Answer, COMMANDS, Given, errors, pretty};
 use crate::diagnosis::Decided;
 use crate::input::{self, Trouble};
-use crate::node::Node;
+use crate::node::{Node, SOMEWHERE};
 use crate::packet::{Said, packet};
 use crate::picture::{self, Language};
 use crate::plan::{self, Format};
@@ -26,8 +25,6 @@ use crate::{FINE, FOUND};
 
 /// What flags begin with where a manifest could stand.
 const FLAGS: &str = "flags:";
-/// The address of a pod that has none yet: one of the documentation.
-const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// `plan`
 pub(super) fn plan(given: &Given) -> Result<Answer, Trouble> {
@@ -59,6 +56,9 @@ pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, S
     match node.decide(pod, &NamespaceFacts::new(&addresses)) {
         Decided::Redirect(redirect, _) => Ok(Ok(redirect)),
         Decided::Skip(reason) => Ok(Err(reason)),
+        Decided::HostNetwork => Err(Trouble::of(
+            "the pod is on the host's network: no plugin is asked about it, and it has no plan",
+        )),
         Decided::Wrong(all) => Err(errors(&all)),
         Decided::Unknown => Err(Trouble::of("nothing is decided about the pod")),
     }

@@ -236,7 +236,7 @@ pub const COMMANDS: &[Definition] = &[
                 .flag("file")
             },
             KUBECONFIG,
-            Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
+            Row::new(Takes::Text("NAME"), "The node's name: pods of other nodes do not count. Without it NODE_NAME counts for the API server, then the machine's name.").flag("node"),
             NODE_CONF,
             NETNS_FOLDER,
             AGENT,
