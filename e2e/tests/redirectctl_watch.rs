@@ -169,7 +169,7 @@ fn who_closes_the_pipe_ends_the_watch_quietly() -> Result<()> {
     let mut command = process::command("bash", ["-c", &script]);
     let child = Background::start(
         "watch | head",
-        &command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
         &tempfile::NamedTempFile::new()?.into_temp_path(),
     )?;
     // The watch only meets the closed pipe when it has something to say.

@@ -51,6 +51,11 @@ impl Patient {
         &self.namespace
     }
 
+    /// The pod as the API server would have it.
+    pub const fn pod(&self) -> &Value {
+        &self.pod
+    }
+
     /// The pod and its events, as the API server would have them.
     pub fn objects(&self) -> impl Iterator<Item = &Value> {
         std::iter::once(&self.pod).chain(&self.events)
