@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use common::packets::{FORMS, IMPATIENT, Seen, World, plan, random_packet, random_settings, with_changes};
+use e2e::dice::Dice;
 use e2e::traffic::ANSWER;
 use netns_apply::{ApplyOptions, apply};
 use redirect_core::{
