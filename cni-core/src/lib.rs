@@ -6,6 +6,7 @@
 
 pub mod conf;
 pub mod fields;
+pub mod invoke;
 pub mod keys;
 pub mod logs;
 pub mod pod_source;

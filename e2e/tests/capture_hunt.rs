@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, ensure};
+use common::crafted::{FORMS, Lossy, stranger};
 use common::{apply, mesh::any};
 use e2e::dice::Dice;
 use e2e::netns::{Families, Namespace, Topology, pod_address};
@@ -35,15 +36,6 @@ const PROXY: u16 = 15006;
 
 const USUAL: &str = "--dual-stack -b * -d 8081 -i *";
 const MODES: [&str; 4] = ["", "-m TPROXY", "--strict-capture", "-m TPROXY --strict-capture"];
-/// What programs the rules.
-const FORMS: [&str; 5] = [
-    "",
-    "--backend restore",
-    "--force-iptables-binary legacy",
-    "--native-nftables",
-    "--native-nftables --nft-sets",
-];
-
 /// TCP options, as a peer might send them: none, those of an ordinary SYN, a timestamp, and nonsense (an unknown one, one without an end).
 const OPTIONS: [&[u8]; 5] = [
     &[],
@@ -52,11 +44,6 @@ const OPTIONS: [&[u8]; 5] = [
     &[253, 8, 1, 2, 3, 4, 5, 6],
     &[2, 40, 0, 0],
 ];
-
-/// A client's address that no kernel answers for.
-fn stranger(v6: bool) -> IpAddr {
-    if v6 { [0x2001, 0xdb8, 7, 0, 0, 0, 0, 7].into() } else { [203, 0, 113, 7].into() }
-}
 
 /// A pod whose application listens, and whose proxy has moods.
 struct Pod {
@@ -338,15 +325,10 @@ fn hunt(mode: &str, form: &str, segments: usize, prepare: impl Fn(&Namespace) ->
         let mut hunter = Hunter::new(&wire, v6, seed);
         while hunter.sent < segments / 2 {
             // Half of the time nobody sees the resets that the pod sends: not the client, and not connection tracking.
-            let lossy = hunter.dice.one_in(2);
-            if lossy {
-                pod.topology.pod.sh("nft 'table inet lossy { chain output { type filter hook output priority -400; tcp flags rst drop; }; }'")?.ok()?;
-            }
+            let lossy = hunter.dice.one_in(2).then(|| Lossy::new(&pod.topology.pod)).transpose()?;
             let from = hunter.sent;
             hunter.batch()?;
-            if lossy {
-                pod.topology.pod.sh("nft delete table inet lossy")?.ok()?;
-            }
+            drop(lossy);
             let reached = pod.reached();
             if !reached.is_empty() {
                 let family = if v6 { "IPv6" } else { "IPv4" };

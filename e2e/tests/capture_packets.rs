@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
+use common::crafted::{FORMS, Lossy, stranger};
 use common::{apply, mesh::any};
 use e2e::netns::{Families, Namespace, Topology, client_address, pod_address, remote_address};
 use e2e::process;
@@ -25,22 +26,8 @@ const BOTH: [bool; 2] = [false, true];
 /// Everything captured, but a port each way.
 const USUAL: &str = "--dual-stack -b * -d 8081 -i * -o 81";
 
-/// What programs the rules.
-const FORMS: [&str; 5] = [
-    "",
-    "--backend restore",
-    "--force-iptables-binary legacy",
-    "--native-nftables",
-    "--native-nftables --nft-sets",
-];
-
 /// The application.
 const APP: u32 = 1000;
-
-/// An address that no kernel answers for; the pod's way to it leads over the wire.
-fn stranger(v6: bool) -> IpAddr {
-    if v6 { [0x2001, 0xdb8, 7, 0, 0, 0, 0, 7].into() } else { [203, 0, 113, 7].into() }
-}
 
 /// A pod whose application listens on 8080, and on 8081, which is left alone.
 struct Pod {
@@ -245,22 +232,6 @@ fn answers(
         }
     }
     Ok((passed, answered))
-}
-
-/// While it lives, no reset leaves the pod, nor comes to connection tracking.
-struct Lossy<'a>(&'a Namespace);
-
-impl<'a> Lossy<'a> {
-    fn new(pod: &'a Namespace) -> Result<Self> {
-        pod.sh("nft 'table inet lossy { chain output { type filter hook output priority -400; tcp flags rst drop; }; }'")?;
-        Ok(Self(pod))
-    }
-}
-
-impl Drop for Lossy<'_> {
-    fn drop(&mut self) {
-        self.0.sh("nft delete table inet lossy").expect("the table goes");
-    }
 }
 
 /// What comes back until everything sent so far has been dealt with.

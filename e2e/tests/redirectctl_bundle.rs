@@ -213,21 +213,19 @@ fn everything_is_there_but_secrets() -> Result<()> {
     Ok(())
 }
 
+/// A bundle of a machine that has nothing of what goes into one.
+fn without_anything(file: &str) -> Vec<&str> {
+    let nothing =
+        ["--kubeconfig", "/nonexistent", "--cni-conf-dir", "/nonexistent", "--metrics", "127.0.0.1:1"];
+    [&["bundle", file], nothing.as_slice()].concat()
+}
+
 #[test]
 fn what_cannot_be_read_is_left_out_and_said() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("ticket.tar.gz").display().to_string();
-    let args = [
-        "bundle",
-        &file,
-        "--kubeconfig",
-        "/nonexistent",
-        "--cni-conf-dir",
-        "/nonexistent",
-        "--metrics",
-        "127.0.0.1:1",
-    ];
-    let mut all = args.to_vec();
+    let args = without_anything(&file);
+    let mut all = args.clone();
     all.extend(["--output", "json"]);
     let told: Value = serde_json::from_str(&redirectctl(&all)?.ok()?.stdout)?;
     let missing: Vec<&str> =
@@ -251,16 +249,7 @@ fn a_full_disk_leaves_nothing_behind() -> Result<()> {
     let _mount = Mount(disk.clone());
     fs::write(format!("{disk}/filler"), vec![0; 4096])?;
     let file = format!("{disk}/ticket.tar.gz");
-    let output = redirectctl(&[
-        "bundle",
-        &file,
-        "--kubeconfig",
-        "/nonexistent",
-        "--cni-conf-dir",
-        "/nonexistent",
-        "--metrics",
-        "127.0.0.1:1",
-    ])?;
+    let output = redirectctl(&without_anything(&file))?;
     assert_eq!(output.code(), Some(1), "{output:?}");
     assert!(output.stderr.contains("cannot write") && output.stderr.contains("No space left"), "{output:?}");
     let left: Vec<_> = fs::read_dir(&disk)?.filter_map(|entry| Some(entry.ok()?.file_name())).collect();

@@ -3,21 +3,17 @@
 //! The agent asks it twice: for its VERSION before it becomes the node's, and for its STATUS with the installed entry when somebody
 //! wants to know whether the agent is ready.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use cni_core::invoke::invoke;
 use cni_core::wire::Code;
 use serde_json::{Value, json};
 
 /// How long an answer may take. It takes milliseconds, unless the machine stands still.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The most of an answer that is read.
-const LARGEST: u64 = 64 * 1024;
-/// How often a program is started anew that is still being written: a process that was forked a moment ago holds the file for so long.
-const BUSY_ATTEMPTS: u32 = 20;
 /// The first version of the specification that has STATUS.
 const STATUS_VERSION: &str = "1.1.0";
 
@@ -114,57 +110,10 @@ fn judge(error: &Value) -> Result<(), Refusal> {
 
 /// Runs a program with nothing in its environment but the command, and returns how it ended and what it printed.
 fn run(path: &Path, command: &str, input: &str) -> io::Result<(ExitStatus, String)> {
-    let mut child = start(path, command)?;
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    thread::scope(|scope| {
-        // A program that ends without reading everything has its reasons.
-        scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
-        let output = scope.spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = stdout.map(|stdout| stdout.take(LARGEST).read_to_end(&mut bytes));
-            String::from_utf8_lossy(&bytes).into_owned()
-        });
-        let status = wait(&mut child)?;
-        Ok((status, output.join().unwrap_or_default()))
-    })
-}
-
-fn start(path: &Path, command: &str) -> io::Result<Child> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let mut program = Command::new(path);
     program.env_clear().env("CNI_COMMAND", command).env("CNI_PATH", directory).current_dir("/");
-    program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut attempt = 0;
-    loop {
-        match program.spawn() {
-            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && attempt < BUSY_ATTEMPTS => {
-                attempt += 1;
-                thread::sleep(Duration::from_millis(10));
-            }
-            started => return started,
-        }
-    }
-}
-
-/// Waits for the end. Not by the clock: while the machine stands still, no program can end.
-fn wait(child: &mut Child) -> io::Result<ExitStatus> {
-    let (mut waited, mut pause) = (Duration::ZERO, Duration::from_micros(500));
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        if waited >= PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("it has not ended after {PATIENCE:?}"),
-            ));
-        }
-        thread::sleep(pause);
-        waited += pause;
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
+    invoke(program.stderr(Stdio::null()), input, PATIENCE)
 }
 
 #[cfg(test)]

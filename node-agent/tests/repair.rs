@@ -5,8 +5,6 @@ mod pods;
 mod process;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use broken::{Api, Fault, Verb};
@@ -325,24 +323,13 @@ fn a_watch_that_stays_silent_is_made_anew_and_misses_nobody() {
 fn a_clock_that_jumps_makes_no_pod_wait_and_none_be_tried_more_often() {
     for jump in ["-3d", "+3d"] {
         let mut node = node(DELETE);
-        let clock = node.path("clock");
-        fs::write(&clock, "+0").expect("writes");
-        let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
-        assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
-        for (name, value) in [
-            ("LD_PRELOAD", library.as_str()),
-            ("FAKETIME_TIMESTAMP_FILE", &clock.display().to_string()),
-            ("FAKETIME_NO_CACHE", "1"),
-            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-        ] {
-            node.set(name, value);
-        }
+        let set_clock = node.fake_clock();
         let api = Api::start(&mut node);
         api.put(broken_pod("web", 1));
         api.fail(&[(Verb::Delete, Fault::Later(3)), (Verb::Delete, Fault::Later(3))]);
         let _agent = node.start_ready();
         wait_at_least(&node, &attempts("delete", "unanswered"), 1.0);
-        fs::write(&clock, jump).expect("writes");
+        set_clock(jump);
         wait_at_least(&node, &repaired("delete", "success"), 1.0);
         assert_eq!(metric(&node, &attempts("delete", "unanswered")), Some(2.0), "{jump}");
         let waited =

@@ -3,6 +3,7 @@
 // Every test program takes what it needs of this module.
 #![allow(dead_code)]
 
+pub mod crafted;
 pub mod killing;
 pub mod mesh;
 pub mod packets;

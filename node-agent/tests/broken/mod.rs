@@ -315,8 +315,42 @@ fn watch(mut stream: TcpStream, query: &str, shared: &(Mutex<State>, Condvar), f
         drop(state);
         return send(&mut stream, 410, &failure(410), None);
     }
+    let epoch = state.epoch;
+    drop(state);
+    stream_events(stream, fault, || {
+        let state = lock(&shared.0);
+        if state.epoch != epoch {
+            return if state.down { News::Cut } else { News::End };
+        }
+        let new: Vec<_> = state.history.iter().filter(|(version, ..)| *version > sent).cloned().collect();
+        if new.is_empty() {
+            drop(shared.1.wait_timeout(state, PAUSE).unwrap_or_else(PoisonError::into_inner));
+        }
+        sent = new.last().map_or(sent, |(version, ..)| *version);
+        News::Events(new.into_iter().map(|(_, kind, object)| (kind, object)).collect())
+    });
+}
+
+/// How long a watch waits before it looks again whether it is to go on.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What a watch has to say.
+enum News {
+    /// These events, by kind and object; perhaps none for now.
+    Events(Vec<(&'static str, Value)>),
+    /// No more.
+    End,
+    /// Nothing, not even that.
+    Cut,
+}
+
+/// Answers a watch with events as they come, unless it is to fail.
+fn stream_events(mut stream: TcpStream, fault: Option<Fault>, mut next: impl FnMut() -> News) {
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let mut alive = stream.write_all(head.as_bytes()).is_ok();
+    if fault == Some(Fault::SilentWatch) {
+        return hang(&mut stream);
+    }
     let mut chunk =
         |text: &str| stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).is_ok();
     if let Some(Fault::InStream(code)) = fault {
@@ -325,26 +359,19 @@ fn watch(mut stream: TcpStream, query: &str, shared: &(Mutex<State>, Condvar), f
         chunk("");
         return;
     }
-    if fault == Some(Fault::SilentWatch) {
-        drop(state);
-        return hang(&mut stream);
-    }
-    let epoch = state.epoch;
-    while alive && state.epoch == epoch {
-        for (version, kind, pod) in &state.history {
-            if *version > sent {
-                sent = *version;
-                alive &= chunk(&(json!({"type": kind, "object": pod}).to_string() + "\n"));
+    while alive {
+        match next() {
+            News::Events(events) => {
+                for (kind, object) in events {
+                    alive &= chunk(&(json!({"type": kind, "object": object}).to_string() + "\n"));
+                }
             }
+            News::End => {
+                chunk("");
+                return;
+            }
+            News::Cut => return,
         }
-        state = shared
-            .1
-            .wait_timeout(state, Duration::from_millis(200))
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
-    }
-    if !state.down {
-        chunk("");
     }
 }
 

@@ -2,15 +2,14 @@
 //! and fails as it is told. Selectors select everything.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Fault, failure, hang, read, send};
+use super::{Fault, News, PAUSE, failure, hang, read, send, stream_events};
 use crate::process::Node;
 
 /// What is asked, by the verb that a role has for it.
@@ -376,38 +375,24 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
 fn watch(mut stream: TcpStream, collection: &str, query: &str, shared: &Shared, fault: Option<Fault>) {
     let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")).unwrap_or_default();
     let mut sent: u64 = from.parse().unwrap_or_default();
-    let mut state = lock(shared);
+    let state = lock(shared);
     if sent < state.oldest {
         drop(state);
         return send(&mut stream, 410, &failure(410), None);
     }
-    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let mut alive = stream.write_all(head.as_bytes()).is_ok();
-    let mut chunk =
-        |text: &str| stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).is_ok();
-    if let Some(Fault::InStream(code)) = fault {
-        let status: Value = serde_json::from_str(&failure(code)).expect("JSON");
-        chunk(&(json!({"type": "ERROR", "object": status}).to_string() + "\n"));
-        chunk("");
-        return;
-    }
-    if fault == Some(Fault::SilentWatch) {
-        drop(state);
-        return hang(&mut stream);
-    }
     let epoch = state.epoch;
-    while alive && state.epoch == epoch {
-        for (version, path, kind, object) in &state.history {
-            if *version > sent && is_in(path, collection) {
-                sent = *version;
-                alive &= chunk(&(json!({"type": kind, "object": object}).to_string() + "\n"));
-            }
+    drop(state);
+    stream_events(stream, fault, || {
+        let state = lock(shared);
+        if state.epoch != epoch {
+            return News::End;
         }
-        state = shared
-            .1
-            .wait_timeout(state, Duration::from_millis(200))
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
-    }
-    chunk("");
+        let new: Vec<_> = state.history.iter().filter(|(version, ..)| *version > sent).cloned().collect();
+        if new.is_empty() {
+            drop(shared.1.wait_timeout(state, PAUSE).unwrap_or_else(PoisonError::into_inner));
+        }
+        sent = new.last().map_or(sent, |(version, ..)| *version);
+        let wanted = new.into_iter().filter(|(_, path, ..)| is_in(path, collection));
+        News::Events(wanted.map(|(_, _, kind, object)| (kind, object)).collect())
+    });
 }

@@ -170,7 +170,7 @@ fn a_clock_that_jumps_taints_no_node_early_and_none_late() {
     for jump in ["-3d", "+3d"] {
         let (mut node, api) = born_tainted();
         node.set("TAINT_AFTER", "6s");
-        let set_clock = fake_clock(&mut node);
+        let set_clock = node.fake_clock();
         let agent = node.start_ready();
         wait_tainted(&node, &api, NAME, false);
         let start = Instant::now();

@@ -367,7 +367,7 @@ fn a_clock_that_jumps_taints_nobody_early_and_nobody_late() {
     for jump in ["-3d", "+3d"] {
         let (mut node, api) = cluster();
         node.set("TAINT_AFTER", "6s");
-        let set_clock = fake_clock(&mut node);
+        let set_clock = node.fake_clock();
         joins(&api, "n1", false);
         agent(&api, "n1", true);
         let _controller = start(&node);

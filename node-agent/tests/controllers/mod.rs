@@ -3,8 +3,6 @@
 mod agent;
 mod leader;
 
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -85,23 +83,6 @@ pub fn pause_after_first(api: &Objects, asked: Asked) -> Duration {
     let requests = api.requests(asked);
     assert!(requests.len() >= 2, "{asked:?} {}", requests.len());
     requests[1].at - requests[0].at
-}
-
-/// The program's clock of the day is told by a file; what counts up goes on as it is.
-pub fn fake_clock(node: &mut Node) -> impl Fn(&str) + use<> {
-    let clock = node.path("clock");
-    fs::write(&clock, "+0").expect("writes");
-    let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
-    assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
-    for (name, value) in [
-        ("LD_PRELOAD", library.as_str()),
-        ("FAKETIME_TIMESTAMP_FILE", &clock.display().to_string()),
-        ("FAKETIME_NO_CACHE", "1"),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-    ] {
-        node.set(name, value);
-    }
-    move |time| fs::write(&clock, time).expect("writes")
 }
 
 /// Whether the clock of the day did jump, as the log's lines show it.

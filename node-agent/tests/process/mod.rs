@@ -71,6 +71,23 @@ impl Node {
         self.env.insert(name.to_owned(), value.to_owned());
     }
 
+    /// The program's clock of the day is told by what is returned; what counts up goes on as it is.
+    pub fn fake_clock(&mut self) -> impl Fn(&str) + use<> {
+        let clock = self.path("clock");
+        fs::write(&clock, "+0").expect("writes");
+        let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+        assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
+        for (name, value) in [
+            ("LD_PRELOAD", library.as_str()),
+            ("FAKETIME_TIMESTAMP_FILE", &clock.display().to_string()),
+            ("FAKETIME_NO_CACHE", "1"),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ] {
+            self.set(name, value);
+        }
+        move |time| fs::write(&clock, time).expect("writes")
+    }
+
     pub fn path(&self, part: &str) -> PathBuf {
         self.folder.path().join(part)
     }

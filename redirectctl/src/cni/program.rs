@@ -1,16 +1,13 @@
 //! Running the plugin, as a runtime runs it.
 
-use std::io::{self, Read, Write};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
+use std::process::Command;
 use std::time::Duration;
 
+use cni_core::invoke::invoke;
 use serde_json::Value;
 
 use super::Question;
 
-/// The most of an answer that is read.
-const LARGEST: u64 = 1 << 20;
 /// How much of an answer that is none is shown.
 const SHOWN: usize = 200;
 
@@ -36,8 +33,10 @@ pub enum Answer {
 /// It cannot be run, takes too long, or does not answer as a plugin does.
 pub fn ask(question: &Question, patience: Duration) -> Result<Answer, String> {
     let program = question.program.display();
-    let (status, output) =
-        run(question, patience).map_err(|error| format!("cannot run {program}: {error}"))?;
+    let mut command = Command::new(&question.program);
+    command.env_clear().envs(&question.environment).current_dir("/");
+    let (status, output) = invoke(&mut command, &question.input.to_string(), patience)
+        .map_err(|error| format!("cannot run {program}: {error}"))?;
     if status.success() {
         return Ok(Answer::AsPlanned);
     }
@@ -54,46 +53,6 @@ pub fn ask(question: &Question, patience: Duration) -> Result<Answer, String> {
         let shown: String = output.chars().take(SHOWN).collect();
         format!("{program} ended with {status} and is no plugin that answers: {shown:?}")
     })
-}
-
-fn run(question: &Question, patience: Duration) -> io::Result<(ExitStatus, String)> {
-    let mut command = Command::new(&question.program);
-    command.env_clear().envs(&question.environment).current_dir("/");
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    let input = question.input.to_string();
-    thread::scope(|scope| {
-        // A program that ends without reading everything has its reasons.
-        scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
-        let output = scope.spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = stdout.map(|stdout| stdout.take(LARGEST).read_to_end(&mut bytes));
-            String::from_utf8_lossy(&bytes).into_owned()
-        });
-        let status = wait(&mut child, patience)?;
-        Ok((status, output.join().unwrap_or_default()))
-    })
-}
-
-/// Waits for the end. Not by the clock: while the machine stands still, no program can end.
-fn wait(child: &mut Child, patience: Duration) -> io::Result<ExitStatus> {
-    let (mut waited, mut pause) = (Duration::ZERO, Duration::from_millis(1));
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        if waited >= patience {
-            child.kill()?;
-            child.wait()?;
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("it has not ended after {patience:?}"),
-            ));
-        }
-        thread::sleep(pause);
-        waited += pause;
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,66 @@
+//! Running a plugin as a runtime does: a program that is given its input on standard input, and answers on standard output.
+
+use std::io::{self, Read, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+/// The most of an answer that is read.
+const LARGEST: u64 = 1 << 20;
+/// How often a program is started anew that is still being written: a process that was forked a moment ago holds the file for so long.
+const BUSY_ATTEMPTS: u32 = 20;
+
+/// Runs a plugin with this input, and returns how it ended and what it printed. One that has not ended after `patience` is killed. Its standard
+/// error is what `command` says.
+///
+/// # Errors
+/// It cannot be started, or has not ended in time ([`io::ErrorKind::TimedOut`]).
+pub fn invoke(command: &mut Command, input: &str, patience: Duration) -> io::Result<(ExitStatus, String)> {
+    let mut child = start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    thread::scope(|scope| {
+        // A program that ends without reading everything has its reasons.
+        scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
+        let output = scope.spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = stdout.map(|stdout| stdout.take(LARGEST).read_to_end(&mut bytes));
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let status = wait(&mut child, patience)?;
+        Ok((status, output.join().unwrap_or_default()))
+    })
+}
+
+fn start(command: &mut Command) -> io::Result<Child> {
+    let mut attempt = 0;
+    loop {
+        match command.spawn() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && attempt < BUSY_ATTEMPTS => {
+                attempt += 1;
+                thread::sleep(Duration::from_millis(10));
+            }
+            started => return started,
+        }
+    }
+}
+
+/// Waits for the end. Not by the clock: while the machine stands still, no program can end.
+fn wait(child: &mut Child, patience: Duration) -> io::Result<ExitStatus> {
+    let (mut waited, mut pause) = (Duration::ZERO, Duration::from_micros(500));
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if waited >= patience {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("it has not ended after {patience:?}"),
+            ));
+        }
+        thread::sleep(pause);
+        waited += pause;
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
