@@ -16,21 +16,31 @@ trap 'kill %1 2>/dev/null; rm -f "$others" "$patient"' EXIT
 cargo build --locked --workspace --bins || exit 1
 cargo test --locked --workspace --no-run || exit 1
 
-of_patient=() of_others=()
-for file in e2e/tests/*.rs; do
-    if grep -qE 'e2e::(node|kube)' "$file"; then
-        of_patient+=(--test "$(basename "$file" .rs)")
+# Always the whole workspace, and its parts by the names of tests: cargo compiles libraries anew for each choice of packages, with other features.
+of_patient=() of_others=() of_crates=()
+for file in */tests/*.rs; do
+    name=$(basename "$file" .rs)
+    if [ "${file%%/*}" != e2e ]; then
+        of_crates+=(--test "$name")
+    elif compgen -G "[!e]*/tests/$name.rs" >/dev/null; then
+        echo "test.sh: $file has the name of another crate's tests, and would be run twice" >&2
+        exit 1
+    elif grep -qE 'e2e::(node|kube)' "$file"; then
+        of_patient+=(--test "$name")
     else
-        of_others+=(--test "$(basename "$file" .rs)")
+        of_others+=(--test "$name")
     fi
 done
+run() { cargo test --locked --no-fail-fast --workspace "$@"; }
 
 echo "tests with a node or an API server run meanwhile, and are printed at the end"
-cargo test --locked --no-fail-fast -p e2e "${of_patient[@]}" -- "$@" >"$patient" 2>&1 &
+run "${of_patient[@]}" -- "$@" >"$patient" 2>&1 &
 {
-    cargo test --locked --no-fail-fast -p e2e --lib --bins "${of_others[@]}" -- "$@"
-    e2e=$?
-    cargo test --locked --no-fail-fast --workspace --exclude e2e -- "$@" && exit "$e2e"
+    failed=0
+    run "${of_others[@]}" -- "$@" || failed=1
+    run --lib --bins --examples "${of_crates[@]}" -- "$@" || failed=1
+    run --doc -- "$@" || failed=1
+    exit "$failed"
 } 2>&1 | tee "$others"
 status=${PIPESTATUS[0]}
 wait %1 || status=1
