@@ -63,6 +63,7 @@ packages=$(mktemp -d)
 trap 'rm -rf "$packages"' EXIT
 CARGO_TARGET_DIR="$packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netns-apply
 rm -rf "$packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/redirect-core-0.*
+find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -maxdepth 1 -name '-*' -type d -empty -delete
 
 step "public interfaces"
 scripts/public-api.sh

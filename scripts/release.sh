@@ -59,7 +59,8 @@ position=
 # Panics name source files. They are not to tell where this machine keeps them.
 cargo fetch --locked --quiet --target "$triple"
 flags="${RUSTFLAGS:-} --remap-path-prefix=$PWD=/project"
-for crates in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*; do
+# Folders that begin with a dash are registries without a host, which cargo makes for each check of packages: other flags would build all anew.
+for crates in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/[!-]*; do
     flags="$flags --remap-path-prefix=$crates=/crates"
 done
 export RUSTFLAGS="$flags"
