@@ -71,6 +71,22 @@ pub struct State {
     pub meanwhile: Option<fn(&mut Value)>,
 }
 
+/// Makes a node's API server: a thread for each connection. Returns its port.
+fn listen<S: Send + Sync + 'static>(node: &mut Node, shared: &Arc<S>, serve: fn(TcpStream, &S)) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let shared = shared.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let shared = shared.clone();
+            thread::spawn(move || serve(stream, &shared));
+        }
+    });
+    node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
+    node.set("PLUGIN_SERVICE_ACCOUNT", "");
+    port
+}
+
 pub struct Api {
     pub port: u16,
     shared: Arc<(Mutex<State>, Condvar)>,
@@ -78,18 +94,8 @@ pub struct Api {
 
 impl Api {
     pub fn start(node: &mut Node) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new((Mutex::new(State { version: 100, ..State::default() }), Condvar::new()));
-        let for_threads = shared.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = for_threads.clone();
-                thread::spawn(move || serve(stream, &shared));
-            }
-        });
-        node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
-        node.set("PLUGIN_SERVICE_ACCOUNT", "");
+        let port = listen(node, &shared, serve);
         Self { port, shared }
     }
 

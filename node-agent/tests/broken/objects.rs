@@ -2,14 +2,13 @@
 //! and fails as it is told. Selectors select everything.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Fault, News, PAUSE, failure, hang, read, send, stream_events};
+use super::{Fault, News, PAUSE, failure, hang, listen, read, send, stream_events};
 use crate::process::Node;
 
 /// What is asked, by the verb that a role has for it.
@@ -70,18 +69,8 @@ pub struct Objects {
 
 impl Objects {
     pub fn start(node: &mut Node) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new((Mutex::new(State { version: 100, ..State::default() }), Condvar::new()));
-        let for_threads = shared.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = for_threads.clone();
-                thread::spawn(move || serve(stream, &shared));
-            }
-        });
-        node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
-        node.set("PLUGIN_SERVICE_ACCOUNT", "");
+        listen(node, &shared, serve);
         Self { shared }
     }
 
