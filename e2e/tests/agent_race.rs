@@ -343,8 +343,12 @@ fn whatever_happens_to_the_agent_no_pod_runs_outside_the_mesh() -> Result<()> {
         let disturbed = disturb(&mut agent, &node, &load);
         load.done.store(true, Ordering::Relaxed);
         let figures = pods.join().map_err(|_| anyhow::anyhow!("the load panicked"))?;
-        // Why there is no agent says more than which pod waits for it.
-        disturbed.and(figures)
+        match (disturbed, figures) {
+            // Why there is no agent, and which pod waits for it: either may be behind the other.
+            (Err(agent), Err(pods)) => Err(pods.context(format!("{agent:#}"))),
+            (Err(agent), Ok(_)) => Err(agent),
+            (Ok(()), figures) => figures,
+        }
     })?;
     beacon.ensure_heard_none_of_the_mesh()?;
     ensure!(figures.held_back_first > 0 && figures.at_once > 0, "{figures:?}: the test met one kind only");
