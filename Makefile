@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test picture faults hunt scale race scan heal trace swap rollouts runtimes images chart manifests check setup bench release
+.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images chart manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -65,6 +65,13 @@ race: setup
 scale: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	SCALE_PODS=5000 SCALE_NODES=50 SCALE_TAINT_NODES=1000 cargo test --locked -p e2e --test agent_scale -- --nocapture
+
+# The tests that meet the kernel, on the kernels of four releases of Debian, 5.10 and newer, each in a virtual machine; prints a table. Takes hours where the
+# processor is emulated; `KERNEL_TESTS="redirect_packets netlink_native" make kernels` runs a part.
+kernels:
+	scripts/setup-apt.sh
+	scripts/setup-apt.sh kernels
+	scripts/kernels.sh
 
 # The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test` does without.
 runtimes: setup

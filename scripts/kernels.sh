@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Runs the tests that meet the kernel on other kernels than this machine's, each in a virtual machine, and prints a table.
+#
+#   kernels.sh [SUITE...]     suites of Debian whose newest kernel is taken; all of those below where none is named
+#
+#   KERNEL_TESTS="..."        names of test programs, in place of those below
+#   KERNEL_ACCEL=kvm|tcg      the processor's own virtualization, or emulation, which is ten to twenty times slower
+#   KERNEL_MINUTES=N          what one machine may take; 20, with emulation 120
+#
+# The machine has this one's files, read-only with a layer of memory above, so nothing is built for it: it runs the same test programs, which start the
+# same iptables and nft. Kernels are unpacked into the target folder; the package lists of this machine are not touched. Needs root and Debian's archive.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly all_suites="bullseye-security bookworm trixie sid"
+readonly all_tests="redirect_recordings redirect_packets redirect_routing netlink_native netlink_recordings netlink_backend
+    plugin_recordings plugin_behaviour validation_recordings validation_verdicts"
+target=$(realpath "${CARGO_TARGET_DIR:-target}")
+readonly target work="$target/kernels"
+
+die() {
+    echo "kernels.sh: $*" >&2
+    exit 1
+}
+
+[ "$(id -u)" = 0 ] || die "needs root: a machine reads all of this one's files"
+mkdir -p "$work/apt/lists/partial" "$work/apt/cache/archives/partial" "$work/packages"
+
+# A KVM whose processor has neither VT-x nor AMD-V runs an ordinary kernel far slower than emulation does.
+accel=${KERNEL_ACCEL:-}
+if [ -z "$accel" ]; then
+    if [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; then accel=kvm; else accel=tcg; fi
+fi
+case $accel in
+kvm) processor=host minutes=${KERNEL_MINUTES:-20} ;;
+tcg) processor=max minutes=${KERNEL_MINUTES:-120} ;;
+*) die "KERNEL_ACCEL is kvm or tcg, not '$accel'" ;;
+esac
+
+# apt with package lists of its own, of the suites asked for.
+apt_options=(-qq -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null -o "Dir::State::lists=$work/apt/lists"
+    -o "Dir::Cache=$work/apt/cache" -o "Dir::State::status=$work/apt/status" -o APT::Sandbox::User=root -o Acquire::Languages=none)
+read_lists() { # SUITE...
+    local mirror suite
+    mirror=$(sed -n 's/^URIs: *\(.*[^/]\)\/*$/\1/p' /etc/apt/sources.list.d/debian.sources 2>/dev/null | head -n 1)
+    mirror=${mirror:-http://deb.debian.org/debian}
+    : >"$work/apt/status"
+    for suite in "$@"; do
+        case $suite in
+        *-security) echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror%/debian}/debian-security $suite main" ;;
+        *) echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" ;;
+        esac
+    done >"$work/apt/sources.list"
+    apt-get "${apt_options[@]}" update
+}
+
+# What a package depends on, a name a line. apt-cache is read to its end: a pipe that closes early would be its failure.
+depends_of() { # PACKAGE
+    apt-cache "${apt_options[@]}" show "$1" | awk '/^Depends:/ && !seen++ { sub("Depends: ", ""); gsub(/ \([^)]*\)/, ""); gsub(/, /, "\n"); print }'
+}
+
+# Unpacks the newest kernel of a suite into $work/RELEASE, and sets `release`.
+unpack_kernel() { # SUITE
+    local package file part
+    package=$(depends_of "linux-image-amd64/$1" | grep -oE '^linux-image-[0-9].*') || die "Debian's $1 has no linux-image-amd64"
+    release=${package#linux-image-}
+    [ ! -e "$work/$release/ready" ] || return 0
+    echo "== unpacking $package"
+    rm -rf "${work:?}/$release"
+    mkdir -p "$work/$release/tree"
+    for part in "$package" $(depends_of "$package" | grep -xE "linux-(modules|binary|base)-$release" || true); do
+        (cd "$work/packages" && apt-get "${apt_options[@]}" download "$part")
+        file=$(ls -t "$work/packages/${part}"_*.deb | head -n 1)
+        dpkg-deb --extract "$file" "$work/$release/tree"
+        rm "$file"
+    done
+    [ -d "$work/$release/tree/lib" ] || ln -s usr/lib "$work/$release/tree/lib"
+    depmod -b "$work/$release/tree" "$release"
+    first_root "$release"
+    touch "$work/$release/ready"
+}
+
+# What the kernel starts from: busybox, and the modules without which it cannot read this machine's files.
+first_root() { # RELEASE
+    local first="$work/$1/first" number=10 module
+    mkdir -p "$first/bin" "$first/modules"
+    cp "$(command -v busybox)" "$first/bin/busybox"
+    cp scripts/kernels/first-init "$first/init"
+    for module in virtio_pci 9p 9pnet_virtio overlay; do
+        modprobe --dirname "$work/$1/tree" --set-version "$1" --show-depends "$module"
+    done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' | while read -r module; do
+        case $module in
+        *.xz) xz --decompress --stdout "$module" >"$first/modules/$number-$(basename "$module" .xz)" ;;
+        *.zst) zstd --quiet --decompress --stdout "$module" >"$first/modules/$number-$(basename "$module" .zst)" ;;
+        *) cp "$module" "$first/modules/$number-$(basename "$module")" ;;
+        esac
+        number=$((number + 1))
+    done
+    (cd "$first" && find . | busybox cpio -o -H newc 2>/dev/null) >"$work/$1/first.cpio"
+}
+
+# Each test program of the list with the folder it runs in: what the machine executes.
+write_list() { # NAME...
+    cargo build --locked --quiet --workspace --bins
+    cargo test --locked --quiet --workspace --no-run --message-format=json >"$work/built.json"
+    local name line
+    for name in "$@"; do
+        line=$(jq -r --arg name "$name" 'select(.reason == "compiler-artifact" and .executable != null and .profile.test and .target.name == $name)
+            | [.target.name, .executable, (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv' "$work/built.json")
+        [ -n "$line" ] || die "no test program is called $name"
+        echo "$line"
+    done >"$work/tests.tsv"
+    rm "$work/built.json"
+}
+
+boot() { # RELEASE
+    local out="$work/$1/out"
+    rm -rf "$out"
+    mkdir -p "$out"
+    cp "$work/tests.tsv" scripts/kernels/run-tests "$out/"
+    timeout --foreground "$((minutes * 60))" qemu-system-x86_64 -accel "$accel$([ "$accel" != tcg ] || echo ,thread=multi)" -cpu "$processor" -smp 2 -m 3072 \
+        -nodefaults -no-user-config -display none -no-reboot -serial "file:$out/console.log" \
+        -kernel "$work/$1/tree/boot/vmlinuz-$1" -initrd "$work/$1/first.cpio" \
+        -append "console=ttyS0 panic=-1 quiet mitigations=off out=$out modules=$work/$1/tree/lib/modules/$1" \
+        -virtfs "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap" \
+        -virtfs "local,path=$out,mount_tag=out,security_model=none" </dev/null || true
+    if [ ! -e "$out/finished" ]; then
+        echo "the machine of $1 did not finish; $out/console.log ends:" >&2
+        tail -n 20 "$out/console.log" >&2
+        return 1
+    fi
+}
+
+# shellcheck disable=SC2086 # lists of words
+set -- ${*:-$all_suites}
+# shellcheck disable=SC2086
+write_list ${KERNEL_TESTS:-$all_tests}
+read_lists "$@"
+failed=0
+for suite in "$@"; do
+    unpack_kernel "$suite"
+    echo "== $release, $suite ($accel), $(date +%T)"
+    boot "$release" || failed=1
+    [ -s "$work/$release/out/results.tsv" ] || continue
+    column -t -s "$(printf '\t')" "$work/$release/out/results.tsv"
+    ! grep -q "$(printf '\t')failed$(printf '\t')" "$work/$release/out/results.tsv" || failed=1
+done
+exit "$failed"
