@@ -15,6 +15,8 @@
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
+//! | [`terminal`] | a terminal: what programs draw on it, its keys and its size |
+//! | [`archive`] | what is in archives that programs write |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
 //!
@@ -26,6 +28,7 @@
 //! thing a test does with one is fail and show it.
 
 pub mod agent;
+pub mod archive;
 pub mod cnitool;
 pub mod dice;
 pub mod image;
@@ -38,6 +41,7 @@ pub mod program;
 pub mod rewrites;
 pub mod segments;
 pub mod strace;
+pub mod terminal;
 pub mod traffic;
 
 mod leftovers;

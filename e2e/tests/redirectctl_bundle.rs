@@ -3,7 +3,6 @@
 mod plugin_support;
 mod redirectctl_support;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -12,7 +11,7 @@ use std::path::Path;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use e2e::process;
+use e2e::{archive, process};
 use redirectctl_support::{Patient, States, redirectctl};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -160,18 +159,6 @@ impl Drop for Mount {
     }
 }
 
-/// All entries of an archive by their names, without the folder they lie in.
-fn unpacked(file: &Path, into: &Path) -> Result<BTreeMap<String, String>> {
-    let mut tar = process::command("tar", ["-xzf"]);
-    process::run(tar.arg(file).arg("-C").arg(into).arg("--strip-components=1"), process::SHORT)?.ok()?;
-    let found =
-        process::run(process::command("find", ["."]).args(["-type", "f"]).current_dir(into), process::SHORT)?
-            .ok()?;
-    let read =
-        |name: &str| Ok((name.trim_start_matches("./").to_owned(), fs::read_to_string(into.join(name))?));
-    found.stdout.lines().map(read).collect()
-}
-
 #[test]
 fn everything_is_there_but_secrets() -> Result<()> {
     let node = Node::new(31)?;
@@ -181,8 +168,7 @@ fn everything_is_there_but_secrets() -> Result<()> {
     let output = node.bundle(&file, &agent)?.ok()?;
     served.join().map_err(|_| anyhow::anyhow!("the agent's stand-in failed"))?;
     assert_eq!(fs::metadata(&file)?.permissions().mode() & 0o777, 0o600);
-    let folder = tempfile::tempdir()?;
-    let entries = unpacked(Path::new(&file), folder.path())?;
+    let entries = archive::entries(Path::new(&file))?;
     for (name, text) in &entries {
         ensure!(!text.contains(SECRET) && !name.contains(SECRET), "{name} has a secret:\n{text}");
     }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use agent_support::host_agent::HostAgent;
 use agent_support::{MANIFEST, NAMESPACE, POD, apply_manifest, programs, run_dir, wait_loaded};
 use anyhow::{Context, Result, ensure};
+use e2e::archive;
 use e2e::kube::ApiServer;
 use e2e::netns::Namespace;
 use e2e::node::{Node, Pod, plain_pod, sidecar_pod};
@@ -23,6 +24,8 @@ use serde_json::{Value, json};
 const QUIET: &str = "quiet";
 /// The proxy's ports as the container of a proxy serves them.
 const SERVES: &str = "nc -ll -p 15001 -e true & nc -ll -p 15006 -e true & exec sleep 1000000";
+/// Planted in every pod and in the node's configuration; each place adds its own ending.
+const SECRET: &str = "pa55w0rd-";
 /// The pod whose proxy answers DNS.
 const WITH_DNS: &str = "with-dns";
 /// The pod that no plugin is asked about.
@@ -197,7 +200,10 @@ impl Ward<'_> {
     fn redirectctl(&self, kubeconfig: &Path, args: &[&str]) -> Result<Output> {
         let mut command = process::command(&self.program, args);
         command.args(["--kubeconfig", &kubeconfig.display().to_string()]);
-        if ["pod", "scan"].contains(&args[0]) {
+        if ["cni", "bundle"].contains(&args[0]) {
+            command.args(["--cni-bin-dir", &self.node.bin_dir().display().to_string()]);
+        }
+        if ["pod", "scan", "cni", "bundle"].contains(&args[0]) {
             command.args(["--cni-conf-dir", &self.node.conf_dir().display().to_string()]);
         }
         command.env("NODE_NAME", self.node.name());
@@ -233,6 +239,9 @@ fn flat(text: &str) -> String {
 impl Case {
     fn object(&self) -> Value {
         let mut pod = sidecar_pod(self.name);
+        pod["metadata"]["annotations"]["vault.example.com/token"] = format!("{SECRET}annotation").into();
+        pod["spec"]["containers"][APP]["env"] =
+            json!([{"name": "PASSWORD", "value": format!("{SECRET}variable")}]);
         pod["spec"]["containers"][APP]["ports"] = json!([{"containerPort": 8080}]);
         pod["spec"]["containers"][PROXY]["env"] = json!([{"name": "ISTIO_DUAL_STACK", "value": "true"}]);
         proxy_serves(&mut pod, SERVES);
@@ -325,6 +334,8 @@ fn every_pod_of_a_real_node_is_told_with_its_predicate_or_its_cause_and_remedy()
     one_scan_tells_them_all(&ward, &cases)?;
     each_pod_is_told_with_its_reason_and_remedy(&ward, &cases)?;
     packets_of_pods_are_followed(&ward)?;
+    the_plugin_is_asked_as_its_runtime_asks_it(&ward)?;
+    a_bundle_has_what_a_ticket_needs_and_no_secret(&ward, &api, &cases)?;
     fewer_rights_tell_less_and_say_so(&ward, &node)?;
     what_is_wrong_with_the_node_comes_first(&ward, &api, &node, &mut agent)
 }
@@ -398,6 +409,85 @@ fn packets_of_pods_are_followed(ward: &Ward<'_>) -> Result<()> {
     let plain = trace("default/plain")?;
     ensure!(plain.contains("left alone") && plain.contains("(no_proxy)"), "{plain}");
     Ok(())
+}
+
+/// With what containerd remembers of each pod's ADD, and the plugin's own way to the API server.
+fn the_plugin_is_asked_as_its_runtime_asks_it(ward: &Ward<'_>) -> Result<()> {
+    let check = |pod: &str| -> Result<Output> {
+        ward.redirectctl(&ward.kubeconfig, &["cni", "check", pod, "--output", "json"])
+    };
+    for (pod, code) in [
+        ("default/whole", Value::Null),
+        ("default/plain", Value::Null),
+        ("default/uncaptured", json!(111)),
+        ("default/early", json!(111)),
+        ("default/accepted", json!(111)),
+    ] {
+        let inside = ward.node.pod("default", pod.trim_start_matches("default/")).namespace()?;
+        let before = inside.snapshot()?;
+        let output = check(pod)?;
+        let told: Value =
+            serde_json::from_str(&output.stdout).with_context(|| format!("{pod}: {output:?}"))?;
+        assert_eq!(output.code(), Some(if code.is_null() { 0 } else { 2 }), "{pod}: {told:#}");
+        assert_eq!(told["answer"]["asPlanned"], code.is_null(), "{pod}: {told:#}");
+        assert_eq!(told["answer"].get("code").cloned().unwrap_or_default(), code, "{pod}: {told:#}");
+        let remembered = told["previous"].as_str().unwrap_or_default();
+        ensure!(remembered.starts_with("/var/lib/cni/results/"), "{pod}: {told:#}");
+        assert_eq!(told["notes"], json!([]), "{pod}: a runtime would ask the same");
+        let container = told["environment"]["CNI_CONTAINERID"].as_str().unwrap_or_default();
+        ensure!(container.len() == 64 && remembered.contains(container), "{pod}: {told:#}");
+        let changes = inside.snapshot()?.changes_since(&before);
+        ensure!(changes.is_empty(), "{pod}: CHECK changes nothing: {changes:?}");
+    }
+    let text = ward.redirectctl(&ward.kubeconfig, &["cni", "check", "default/uncaptured"])?;
+    ensure!(flat(&text.stdout).contains("redirectctl why cni-111 explains the code"), "{text:?}");
+    let nobody = check("default/nobody")?;
+    ensure!(nobody.code() == Some(1) && nobody.stdout.is_empty(), "{nobody:?}");
+    ensure!(nobody.stderr.lines().count() == 1 && nobody.stderr.contains("default/nobody"), "{nobody:?}");
+    Ok(())
+}
+
+fn a_bundle_has_what_a_ticket_needs_and_no_secret(
+    ward: &Ward<'_>,
+    api: &ApiServer,
+    cases: &[&Case],
+) -> Result<()> {
+    let secret = json!({"cniVersion": "1.0.0", "name": "other", "type": "ptp", "token": format!("{SECRET}configuration")});
+    ward.node.write_conf("99-other.conf", &secret)?;
+    let credentials = fs::read_to_string(run_dir(ward.node).join("istio-cni-kubeconfig"))?;
+    let token =
+        credentials.lines().find_map(|line| line.trim().strip_prefix("token: ")).context("a token")?;
+    let file = ward.node.state_dir().join("ticket.tar.gz");
+    let output = ward.redirectctl(&ward.kubeconfig, &["bundle", &file.display().to_string()])?.ok()?;
+    ensure!(output.stderr.is_empty(), "{output:?}");
+    let entries = archive::entries(&file)?;
+    for (name, text) in &entries {
+        for what in [SECRET, token.trim_matches('"'), "PRIVATE KEY", "client-key-data"] {
+            ensure!(!text.contains(what), "{name} has {what}:\n{text}");
+        }
+    }
+    let scan: Value = serde_json::from_str(entries.get("scan.json").context("scan.json")?)?;
+    let live = ward.json(&["scan"])?;
+    for (at, pod) in live["pods"].as_array().context("pods")?.iter().enumerate() {
+        let found = |pod: &Value| codes(&pod["findings"]).join(" ");
+        assert_eq!(found(&scan["pods"][at]), found(pod), "{}", pod["subject"]);
+    }
+    for case in cases {
+        let report = format!("pods/{}/report.json", case.full_name());
+        ensure!(entries.contains_key(&report), "{report} is missing: {:?}", entries.keys());
+    }
+    for (name, has) in [
+        ("pods/default/whole/rules.json", "to the proxy's outbound listener"),
+        ("node/network-configurations.json", "istio-cni"),
+        ("node/plugin-log.jsonl", "no_proxy"),
+        ("agent/metrics.txt", "istio_cni_install_ready 1"),
+    ] {
+        let text = entries.get(name).with_context(|| format!("{name} is missing: {output:?}"))?;
+        ensure!(text.contains(has), "{name} lacks {has}:\n{text}");
+    }
+    let pod = api.get("pod", "default", "whole")?.to_string();
+    ensure!(pod.contains(SECRET), "the secrets were planted: {pod}");
+    fs::remove_file(ward.node.conf_dir().join("99-other.conf")).map_err(Into::into)
 }
 
 /// The plugin's own account may get pods, the kubelet's may list those of its node.

@@ -31,6 +31,7 @@ use wire::{Flow, Inet};
 const LOOKS: usize = 3;
 /// How often a dump is asked for that was interrupted.
 const DUMP_ATTEMPTS: usize = 10;
+const OPEN_DIAG: &str = "open a socket for inet_diag";
 /// The most sockets, or tracked connections, that are looked at. A pod's limit of open files is lower.
 const MOST: usize = 1 << 20;
 
@@ -74,7 +75,7 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
 pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
     let place = Place::here(plan)?;
     let mut severed = Severed::default();
-    let mut diag = Asking::open(NETLINK_SOCK_DIAG, "open a socket for inet_diag")?;
+    let mut diag = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
     let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     for _ in 0..LOOKS {
         let flows = tracking.flows()?;
@@ -113,12 +114,35 @@ pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, SeverError> {
     let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     // In this order: a connection has its socket once it is tracked.
     let flows = tracking.flows()?;
-    let sockets = Asking::open(NETLINK_SOCK_DIAG, "open a socket for inet_diag")?.sockets()?;
+    let sockets = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
     let mut forgotten = 0;
     for flow in place.over(&sockets, &flows) {
         forgotten += usize::from(tracking.forget(flow)?);
     }
     Ok(forgotten)
+}
+
+/// A socket that waits for whoever sends first: a listener of TCP, or one of UDP that is not connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Listener {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its port.
+    pub port: u16,
+    /// Its user, in the numbers of the calling process.
+    pub user: u32,
+}
+
+/// Who listens in the calling thread's network namespace, on any address, as inet_diag lists it. Unlike the lists under /proc/net this
+/// costs nothing for the connections of the rest of the machine. No privilege is needed.
+///
+/// # Errors
+/// The kernel has no inet_diag for TCP or UDP.
+pub fn listeners() -> Result<BTreeSet<Listener>, SeverError> {
+    let mut diag = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
+    let listener =
+        |socket: Inet| Listener { protocol: socket.protocol, port: socket.local.port(), user: socket.user };
+    Ok(diag.list(wire::list_listeners)?.into_iter().map(listener).collect())
 }
 
 /// A plan, and the pod it is for.
@@ -236,14 +260,19 @@ impl Asking {
         NetlinkSocket::open(protocol).map(Self).map_err(failed(what))
     }
 
-    /// All sockets of TCP and UDP. A kernel that cannot list those of a kind has no diag module for it, and is told so.
+    /// All sockets of TCP and UDP.
     fn sockets(&mut self) -> Result<Vec<Inet>, SeverError> {
+        self.list(wire::list_sockets)
+    }
+
+    /// Sockets of TCP and UDP. A kernel that cannot list those of a kind has no diag module for it, and is told so.
+    fn list(&mut self, of: fn(u32, Family, Protocol) -> Vec<u8>) -> Result<Vec<Inet>, SeverError> {
         let mut all = Vec::new();
         for (family, protocol) in Family::BOTH
             .into_iter()
             .flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|one| (family, one)))
         {
-            let question = |sequence| wire::list_sockets(sequence, family, protocol);
+            let question = |sequence| of(sequence, family, protocol);
             self.dump("list sockets (inet_diag)", question, &mut all, |message| {
                 Inet::read(message.payload(), protocol)
             })?;

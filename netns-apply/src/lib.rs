@@ -56,7 +56,7 @@ pub use observe::observe;
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, unreadable_tables, verify};
+pub use verify::{Mismatch, Snapshot, unreadable_tables, verify};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

@@ -12,7 +12,7 @@ use redirect_core::{
     differences::Differences,
     interference::Finding,
     options::Variant,
-    steps::{RulesIn, VARIANTS},
+    steps::{Observation, RulesIn, VARIANTS},
 };
 use std::{fmt, time::Instant};
 
@@ -53,38 +53,82 @@ impl fmt::Display for Mismatch {
     }
 }
 
+/// One look at a network namespace, which answers several questions about it.
+pub struct Snapshot<'a> {
+    handles: Handles<'a>,
+    seen: Seen,
+}
+
+impl fmt::Debug for Snapshot<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Snapshot<'a> {
+    /// Looks at the calling thread's network namespace. Nothing is changed.
+    ///
+    /// # Errors
+    /// The namespace cannot be looked at.
+    pub fn take(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
+        let mut handles = Handles::open(&options.programs, options.backend)?;
+        if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
+            connection.limit(most);
+        }
+        let seen = Seen::now(&mut handles, Instant::now() + options.patience)?;
+        Ok(Self { handles, seen })
+    }
+
+    /// What concerns the mesh, as of [`observe`](crate::observe()).
+    #[must_use]
+    pub const fn observation(&self) -> &Observation {
+        &self.seen.state
+    }
+
+    /// What is not as planned, if anything, as of [`verify`](verify()). The backend of `options` is that of the comparison, and may be
+    /// another one than the look was taken for.
+    ///
+    /// # Errors
+    /// The namespace cannot be looked at.
+    pub fn compare(
+        &mut self,
+        plan: &RulePlan,
+        options: &ApplyOptions,
+    ) -> Result<Option<Mismatch>, ApplyError> {
+        if let (Some(connection), Some(most)) = (&mut self.handles.netlink, options.most_read) {
+            connection.limit(most);
+        }
+        let observed = &self.seen.state;
+        let (backend, _) = backend::choose(options.backend, &self.seen, &mut self.handles, plan)?;
+        let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
+        if redirected + usize::from(!observed.native.is_empty()) > 1 {
+            return Ok(Some(Mismatch::TwoBackends));
+        }
+        let names = backend::tables(plan, backend);
+        if let Some(asleep) = self.seen.asleep(|table| names.iter().any(|name| name == table)) {
+            return Ok(Some(Mismatch::Asleep(asleep.to_string())));
+        }
+        let rules_in = match backend {
+            Backend::NativeNft => RulesIn::Native(options.native_form),
+            Backend::Netlink => RulesIn::Iptables(Variant::Nft),
+            Backend::Restore(variant) => RulesIn::Iptables(variant),
+        };
+        let differences = Differences::between(observed, plan, rules_in);
+        if !differences.is_empty() {
+            return Ok(Some(Mismatch::Different(differences)));
+        }
+        let findings = interference(plan, options)?;
+        Ok(if findings.is_empty() { None } else { Some(Mismatch::Interference(findings)) })
+    }
+}
+
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; where all are as
 /// planned, it is asked what of others comes in their way.
 ///
 /// # Errors
 /// The namespace cannot be looked at.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
-    let mut handles = Handles::open(&options.programs, options.backend)?;
-    if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
-        connection.limit(most);
-    }
-    let seen = Seen::now(&mut handles, Instant::now() + options.patience)?;
-    let observed = &seen.state;
-    let (backend, _) = backend::choose(options.backend, &seen, &mut handles, plan)?;
-    let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
-    if redirected + usize::from(!observed.native.is_empty()) > 1 {
-        return Ok(Some(Mismatch::TwoBackends));
-    }
-    let names = backend::tables(plan, backend);
-    if let Some(asleep) = seen.asleep(|table| names.iter().any(|name| name == table)) {
-        return Ok(Some(Mismatch::Asleep(asleep.to_string())));
-    }
-    let rules_in = match backend {
-        Backend::NativeNft => RulesIn::Native(options.native_form),
-        Backend::Netlink => RulesIn::Iptables(Variant::Nft),
-        Backend::Restore(variant) => RulesIn::Iptables(variant),
-    };
-    let differences = Differences::between(observed, plan, rules_in);
-    if !differences.is_empty() {
-        return Ok(Some(Mismatch::Different(differences)));
-    }
-    let findings = interference(plan, options)?;
-    Ok(if findings.is_empty() { None } else { Some(Mismatch::Interference(findings)) })
+    Snapshot::take(options)?.compare(plan, options)
 }
 
 /// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for it is

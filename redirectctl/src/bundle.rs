@@ -79,12 +79,33 @@ impl Bundle {
             "version": VERSION,
             "redirectctl": env!("CARGO_PKG_VERSION"),
             "entries": self.entries.iter().map(|(name, bytes)| json!({"name": name, "bytes": bytes.len()})).collect::<Vec<_>>(),
-            "leftOut": self.left_out.iter().map(|(name, why)| json!({"name": name, "why": why})).collect::<Vec<_>>(),
+            "leftOut": left_out_json(&self.left_out),
         });
         let mut entries = vec![("contents.json".to_owned(), format!("{contents:#}\n").into_bytes())];
         entries.extend(self.entries);
         entries
     }
+}
+
+fn left_out_json(left_out: &[(String, String)]) -> Value {
+    left_out.iter().map(|(name, why)| json!({"name": name, "why": why})).collect()
+}
+
+/// What was written, for programs: the archive, its entries and what is missing.
+#[must_use]
+pub fn written_json(
+    file: &Path,
+    bytes: usize,
+    entries: &[(String, Vec<u8>)],
+    left_out: &[(String, String)],
+) -> Value {
+    json!({
+        "version": VERSION,
+        "file": file,
+        "bytes": bytes,
+        "entries": entries.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        "leftOut": left_out_json(left_out),
+    })
 }
 
 /// The machine: its kernel, its distribution, and the modules that rules need.

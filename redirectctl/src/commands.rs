@@ -23,7 +23,6 @@ pub use given::Given;
 pub use table::{COMMANDS, Definition, PROGRAM};
 
 use crate::input::Trouble;
-use crate::paper::Layout;
 use crate::{FAILED, FINE, report, why};
 
 /// Where runtimes keep pods' network namespaces.
@@ -123,7 +122,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
             log::warn!(target: DEFAULT_SCOPE, "{notice}");
         }
     }
-    let layout = Layout::of_stdout(|name| text_env.get(name).cloned());
+    let layout = given::layout(&flags, &text_env);
     let given = Given { operands, flags, input, env: text_env, layout };
     let code = match answer(command, &given) {
         Ok(answer) => {

@@ -8,7 +8,7 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsError};
 use netns_apply::pod::{owner, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Mismatch, observe, unreadable_tables, verify};
+use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unreadable_tables};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
@@ -86,14 +86,16 @@ pub fn inspect<T: Send>(
             ..ApplyOptions::default()
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
-        let observed = observe(&options(usual)).map_err(|error| kernel(&error))?;
-        let candidates = programming.map_or_else(|| found(&observed), |programming| vec![programming]);
+        let looking = options(usual);
+        let mut snapshot = Snapshot::take(&looking).map_err(|error| kernel(&error))?;
+        let observed = snapshot.observation();
+        let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
         let hidden = unreadable_tables(&options.programs);
-        let in_force = in_force(&observed);
+        let in_force = in_force(observed);
         // Where there is nothing, nothing is to be compared: every rule would be told as missing.
         let compared = plan.as_ref().filter(|_| !in_force.is_empty());
-        let mismatch = compared.map_or(Ok(None), |plan| compare(plan, &candidates, &options));
+        let mismatch = compared.map_or(Ok(None), |plan| compare(&mut snapshot, plan, &candidates, &options));
         let mismatch = mismatch.map_err(|error| kernel(&error))?;
         let lacking = match &plan {
             Some(plan) if in_force.is_empty() => lacking(plan, options.backend),
@@ -115,6 +117,7 @@ fn found(observed: &Observation) -> Vec<Programming> {
 
 /// Compares with the plan as each of these would have programmed it. What differs by all of them is told by the first.
 fn compare(
+    snapshot: &mut Snapshot<'_>,
     plan: &RulePlan,
     candidates: &[Programming],
     options: &ApplyOptions,
@@ -122,7 +125,7 @@ fn compare(
     let mut first = None;
     for programming in candidates {
         let options = ApplyOptions { native_form: programming.native_form, ..options.clone() };
-        match verify(plan, &options)? {
+        match snapshot.compare(plan, &options)? {
             Some(Mismatch::Different(differences)) => {
                 first.get_or_insert(Mismatch::Different(differences));
             }

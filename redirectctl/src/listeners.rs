@@ -1,9 +1,10 @@
-//! Who listens on the proxy's ports, as the kernel lists it (proc_pid_net(5)).
+//! Who listens on the proxy's ports, as the kernel lists it: by inet_diag (sock_diag(7)), or where it has none, in proc_pid_net(5).
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 
+use netns_apply::connections;
 use redirect_core::rule::Protocol;
 
 /// The most that is read of a list. Listening sockets come before connections in it.
@@ -43,6 +44,17 @@ impl Listener {
 /// # Errors
 /// The kernel does not say.
 pub fn listeners() -> io::Result<BTreeSet<Listener>> {
+    let Ok(listed) = connections::listeners() else { return in_proc() };
+    let listener = |one: connections::Listener| Listener {
+        is_udp: one.protocol == Protocol::Udp,
+        port: one.port,
+        user: one.user,
+    };
+    Ok(listed.into_iter().map(listener).collect())
+}
+
+/// The same from the lists in /proc. To write them the kernel walks through the connections of all network namespaces.
+fn in_proc() -> io::Result<BTreeSet<Listener>> {
     let mut all = BTreeSet::new();
     for (name, is_udp) in [("tcp", false), ("tcp6", false), ("udp", true), ("udp6", true)] {
         let file = match File::open(format!("/proc/thread-self/net/{name}")) {
@@ -72,6 +84,10 @@ fn read(list: &str, is_udp: bool) -> impl Iterator<Item = Listener> + '_ {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+
+    use e2e::netns::{Families, Namespace};
+
     use super::*;
 
     #[test]
@@ -83,5 +99,29 @@ mod tests {
         let found: Vec<Listener> = read(list, false).collect();
         assert_eq!(found, [Listener { is_udp: false, port: 15001, user: 1337 }]);
         assert!(found[0].is_on(Protocol::Tcp, 15001) && !found[0].is_on(Protocol::Udp, 15001));
+    }
+
+    #[test]
+    fn both_ways_to_ask_list_the_same() {
+        let there = Namespace::pod(Families::Dual).expect("a namespace");
+        let any6: IpAddr = Ipv6Addr::UNSPECIFIED.into();
+        let loopback: IpAddr = Ipv4Addr::LOCALHOST.into();
+        let (asked, in_proc) = there
+            .enter(|| {
+                let listener = TcpListener::bind((any6, 15001)).expect("binds");
+                let _own = TcpListener::bind((loopback, 15006)).expect("binds");
+                let _open = UdpSocket::bind((any6, 15053)).expect("binds");
+                // None of these three waits for somebody who sends first.
+                let connected = UdpSocket::bind((loopback, 0)).expect("binds");
+                connected.connect((loopback, 15053)).expect("connects");
+                let _there = TcpStream::connect((loopback, 15001)).expect("connects");
+                let _accepted = listener.accept().expect("accepts");
+                (connections::listeners().map(|_| listeners()), in_proc())
+            })
+            .expect("enters");
+        let asked = asked.expect("this kernel has inet_diag").expect("lists");
+        assert_eq!(asked, in_proc.expect("lists"));
+        let ports: Vec<(&str, u16)> = asked.iter().map(|one| (one.protocol(), one.port)).collect();
+        assert_eq!(ports, [("tcp", 15001), ("tcp", 15006), ("udp", 15053)]);
     }
 }

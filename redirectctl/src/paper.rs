@@ -44,6 +44,34 @@ impl Ink {
     }
 }
 
+/// When text is coloured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum When {
+    /// On a terminal that has colours, unless NO_COLOR is set.
+    #[default]
+    Auto,
+    /// Wherever it goes.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+impl When {
+    /// All of them, by their words.
+    pub const WORDS: &'static [&'static str] = &["auto", "always", "never"];
+
+    /// That of a word.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        Some(match word {
+            "auto" => Self::Auto,
+            "always" => Self::Always,
+            "never" => Self::Never,
+            _ => return None,
+        })
+    }
+}
+
 /// How text is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
@@ -54,22 +82,29 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// That of standard output: as wide as the terminal, with colours unless NO_COLOR is set or the terminal has none.
+    /// That of standard output at this moment: as wide as the terminal.
     #[must_use]
-    pub fn of_stdout(env: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn of_stdout(colour: When, env: impl Fn(&str) -> Option<String>) -> Self {
         let is_terminal = io::stdout().is_terminal();
         let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-        Self::new(is_terminal, terminal, env)
+        Self::new(is_terminal, terminal, colour, env)
     }
 
-    fn new(is_terminal: bool, terminal: Option<usize>, env: impl Fn(&str) -> Option<String>) -> Self {
+    fn new(
+        is_terminal: bool,
+        terminal: Option<usize>,
+        colour: When,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Self {
         let is_said = |name| env(name).is_some_and(|text| !text.is_empty());
         let has_colours = env("TERM").is_none_or(|term| term != "dumb");
         let width = terminal.filter(|_| is_terminal).unwrap_or(USUAL_WIDTH);
-        Self {
-            width: width.clamp(NARROWEST, WIDEST),
-            colour: is_terminal && has_colours && !is_said("NO_COLOR"),
-        }
+        let colour = match colour {
+            When::Auto => is_terminal && has_colours && !is_said("NO_COLOR"),
+            When::Always => true,
+            When::Never => false,
+        };
+        Self { width: width.clamp(NARROWEST, WIDEST), colour }
     }
 }
 
@@ -271,13 +306,17 @@ mod tests {
         let env = |pairs: &'static [(&str, &str)]| {
             move |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         };
-        assert!(Layout::new(true, Some(100), env(&[])).colour);
-        assert!(Layout::new(true, None, env(&[("NO_COLOR", "")])).colour, "empty says nothing");
-        assert!(!Layout::new(true, None, env(&[("NO_COLOR", "1")])).colour);
-        assert!(!Layout::new(true, None, env(&[("TERM", "dumb")])).colour);
-        assert_eq!(Layout::new(false, Some(200), env(&[])), Layout { width: 80, colour: false });
-        assert_eq!(Layout::new(true, Some(7), env(&[])).width, NARROWEST);
-        assert_eq!(Layout::new(true, Some(500), env(&[])).width, WIDEST);
+        assert!(Layout::new(true, Some(100), When::Auto, env(&[])).colour);
+        assert!(Layout::new(true, None, When::Auto, env(&[("NO_COLOR", "")])).colour, "empty says nothing");
+        assert!(!Layout::new(true, None, When::Auto, env(&[("NO_COLOR", "1")])).colour);
+        assert!(!Layout::new(true, None, When::Auto, env(&[("TERM", "dumb")])).colour);
+        assert_eq!(Layout::new(false, Some(200), When::Auto, env(&[])), Layout { width: 80, colour: false });
+        assert_eq!(Layout::new(true, Some(7), When::Auto, env(&[])).width, NARROWEST);
+        assert_eq!(Layout::new(true, Some(500), When::Auto, env(&[])).width, WIDEST);
+        let no = env(&[("NO_COLOR", "1"), ("TERM", "dumb")]);
+        assert!(Layout::new(false, None, When::Always, no).colour, "who asks for colours gets them");
+        assert!(!Layout::new(true, None, When::Never, env(&[])).colour);
+        assert!(When::WORDS.iter().all(|word| When::named(word).is_some()));
     }
 
     #[test]

@@ -67,7 +67,11 @@ impl Report {
             paper.labelled(2, "listeners  ", &self.listeners(seen));
         }
         self.settings(&mut paper);
-        findings(&self.findings, &mut paper);
+        if self.findings.is_empty() && matches!(self.decided, Decided::Unknown) {
+            paper.line(0, "nothing was compared: without a pod it is not known what has to be here");
+        } else {
+            findings(&self.findings, &mut paper);
+        }
         paper.into_text()
     }
 

@@ -1,10 +1,9 @@
 //! Looking at one pod or network namespace.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use netns_apply::netns::Netns;
-use pod_netns::Survey;
+use pod_netns::{Survey, SurveyError};
 
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{Decided, findings};
@@ -29,12 +28,19 @@ pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
 /// Looks at a pod, whose namespace is looked for among those of a directory.
 #[must_use]
 pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
+    let survey = Survey::of(directory, &pod.addresses.iter().copied().collect());
+    pod_among(pod, survey.as_ref(), node)
+}
+
+/// Looks at a pod, whose namespace is looked for among those of a survey for its addresses.
+#[must_use]
+pub fn pod_among(pod: &Pod, survey: Result<&Survey, &SurveyError>, node: &Node) -> Report {
     let without = || node.decide_from_afar(pod);
     let subject = format!("pod {}", pod.name);
     if pod.host_network || pod.is_over() || pod.addresses.is_empty() {
         return report(subject, None, Some(pod), node, Ok((without(), None)), Cause::Unfound, without);
     }
-    match find(pod, directory) {
+    match survey.map_err(ToString::to_string).and_then(|survey| find_among(pod, survey)) {
         Ok((path, netns)) => {
             let looked = look(&netns, Some(pod), node);
             report(subject, Some(path), Some(pod), node, looked, Cause::Unreadable, without)
@@ -57,8 +63,11 @@ pub fn look(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, Str
 
 /// The network namespace of a pod among those of a directory.
 pub(crate) fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
-    let wanted: BTreeSet<_> = pod.addresses.iter().copied().collect();
-    let survey = Survey::of(directory, &wanted).map_err(|error| error.to_string())?;
+    let wanted = pod.addresses.iter().copied().collect();
+    find_among(pod, &Survey::of(directory, &wanted).map_err(|error| error.to_string())?)
+}
+
+fn find_among(pod: &Pod, survey: &Survey) -> Result<(PathBuf, Netns), String> {
     let sandbox = survey.find(&pod.addresses).map_err(|error| pod.unfound(&error))?;
     let netns = sandbox.open().map_err(|error| error.to_string())?;
     Ok((sandbox.path().to_owned(), netns))

@@ -5,13 +5,18 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use cni_core::pod_source::PodName;
+use e2e::netns::{Families, Namespace};
 use jsonschema::Validator;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
 use redirect_core::interference::ruleset::{Api, Counter, TableFamily, TableName};
-use redirect_core::settings::{Key, Source};
+use redirect_core::settings::{Key, NamespaceFacts, Source};
 use redirect_core::trace::{Origin, Place};
+use redirectctl::bundle::{Bundle, written_json};
 use redirectctl::cause::{Cause, Finding};
+use redirectctl::cni::{Answer, Attachment, Question};
+use redirectctl::commands::COMMANDS;
 use redirectctl::diagnosis::Decided;
 use redirectctl::inspect::{InForce, Inspection};
 use redirectctl::listeners::Listener;
@@ -20,6 +25,7 @@ use redirectctl::pod::Pod;
 use redirectctl::report::Report;
 use redirectctl::scan::{Entry, Scan, State};
 use redirectctl::show;
+use redirectctl::traffic::Compared;
 use redirectctl::watch::{End, Look, Watched, counted_json, end_json, rules_json};
 use serde_json::{Value, json};
 
@@ -148,15 +154,115 @@ fn watches() -> Vec<Value> {
     )
 }
 
+fn pod_name() -> PodName {
+    PodName { namespace: "shop".into(), name: "web".into() }
+}
+
+fn checks() -> Vec<Value> {
+    let attachment = Attachment {
+        pod: pod_name(),
+        netns: "/run/netns/x".into(),
+        addresses: vec!["10.1.0.2".parse().unwrap()],
+        interface: None,
+        cached: None,
+    };
+    let entry = json!({"cniVersion": "1.0.0", "name": "k8s", "type": "istio-cni", "disableCheck": true});
+    let environment = [("PATH".to_owned(), "/bin".to_owned())].into();
+    let question = Question::check(&attachment, entry, "/opt/cni/bin/istio-cni".into(), environment);
+    let refused = Answer::Refused { code: 111, message: "m".into(), details: "d".into() };
+    checked(
+        "check",
+        [None, Some(Answer::AsPlanned), Some(refused)]
+            .iter()
+            .map(|one| question.json(one.as_ref()))
+            .collect(),
+    )
+}
+
+fn bundles() -> Vec<Value> {
+    let mut bundle = Bundle::default();
+    bundle.add_json("machine.json", &json!({}));
+    bundle.leave_out("pods", "no API server");
+    let left_out = bundle.left_out().to_vec();
+    let entries = bundle.into_entries();
+    let answer = written_json(Path::new("ticket.tar.gz"), 7, &entries, &left_out);
+    let contents = serde_json::from_slice(&entries[0].1).unwrap();
+    [checked("bundle", vec![answer]), checked("contents", vec![contents])].concat()
+}
+
+fn diffs() -> Vec<Value> {
+    let plan = |ports: &str| {
+        let annotations =
+            json!({"sidecar.istio.io/status": "{}", "traffic.sidecar.istio.io/excludeOutboundPorts": ports});
+        let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        let mut pod = pod(&annotations);
+        pod.facts.proxy.as_mut().unwrap().env.insert("ISTIO_DUAL_STACK".into(), "true".into());
+        Node::default().decide(&pod, &NamespaceFacts::new(&addresses)).plan().unwrap()
+    };
+    let (before, after) = (plan("3306"), plan("5432"));
+    checked("traffic", vec![Compared::of(&before, &after).json(), Compared::of(&before, &before).json()])
+}
+
 #[test]
 fn what_is_written_is_what_the_schema_says() {
-    let documents: Vec<Value> = [reports(), scans(), watches()].concat();
+    let documents: Vec<Value> = [reports(), scans(), watches(), checks(), bundles(), diffs()].concat();
     let mut written = BTreeSet::new();
     documents.iter().for_each(|document| words(document, &mut written));
     let mut described = BTreeSet::new();
     defined(&own(), &mut described);
     let made_up: Vec<&String> = described.difference(&written).collect();
     assert!(made_up.is_empty(), "nobody writes {made_up:?}");
+}
+
+/// The program itself, as somebody calls it: no command with `--output json` is without a schema.
+#[test]
+fn every_command_writes_what_its_schema_says() {
+    let there = Namespace::pod(Families::V4).unwrap();
+    let netns = there.path().display().to_string();
+    let directory = there.path().parent().unwrap().display().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let pod = json!({"kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "annotations": {"sidecar.istio.io/status": "{}"}},
+        "spec": {"containers": [{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]}, "status": {"podIP": "192.0.2.77"}});
+    let list = json!({"cniVersion": "1.0.0", "name": "k8s", "plugins": [{"type": "istio-cni"}]});
+    let (manifest, archive, conf) = (file("pod.json"), file("ticket.tar.gz"), file("10-k8s.conflist"));
+    std::fs::write(&manifest, pod.to_string()).unwrap();
+    std::fs::write(conf, list.to_string()).unwrap();
+    let conf = folder.path().display().to_string();
+    let node = ["--netns-dir", &directory, "--cni-conf-dir", &conf];
+    let lines: Vec<(&str, Vec<&str>)> = vec![
+        ("core/$defs/plan", vec!["plan", "-b", "*", "-i", "*", "--address", "10.1.0.2"]),
+        ("report", vec!["verify", "--netns", &netns, "-b", "*", "-i", "*"]),
+        ("report", vec!["netns", &netns, "-f", &manifest]),
+        ("report", [["pod", "shop/web", "-f", &manifest].as_slice(), &node].concat()),
+        ("scan", [["scan", "-f", &manifest].as_slice(), &node].concat()),
+        ("watch", vec!["watch", "--netns", &netns, "--once"]),
+        (
+            "check",
+            vec!["cni", "check", "-f", &manifest, "--netns", &netns, "--cni-conf-dir", &conf, "--dry-run"],
+        ),
+        ("core/$defs/trace", vec!["trace", "-f", &manifest, "--to", "198.51.100.1:80"]),
+        ("traffic", vec!["diff", &manifest, "flags:-b *"]),
+        (
+            "bundle",
+            [["bundle", &archive, "-f", &manifest, "--metrics", "127.0.0.1:1"].as_slice(), &node].concat(),
+        ),
+    ];
+    for (document, words) in &lines {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_redirectctl"));
+        let output = command.args(words).args(["--output", "json"]).env_clear().output().unwrap();
+        let written = serde_json::from_slice(&output.stdout);
+        let written =
+            written.unwrap_or_else(|_| panic!("{words:?}: {}", String::from_utf8_lossy(&output.stderr)));
+        checked(document, vec![written]);
+    }
+    let asked: BTreeSet<&str> = lines.iter().map(|(_, words)| words[0]).collect();
+    let can: BTreeSet<&str> = COMMANDS
+        .iter()
+        .filter(|command| command.rows.iter().any(|row| row.flag == Some("output")))
+        .map(|command| command.name)
+        .collect();
+    assert_eq!(asked, can);
 }
 
 #[test]

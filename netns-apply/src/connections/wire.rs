@@ -141,16 +141,32 @@ impl Flow {
 
 /// All sockets of a protocol.
 pub(super) fn list_sockets(sequence: u32, of: Family, protocol: Protocol) -> Vec<u8> {
+    list_in_states(sequence, of, protocol, ALL_STATES)
+}
+
+/// The sockets of a protocol that wait for whoever sends first. The kernel keeps the listeners of TCP apart, and does not walk through all
+/// connections of the machine for them.
+pub(super) fn list_listeners(sequence: u32, of: Family, protocol: Protocol) -> Vec<u8> {
+    let state = if protocol == Protocol::Tcp { state::LISTEN } else { state::CLOSED };
+    list_in_states(sequence, of, protocol, 1 << state)
+}
+
+fn list_in_states(sequence: u32, of: Family, protocol: Protocol, states: u32) -> Vec<u8> {
     let family = match of {
         Family::V4 => AF_INET,
         Family::V6 => AF_INET6,
     };
-    message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, &diag(family, protocol, &[0; 48]))
+    message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, &diag(family, protocol, states, &[0; 48]))
 }
 
 /// Ends a socket's connection.
 pub(super) fn abort(sequence: u32, socket: &Inet) -> Vec<u8> {
-    message(SOCK_DESTROY, REQUEST | ACK, sequence, &diag(socket.family, socket.protocol, &socket.id))
+    message(
+        SOCK_DESTROY,
+        REQUEST | ACK,
+        sequence,
+        &diag(socket.family, socket.protocol, ALL_STATES, &socket.id),
+    )
 }
 
 /// All that is tracked.
@@ -168,8 +184,8 @@ pub(super) fn forget(sequence: u32, flow: &Flow) -> Vec<u8> {
 }
 
 /// `inet_diag_req_v2`
-fn diag(family: u8, protocol: Protocol, id: &[u8; 48]) -> Vec<u8> {
-    [[family, protocol.number(), 0, 0].as_slice(), &ALL_STATES.to_ne_bytes(), id].concat()
+fn diag(family: u8, protocol: Protocol, states: u32, id: &[u8; 48]) -> Vec<u8> {
+    [[family, protocol.number(), 0, 0].as_slice(), &states.to_ne_bytes(), id].concat()
 }
 
 fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {

@@ -8,8 +8,9 @@ use cni_core::conf::Conf;
 use netns_apply::facts::NameFiles;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
+use pod_netns::Survey;
 use redirect_core::settings::NamespaceFacts;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Answer, Given, pretty};
@@ -20,7 +21,6 @@ use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::paper::Paper;
 use crate::pod::Pod;
-use crate::report::VERSION;
 use crate::scan::Scan;
 use crate::watch::{Look, rule_json};
 use crate::{FINE, cni, show};
@@ -136,11 +136,14 @@ fn of_pods(
         Ok(scan) => bundle.add_json("scan.json", &filter::findings(scan.json())),
         Err(error) => bundle.leave_out("scan.json", &error.to_string()),
     }
+    // One look for addresses: one for each pod would be as many as the square of their number.
+    let wanted = pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
+    let survey = Survey::of(&directory, &wanted);
     for (number, pod) in pods.iter().enumerate() {
         // Names come from pods; what cannot be one is no part of a path.
         let name = pod.name.to_string();
         let name = if input::pod_name(&name).is_ok() { name } else { format!("unnamed/{number}") };
-        let report = show::pod(pod, &directory, node);
+        let report = show::pod_among(pod, survey.as_ref(), node);
         if let Some(netns) = &report.netns {
             let rules = rules(netns, pod, node).map(|rules| format!("{rules:#}\n").into_bytes());
             bundle.try_add(&format!("pods/{name}/rules.json"), rules);
@@ -182,13 +185,7 @@ fn told(
     given: &Given,
 ) -> String {
     if given.is_json() {
-        return pretty(&json!({
-            "version": VERSION,
-            "file": path,
-            "bytes": size,
-            "entries": entries.iter().map(|(name, _)| name).collect::<Vec<_>>(),
-            "leftOut": left_out.iter().map(|(name, why)| json!({"name": name, "why": why})).collect::<Vec<_>>(),
-        }));
+        return pretty(&bundle::written_json(path, size, entries, left_out));
     }
     let mut paper = Paper::new(given.layout);
     paper.line(0, &format!("{} has {} entries, {size} bytes", path.display(), entries.len()));

@@ -15,7 +15,7 @@ use crate::api::{self, ApiServer};
 use crate::cluster::Cluster;
 use crate::input::{self, Trouble};
 use crate::node::Node;
-use crate::paper::Layout;
+use crate::paper::{Layout, When};
 use crate::pod::Pod;
 use crate::report::{self, Report};
 
@@ -28,9 +28,20 @@ pub struct Given {
     pub(super) layout: Layout,
 }
 
+/// How text is laid out. A word for colours that is none is complained of elsewhere.
+pub(super) fn layout(flags: &BTreeMap<String, String>, env: &BTreeMap<String, String>) -> Layout {
+    let colour = flags.get("color").and_then(|word| When::named(word)).unwrap_or_default();
+    Layout::of_stdout(colour, |name| env.get(name).cloned())
+}
+
 impl Given {
     pub(super) fn flag(&self, name: &str) -> Option<&str> {
         self.flags.get(name).map(String::as_str).filter(|text| !text.is_empty())
+    }
+
+    /// How text is laid out at this moment: a terminal may have another width by now.
+    pub(super) fn layout_now(&self) -> Layout {
+        layout(&self.flags, &self.env)
     }
 
     pub(super) fn operand(&self) -> &str {

@@ -18,6 +18,9 @@ use crate::report::{self, Report};
 use crate::scan::Scan;
 use crate::show;
 
+/// What can be scanned.
+const NODE: &str = "node";
+
 /// `verify`
 pub(super) fn verify(given: &Given) -> Result<Answer, Trouble> {
     let path = given.flag("netns").unwrap_or("/proc/self/ns/net").to_owned();
@@ -75,6 +78,11 @@ pub(super) fn pod(given: &Given) -> Result<Answer, Trouble> {
 
 /// `scan`
 pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
+    if let Some(what) = given.operands.first().filter(|what| *what != NODE) {
+        return Err(Trouble(vec![format!(
+            "{what:?} cannot be scanned: only the {NODE}, which need not be said"
+        )]));
+    }
     let (pods, cluster) = match given.flag("file") {
         Some(file) => {
             let (pods, cluster) = input::pods_of_file(file)?;

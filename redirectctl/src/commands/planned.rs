@@ -15,6 +15,7 @@ use settings_cli::{Line, RunOptions};
 use super::{Answer, COMMANDS, Given, errors, pretty};
 use crate::diagnosis::Decided;
 use crate::input::{self, Trouble};
+use crate::inspect::MOST_RULES;
 use crate::node::{Node, SOMEWHERE};
 use crate::packet::{Said, packet};
 use crate::picture::{self, Language};
@@ -155,7 +156,8 @@ fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Pa
     let pod = given.pod()?;
     let netns = Netns::open(path).map_err(Trouble::of)?;
     let read = netns.run(|| {
-        let live = Live::now(&ApplyOptions::default()).map_err(Trouble::of)?;
+        let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
+        let live = Live::now(&options).map_err(Trouble::of)?;
         let plan = pod.as_ref().and_then(|pod| {
             let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
             Node::default().decide(pod, &facts).plan()

@@ -8,6 +8,7 @@ use settings_table::{Row, Status, Takes};
 use super::{Answer, Given, NETNS_DIR, in_force, planned};
 use crate::input::Trouble;
 use crate::node::CONF_DIR;
+use crate::paper::When;
 use crate::plan::Format;
 
 /// A command.
@@ -106,9 +107,23 @@ pub const PROGRAM: Pages = pages(&[
 
 const OUTPUT: Row =
     Row::new(Takes::Choice(&["text", "json"]), "How the answer is written.").flag("output").default("text");
+const COLOR: Row = Row::new(
+    Takes::Choice(When::WORDS),
+    "Whether text is coloured; auto colours it on a terminal, unless NO_COLOR is set or TERM is dumb.",
+)
+.flag("color")
+.default("auto");
 const FILE: Row = Row {
     short: Some('f'),
     ..Row::new(Takes::Path, "The pod's manifest in YAML or JSON; - is standard input.").flag("file")
+};
+const PODS_FILE: Row = Row {
+    short: Some('f'),
+    ..Row::new(
+        Takes::Path,
+        "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, events and runtime classes may be among them.",
+    )
+    .flag("file")
 };
 const POD: Row = Row::new(Takes::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
 const KUBECONFIG: Row = Row::new(
@@ -156,6 +171,7 @@ pub const COMMANDS: &[Definition] = &[
                 .flag("format")
                 .default("text"),
             OUTPUT,
+            COLOR,
         ],
         takes_settings: true,
         pages: pages(&[
@@ -180,6 +196,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             OUTPUT,
+            COLOR,
         ],
         takes_settings: true,
         pages: pages(&[
@@ -196,7 +213,7 @@ pub const COMMANDS: &[Definition] = &[
         about: "Shows what a network namespace holds: rules and their backend, who listens, and, where the pod is given, what is wrong.",
         operands: &[("PATH", "the network namespace, such as /run/netns/cni-1234 or /proc/4711/ns/net")],
         needs: 1,
-        rows: &[FILE, POD, KUBECONFIG, CONF, OUTPUT],
+        rows: &[FILE, POD, KUBECONFIG, CONF, OUTPUT, COLOR],
         takes_settings: false,
         pages: pages(&[
             ("What is in force", "redirectctl netns /run/netns/cni-1234"),
@@ -211,7 +228,7 @@ pub const COMMANDS: &[Definition] = &[
         about: "Shows one pod of this node: the decision and its reason, every setting with who said it, what is in force, what is wrong and what to do.",
         operands: &[("POD", "the pod, as NAMESPACE/NAME")],
         needs: 1,
-        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, AGENT, OUTPUT],
+        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, AGENT, OUTPUT, COLOR],
         takes_settings: false,
         pages: pages(&[
             ("On the pod's node, as root", "redirectctl pod shop/cart-0"),
@@ -227,14 +244,7 @@ pub const COMMANDS: &[Definition] = &[
         operands: &[("WHAT", "may be the word node: there is nothing else to scan")],
         needs: 0,
         rows: &[
-            Row {
-                short: Some('f'),
-                ..Row::new(
-                    Takes::Path,
-                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, events and runtime classes may be among them.",
-                )
-                .flag("file")
-            },
+            PODS_FILE,
             KUBECONFIG,
             Row::new(Takes::Text("NAME"), "The node's name: pods of other nodes do not count. Without it NODE_NAME counts for the API server, then the machine's name.").flag("node"),
             NODE_CONF,
@@ -243,6 +253,7 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Choice(&["text", "json", "prometheus"]), "How the answer is written.")
                 .flag("output")
                 .default("text"),
+            COLOR,
         ],
         takes_settings: false,
         pages: pages(&[
@@ -271,6 +282,7 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Switch, "Shows what was counted until now, and ends.").flag("once").default("false"),
             Row::new(Takes::Duration, "How long it waits between two looks: 100ms to 1h.").flag("interval").default("1s"),
             Row::new(Takes::Choice(&["text", "json"]), "How it is written; json is a document on each line.").flag("output").default("text"),
+            COLOR,
         ],
         takes_settings: false,
         pages: pages(&[
@@ -310,6 +322,7 @@ pub const COMMANDS: &[Definition] = &[
                 .default(crate::cni::cache::CACHE_DIR),
             Row::new(Takes::Switch, "Shows what would be sent, and sends nothing.").flag("dry-run").default("false"),
             OUTPUT,
+            COLOR,
         ],
         takes_settings: false,
         pages: pages(&[
@@ -349,6 +362,7 @@ pub const COMMANDS: &[Definition] = &[
                 .flag("format")
                 .default("text"),
             OUTPUT,
+            COLOR,
         ],
         takes_settings: true,
         pages: pages(&[
@@ -372,7 +386,7 @@ pub const COMMANDS: &[Definition] = &[
             ("AFTER", "likewise, what takes its place"),
         ],
         needs: 2,
-        rows: &[ADDRESS, CONF, OUTPUT],
+        rows: &[ADDRESS, CONF, OUTPUT, COLOR],
         takes_settings: false,
         pages: pages(&[
             ("What an annotation changes", "redirectctl diff before.yaml after.yaml"),
@@ -391,14 +405,7 @@ pub const COMMANDS: &[Definition] = &[
         operands: &[("FILE", "the archive, which must not be there; without it redirectctl-TIME.tar.gz in this folder")],
         needs: 0,
         rows: &[
-            Row {
-                short: Some('f'),
-                ..Row::new(
-                    Takes::Path,
-                    "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input.",
-                )
-                .flag("file")
-            },
+            PODS_FILE,
             KUBECONFIG,
             Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
             NODE_CONF,
@@ -408,6 +415,7 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Text("IP:PORT"), "Where the agent serves metrics. Without it, port 15014 of its pod, or of this machine.")
                 .flag("metrics"),
             OUTPUT,
+            COLOR,
         ],
         takes_settings: false,
         pages: pages(&[
@@ -423,7 +431,7 @@ pub const COMMANDS: &[Definition] = &[
         about: "Explains a reason or code: findings, reasons of skipped pods, of the validation and of repairs, the agent's events, codes of the plugin's errors, exit codes.",
         operands: &[("REASON", "such as foreign-rule, no_proxy, rules-not-in-effect, RepairBrokenPod, cni-11 or exit-126; without it, all are listed")],
         needs: 0,
-        rows: &[],
+        rows: &[COLOR],
         takes_settings: false,
         pages: pages(&[
             ("A finding", "redirectctl why nobody-listens"),

@@ -2,9 +2,9 @@
 //!
 //! Between two looks nothing of the namespace is held: an open file of it would keep a dead pod's namespace alive.
 
-use std::future::poll_fn;
-use std::io::{self, IsTerminal, Write};
-use std::task::Poll;
+mod terminal;
+
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant, SystemTime};
 
 use logging::DEFAULT_SCOPE;
@@ -13,7 +13,7 @@ use netns_apply::netns::{Netns, NetnsError, NetnsId};
 use netns_apply::{ApplyOptions, Live};
 use redirect_core::settings::NamespaceFacts;
 use redirect_core::values::parse_duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use terminal::{AlternateScreen, Signals, Woken, write};
 
 use super::target::Target;
 use super::{Answer, Given};
@@ -21,7 +21,9 @@ use crate::FINE;
 use crate::input::Trouble;
 use crate::inspect::MOST_RULES;
 use crate::node::Node;
-use crate::watch::{End, Look, News, Screen, counted, counted_json, end_json, rules_json, started, totals};
+use crate::watch::{
+    Counter, End, Look, News, Screen, counted, counted_json, end_json, rules_json, started, totals,
+};
 
 /// The shortest and the longest pause between two looks.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
@@ -127,20 +129,23 @@ impl Watch<'_> {
     }
 
     async fn go_on(&self, first: Look) -> Result<(), Stopped> {
-        let mut signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
-        let writer = Writer::new(self);
-        let (mut before, mut looked_at) = (first, Instant::now());
-        writer.start(&before)?;
+        let mut signals = Signals::new()?;
+        let mut writer = Writer::new(self)?;
+        let mut shown = Shown { look: first, added: Vec::new(), since: Duration::ZERO };
+        let mut looked_at = Instant::now();
+        writer.start(&shown)?;
         let mut failures = 0;
         loop {
-            if was_signalled(&mut signals, self.pause).await {
+            if self.wait(&mut signals, &mut writer, &shown).await? {
                 return Ok(writer.end(End::Signal)?);
             }
             let at = Instant::now();
             match self.look() {
                 Ok(look) => {
-                    writer.next(&look, &look.since(&before), at.duration_since(looked_at))?;
-                    (before, looked_at, failures) = (look, at, 0);
+                    let news = look.since(&shown.look);
+                    shown = Shown { look, added: Vec::new(), since: at.duration_since(looked_at) };
+                    (looked_at, failures) = (at, 0);
+                    writer.next(&mut shown, news)?;
                 }
                 Err(Blind::Gone) => return Ok(writer.end(End::Gone)?),
                 Err(Blind::Failed(why)) => {
@@ -153,6 +158,24 @@ impl Watch<'_> {
             }
         }
     }
+
+    /// Waits until it is time for the next look; whether a signal asks for the end meanwhile.
+    async fn wait(
+        &self,
+        signals: &mut Signals,
+        writer: &mut Writer<'_>,
+        shown: &Shown,
+    ) -> Result<bool, Stopped> {
+        let due = Instant::now() + self.pause;
+        loop {
+            match signals.wait(due).await {
+                Woken::Due => return Ok(false),
+                Woken::Ended => return Ok(true),
+                Woken::Resized => writer.redraw(shown)?,
+                Woken::Suspended => writer.suspend(shown)?,
+            }
+        }
+    }
 }
 
 fn is_gone(cause: &io::Error) -> bool {
@@ -161,13 +184,11 @@ fn is_gone(cause: &io::Error) -> bool {
     cause.kind() == io::ErrorKind::NotFound || cause.raw_os_error() == Some(NO_SUCH_PROCESS)
 }
 
-/// Waits; whether a signal came meanwhile.
-async fn was_signalled(signals: &mut [Signal; 2], pause: Duration) -> bool {
-    let any = poll_fn(|context| {
-        let came = signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
-        if came { Poll::Ready(()) } else { Poll::Pending }
-    });
-    tokio::time::timeout(pause, any).await.is_ok()
+/// What is shown: a look, and what its rules counted since the one before.
+struct Shown {
+    look: Look,
+    added: Vec<(usize, Counter)>,
+    since: Duration,
 }
 
 /// How what is seen is shown.
@@ -185,10 +206,12 @@ struct Writer<'a> {
     watch: &'a Watch<'a>,
     subject: String,
     manner: Manner,
+    /// While it draws on one.
+    screen: Option<AlternateScreen>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(watch: &'a Watch<'a>) -> Self {
+    fn new(watch: &'a Watch<'a>) -> io::Result<Self> {
         let is_screen =
             io::stdout().is_terminal() && watch.given.env.get("TERM").is_none_or(|term| term != "dumb");
         let manner = match (watch.given.is_json(), is_screen) {
@@ -196,31 +219,31 @@ impl<'a> Writer<'a> {
             (false, true) => Manner::Screen,
             (false, false) => Manner::Lines,
         };
-        Self { watch, subject: watch.target.subject(), manner }
+        let screen = if manner == Manner::Screen { Some(AlternateScreen::enter()?) } else { None };
+        Ok(Self { watch, subject: watch.target.subject(), manner, screen })
     }
 
-    fn start(&self, look: &Look) -> io::Result<()> {
+    fn start(&self, shown: &Shown) -> io::Result<()> {
+        let look = &shown.look;
         match self.manner {
-            Manner::Screen => write(&format!("\u{1b}[2J{}", self.screen(look, &[], Duration::ZERO))),
+            Manner::Screen => self.redraw(shown),
             Manner::Lines => write(&started(&now(), &self.subject, look, self.watch.given.layout)),
             Manner::Json => write(&line(&rules_json(&self.subject, &self.watch.path(), &now(), look))),
         }
     }
 
-    fn next(&self, look: &Look, news: &News, since: Duration) -> io::Result<()> {
-        let none = Vec::new();
-        let added = match news {
-            News::OtherRules if self.manner != Manner::Screen => return self.start(look),
-            News::OtherRules => &none,
-            News::Counted(added) => added,
-        };
+    fn next(&self, shown: &mut Shown, news: News) -> io::Result<()> {
+        match news {
+            News::OtherRules => return self.start(shown),
+            News::Counted(added) => shown.added = added,
+        }
         if self.manner == Manner::Screen {
-            return write(&self.screen(look, added, since));
+            return self.redraw(shown);
         }
         let time = now();
         let mut text = String::new();
-        for (index, added) in added {
-            let Some(rule) = look.rules.get(*index) else { continue };
+        for (index, added) in &shown.added {
+            let Some(rule) = shown.look.rules.get(*index) else { continue };
             text += &match self.manner {
                 Manner::Json => line(&counted_json(&time, rule, *added)),
                 Manner::Lines | Manner::Screen => counted(&time, rule, *added, self.watch.given.layout),
@@ -229,24 +252,35 @@ impl<'a> Writer<'a> {
         write(&text)
     }
 
-    fn end(&self, end: End) -> io::Result<()> {
+    /// Draws everything again, as large as the terminal is by now.
+    fn redraw(&self, shown: &Shown) -> io::Result<()> {
+        if self.screen.is_none() {
+            return Ok(());
+        }
+        let height = terminal_size::terminal_size().map_or(USUAL_HEIGHT, |(_, height)| height.0.into());
+        let screen =
+            Screen { subject: &self.subject, look: &shown.look, added: &shown.added, since: shown.since };
+        write(&screen.text(self.watch.given.layout_now(), height))
+    }
+
+    /// Gives the terminal back and stops; draws again when it is continued.
+    fn suspend(&mut self, shown: &Shown) -> io::Result<()> {
+        let was_drawing = self.screen.take().is_some();
+        terminal::stop()?;
+        if was_drawing {
+            self.screen = Some(AlternateScreen::enter()?);
+        }
+        self.redraw(shown)
+    }
+
+    fn end(mut self, end: End) -> io::Result<()> {
+        self.screen = None;
         match (self.manner, end) {
             (Manner::Json, _) => write(&line(&end_json(&now(), end))),
             (Manner::Screen | Manner::Lines, End::Gone) => write("the network namespace is gone\n"),
             (Manner::Screen | Manner::Lines, End::Signal) => Ok(()),
         }
     }
-
-    fn screen(&self, look: &Look, added: &[(usize, crate::watch::Counter)], since: Duration) -> String {
-        let height = terminal_size::terminal_size().map_or(USUAL_HEIGHT, |(_, height)| height.0.into());
-        Screen { subject: &self.subject, look, added, since }.text(self.watch.given.layout, height)
-    }
-}
-
-fn write(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }
 
 /// A value as one line.

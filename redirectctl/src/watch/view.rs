@@ -12,6 +12,8 @@ use crate::paper::{Ink, Layout, Paper, harmless};
 
 /// How many lines of a screen are no rules: the subject, the heading, and what is left out.
 const FRAME: usize = 4;
+/// Empties a line before it is drawn: behind a line that is as wide as the terminal, it would take its last character.
+const ERASE: &str = "\u{1b}[K";
 /// Said below totals, because it surprises.
 const OF_NAT: &str =
     "only the first packet of a connection meets rules in nat tables: packets there are connections";
@@ -138,8 +140,8 @@ impl Screen<'_> {
             let line = line.trim_end_matches('\n');
             // Writing to a string cannot fail.
             let _ = match ink.filter(|_| layout.colour) {
-                Some(ink) => write!(text, "{}\u{1b}[K\r\n", ink.around(line)),
-                None => write!(text, "{line}\u{1b}[K\r\n"),
+                Some(ink) => write!(text, "{ERASE}{}\r\n", ink.around(line)),
+                None => write!(text, "{ERASE}{line}\r\n"),
             };
         }
         text + "\u{1b}[J"
@@ -189,6 +191,11 @@ mod tests {
             let plain = text.replace("\u{1b}[H", "").replace("\u{1b}[K", "").replace("\u{1b}[J", "");
             assert!(plain.lines().count() < height.max(5), "{height}: {plain}");
             assert!(plain.lines().all(|line| line.chars().count() <= 60), "{plain}");
+            assert!(
+                text.lines()
+                    .all(|line| line.rfind(ERASE).is_none_or(|at| line[..at].ends_with('H') || at == 0)),
+                "nothing is erased behind what was drawn: {text:?}"
+            );
             assert!(
                 plain.contains("ISTIO_OUTPUT 49: ") && plain.contains("    2.5  ip nat"),
                 "{height}: {plain}"

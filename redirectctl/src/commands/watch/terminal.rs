@@ -1,0 +1,85 @@
+//! The terminal that `watch` draws on, and the signals it hears meanwhile.
+
+use std::future::poll_fn;
+use std::io::{self, Write};
+use std::task::Poll;
+use std::time::Instant;
+
+use nix::libc::SIGTSTP;
+use nix::sys::signal::{self, raise};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The alternate screen, without a cursor: what was on the terminal is there again afterwards (xterm's control sequences).
+const ENTER: &str = "\u{1b}[?1049h\u{1b}[?25l\u{1b}[2J";
+const LEAVE: &str = "\u{1b}[?25h\u{1b}[?1049l";
+
+/// The alternate screen of the terminal, for as long as the value lives.
+#[derive(Debug)]
+pub(super) struct AlternateScreen(());
+
+impl AlternateScreen {
+    pub(super) fn enter() -> io::Result<Self> {
+        // From here on dropping the value leaves it.
+        let screen = Self(());
+        write(ENTER)?;
+        Ok(screen)
+    }
+}
+
+impl Drop for AlternateScreen {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no restoring.
+        let _ = write(LEAVE);
+    }
+}
+
+/// Stops this process as Ctrl-Z does, until somebody continues it.
+pub(super) fn stop() -> io::Result<()> {
+    Ok(raise(signal::Signal::SIGSTOP)?)
+}
+
+pub(super) fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Why waiting ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// It is time.
+    Due,
+    /// A signal asks for the end.
+    Ended,
+    /// The terminal has another size.
+    Resized,
+    /// Ctrl-Z.
+    Suspended,
+}
+
+/// The signals that are heard.
+#[derive(Debug)]
+pub(super) struct Signals([(Signal, Woken); 4]);
+
+impl Signals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self([
+            (signal(SignalKind::interrupt())?, Woken::Ended),
+            (signal(SignalKind::terminate())?, Woken::Ended),
+            (signal(SignalKind::from_raw(SIGTSTP))?, Woken::Suspended),
+            (signal(SignalKind::window_change())?, Woken::Resized),
+        ]))
+    }
+
+    /// Waits for the first of them, and no longer than until then.
+    pub(super) async fn wait(&mut self, due: Instant) -> Woken {
+        let any = poll_fn(|context| {
+            let mut came = self
+                .0
+                .iter_mut()
+                .filter_map(|(signal, woken)| signal.poll_recv(context).is_ready().then_some(*woken));
+            came.next().map_or(Poll::Pending, Poll::Ready)
+        });
+        tokio::time::timeout_at(due.into(), any).await.unwrap_or(Woken::Due)
+    }
+}
