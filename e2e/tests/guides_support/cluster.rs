@@ -21,7 +21,7 @@ const REGISTRY: &str = "registry.example.com/mesh";
 /// Debian's registry, on loopback.
 pub struct Registry {
     _server: Background,
-    folder: TempDir,
+    _folder: TempDir,
     pub port: u16,
 }
 
@@ -43,7 +43,7 @@ impl Registry {
             let answer = process::run(&mut process::command("curl", ["--silent", "--fail", &url]), SHORT)?;
             Ok(answer.status.success().then_some(()))
         })?;
-        Ok(Self { _server: server, folder, port })
+        Ok(Self { _server: server, _folder: folder, port })
     }
 
     /// Its name and the folder in it, in the place of the one in the documents.
@@ -103,7 +103,10 @@ impl Workstation {
     /// Stand-ins, in a folder by the name of Istio's repository, which Helm prefers: of the agent's chart, and of the values of istiod's that the
     /// documents set.
     fn add_istios_charts(&self) -> Result<()> {
-        let agent = chart(false).replace("localhost/install-cni:latest", IMAGE);
+        // Istio's agent gives the plugin its own token.
+        let env = "          env:\n";
+        let own_token = format!("{env}            - {{name: PLUGIN_SERVICE_ACCOUNT, value: \"\"}}\n");
+        let agent = chart(false).replace("localhost/install-cni:latest", IMAGE).replace(env, &own_token);
         let istiod = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio-sidecar-injector}\ndata:\n  \
                       cni: {{ .Values.pilot.cni.enabled | quote }}\n  init: {{ .Values.global.proxy_init.image | quote }}\n";
         let values = "{pilot: {cni: {enabled: false}}, global: {proxy_init: {image: \"\"}}}";
