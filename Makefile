@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images chart manifests check setup bench release
+.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images chart guides manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -94,6 +94,15 @@ chart: setup
 	scripts/setup-kube.sh helm
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
+
+# Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed anew.
+# Builds the programs as shipped, and pushes the images to a registry of its own. What `make test` types it types without a cluster.
+guides: setup
+	scripts/setup-apt.sh guides
+	scripts/setup-apt.sh release
+	scripts/setup-kube.sh helm
+	export PROGRAMS_AMD64="$$(scripts/release.sh install-cni istio-cni istio-iptables istio-validation)"; \
+	cargo test --locked -p e2e --test guides_node -- --ignored --test-threads=1
 
 # The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent. Takes
 # Python with venv, and matplotlib from PyPI.

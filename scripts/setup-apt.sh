@@ -6,6 +6,7 @@
 #   setup-apt.sh release  what building the programs as shipped needs
 #   setup-apt.sh cross    the same for the other architecture that is shipped
 #   setup-apt.sh kernels  what starting other kernels needs
+#   setup-apt.sh guides   what the guides use, and a registry to push to
 set -eu
 
 packages="iptables nftables iproute2 containernetworking-plugins ca-certificates util-linux"
@@ -19,9 +20,10 @@ cross)
     esac
     ;;
 kernels) packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd jq debian-archive-keyring bsdextrautils" ;;
+guides) packages="skopeo docker-registry" ;;
 all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
 *)
-    echo "setup-apt.sh: $1 is none of 'all', 'demo', 'release', 'cross' and 'kernels'" >&2
+    echo "setup-apt.sh: $1 is none of the words in this script's first lines" >&2
     exit 2
     ;;
 esac

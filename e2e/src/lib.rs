@@ -19,6 +19,8 @@
 //! | [`archive`] | what is in archives that programs write |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
+//! | [`machine`] | a copy of this machine that may be changed and is thrown away |
+//! | [`guides`] | the commands that the documents show, to be run |
 //!
 //! Whatever a value of these modules started or made is gone when the value is dropped, also when the test
 //! panics. A test process that is killed takes its processes with it (parent-death signal); the namespaces, folders
@@ -31,8 +33,10 @@ pub mod agent;
 pub mod archive;
 pub mod cnitool;
 pub mod dice;
+pub mod guides;
 pub mod image;
 pub mod kube;
+pub mod machine;
 pub mod netns;
 pub mod node;
 pub mod port;

@@ -34,7 +34,7 @@ mod pod;
 pub use host::init_in_helper;
 pub use pod::{APP_PORT, GREETING, Pod, plain_pod, sidecar_pod};
 
-use host::Host;
+pub(crate) use host::Host;
 
 /// How long a part of the node may take to start on a busy machine.
 const START: Duration = Duration::from_secs(180);
@@ -192,6 +192,24 @@ impl<'a> Node<'a> {
         until("containerd to load the network configuration", START, &[&self.containerd()], || {
             Ok((self.loads(file) > before).then_some(()))
         })
+    }
+
+    /// Makes the node more like others, for as long as the value lives: the folders of network configurations and plugins are in `/etc/cni/net.d` and
+    /// `/opt/cni/bin` as well, and the API server is at its address in the service network, which the kubelet tells to containers.
+    pub fn as_usual(&self) -> Result<impl Drop + use<>> {
+        self.host.make_writable(self.folder.path(), &[Path::new("/etc"), Path::new("/opt")])?;
+        let script = r#"mkdir -p /etc/cni/net.d /opt/cni/bin && mount --bind "$0" /etc/cni/net.d && mount --bind "$1" /opt/cni/bin"#;
+        let mut bind = process::command("sh", ["-ec", script]);
+        bind.arg(self.conf_dir()).arg(self.bin_dir());
+        self.run(&bind)?.ok()?;
+        self.namespace().add_address("lo", "10.96.0.1/32")?;
+        let api = self.api.context("the node is alone")?;
+        Relay::between(self.namespace(), 443, api.port())
+    }
+
+    /// Lets the node reach a server on a port of this machine's loopback, at the same address, for as long as the value lives.
+    pub fn reach(&self, port: u16) -> Result<impl Drop + use<>> {
+        Relay::start(self.namespace(), port)
     }
 
     /// A command that runs on the node: in its network, mount and process-id namespaces.

@@ -34,6 +34,8 @@ pub struct PluginToken {
     /// `system:serviceaccount:NAMESPACE:NAME`; none where the plugin uses the agent's token.
     subject: Option<String>,
     held: Mutex<Held>,
+    /// One that an agent before wrote down, while it is in use.
+    inherited: Mutex<Option<String>>,
     /// How often the answer changed; 0 until there is one.
     answers: watch::Sender<u64>,
 }
@@ -98,7 +100,12 @@ fn claims(token: &str) -> Option<Claims> {
 impl Default for PluginToken {
     /// The agent's own is used.
     fn default() -> Self {
-        Self { subject: None, held: Mutex::new(Held::Unknown), answers: watch::Sender::new(0) }
+        Self {
+            subject: None,
+            held: Mutex::new(Held::Unknown),
+            inherited: Mutex::default(),
+            answers: watch::Sender::new(0),
+        }
     }
 }
 
@@ -117,7 +124,10 @@ impl PluginToken {
     pub fn choose(&self, written: Option<String>) -> Option<String> {
         match &*self.held() {
             Held::Own(token) => (token.left() >= LEAST_LEFT).then(|| token.text.clone()),
-            Held::Unknown => written.filter(|token| self.is_good(token)),
+            Held::Unknown => {
+                let good = written.filter(|token| self.is_good(token));
+                good.inspect(|token| *self.inherited() = Some(token.clone()))
+            }
             Held::Nothing => None,
         }
     }
@@ -147,6 +157,19 @@ impl PluginToken {
     pub async fn works(&self, connection: &Connection) -> bool {
         let Some(token) = self.choose(None) else { return false };
         connection.takes(&token).await == Some(Ok(()))
+    }
+
+    /// Whether nothing is used but what an agent before wrote down, and the API server does not take it: its account is gone, or was made anew.
+    async fn inherited_is_dead(&self, connection: &Connection) -> bool {
+        if !matches!(*self.held(), Held::Unknown) {
+            return false;
+        }
+        let Some(token) = self.inherited().clone() else { return false };
+        matches!(connection.takes(&token).await, Some(Err(_)))
+    }
+
+    fn inherited(&self) -> MutexGuard<'_, Option<String>> {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hold(&self, held: Held) {
@@ -235,6 +258,9 @@ impl Keeper {
             }
             Err(TokenError::Useless(_)) => {
                 self.metrics.plugin_token_ends.set(0);
+                Some(Held::Nothing)
+            }
+            Err(TokenError::Refused(_)) if self.token.inherited_is_dead(&self.connection).await => {
                 Some(Held::Nothing)
             }
             Err(TokenError::Refused(_) | TokenError::Failed { .. }) => None,

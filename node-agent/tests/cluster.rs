@@ -204,6 +204,19 @@ fn without_its_account_or_roles_the_plugin_is_lent_the_agents_token_and_that_is_
     }
 }
 
+/// The roles of Istio's chart over a node that had this project's: the account of the token that an agent before wrote down is gone.
+#[test]
+fn a_dead_token_of_an_agent_before_is_replaced_also_where_none_may_be_asked_for() {
+    let mut node = node();
+    let api = Api::start(&mut node);
+    let agent = node.start_ready();
+    agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+    agent.kill();
+    (api.state().tokens, api.state().pods) = (403, 401);
+    let agent = node.start_ready();
+    agent.wait("the agent's token", || uses(&node, "token-1"));
+}
+
 #[test]
 fn an_account_may_be_declined() {
     let mut node = node();

@@ -29,7 +29,8 @@ fn commands() -> String {
         for (name, what) in command.operands {
             writeln!(text, "`{name}`: {what}\n").unwrap();
         }
-        text.push_str("```sh\n");
+        // Who runs them: e2e/tests/guides_mesh.rs.
+        text.push_str("```sh mesh\n");
         for (what, line) in command.pages.examples {
             writeln!(text, "# {what}\n{line}").unwrap();
         }

@@ -37,7 +37,7 @@ const KERNEL_SETTINGS: [(&str, &str); 6] = [
 
 /// A network, mount and process-id namespace and a cgroup. Dropping it kills every process in it.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(crate) struct Host {
     namespace: Namespace,
     /// `unshare`, which waits for the first process of the process-id namespace.
     keeper: Background,
@@ -48,7 +48,7 @@ pub(super) struct Host {
 
 impl Host {
     /// Makes the namespaces. `folder` holds files of the node, under the same path inside and outside.
-    pub(super) fn start(folder: &Path) -> Result<Self> {
+    pub(crate) fn start(folder: &Path) -> Result<Self> {
         let namespace = Namespace::empty(Families::Dual)?;
         // The bridge's IPv6 address serves at once, not after the seconds in which another node might object to it.
         namespace.enter(|| fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"))??;
@@ -84,7 +84,7 @@ impl Host {
         self.namespace.name()
     }
 
-    pub(super) fn namespace(&self) -> &Namespace {
+    pub(crate) fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
@@ -94,9 +94,22 @@ impl Host {
     }
 
     /// A command that runs on the node.
-    pub(super) fn command(&self, command: &Command) -> Command {
+    pub(crate) fn command(&self, command: &Command) -> Command {
         let target = self.first_process.to_string();
         process::prefixed(&["nsenter", "--target", &target, "--mount", "--pid", "--net", "--"], command)
+    }
+
+    /// Lets these folders be written to: what is written goes to memory, below `folder`, and is seen on the node alone.
+    pub(crate) fn make_writable(&self, folder: &Path, folders: &[&Path]) -> Result<()> {
+        let memory = folder.join("memory").display().to_string();
+        let script = r#"mkdir "$0" && mount -t tmpfs -o mode=0755 tmpfs "$0" && for folder in "$@"; do
+                 mkdir -p "$0/upper$folder" "$0/work$folder" &&
+                 mount -t overlay -o "lowerdir=$folder,upperdir=$0/upper$folder,workdir=$0/work$folder" overlay "$folder" || exit
+             done"#;
+        let mut mount = process::command("sh", ["-ec", script, &memory]);
+        mount.args(folders);
+        process::run(&mut self.command(&mount), Duration::from_secs(120))?.ok()?;
+        Ok(())
     }
 
     /// Kills every process but the first, and waits until they are gone.

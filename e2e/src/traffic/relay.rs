@@ -28,7 +28,12 @@ struct Connection {
 impl Relay {
     /// A relay for a port.
     pub(crate) fn start(namespace: &Namespace, port: u16) -> Result<Self> {
-        let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        Self::between(namespace, port, port)
+    }
+
+    /// A relay for a port that has another number inside.
+    pub(crate) fn between(namespace: &Namespace, inside: u16, port: u16) -> Result<Self> {
+        let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, inside));
         let listener = namespace.enter(|| listener(address, false))??;
         let connections = Arc::new(Mutex::new(Vec::new()));
         let open = Arc::clone(&connections);

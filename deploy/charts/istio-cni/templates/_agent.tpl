@@ -91,8 +91,9 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- define "istio-cni.image" }}
 {{- $values := .values }}
 {{- $hub := $values.hub | default $values.global.hub | trimSuffix "/" }}
-{{- $tag := $values.tag | default $values.global.tag | toString }}
-{{- $variant := $values.variant | default $values.global.variant }}
+{{- $istios := include "istio-cni.is-istios" $values.global.hub }}
+{{- $tag := $values.tag | default (ternary "" $values.global.tag (ne $istios "")) | toString }}
+{{- $variant := $values.variant | default (ternary "" $values.global.variant (or (ne $istios "") (not $values.global.hub))) }}
 {{- if and (contains "/" $values.image) (not (include "istio-cni.is-istios" $values.image)) -}}
 {{ $values.image }}
 {{- else -}}

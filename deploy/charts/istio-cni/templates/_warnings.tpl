@@ -92,11 +92,11 @@
 {{- end }}
 {{- $tag := $values.tag | default $values.global.tag | toString }}
 {{- if and $tag (not (contains (printf ":%s" $tag) $image)) }}
-{{- $warnings = append $warnings (printf "tag: without a hub of your own it is passed over; the image is %s" $image) }}
+{{- $warnings = append $warnings (printf "tag: without a hub of your own, or beside one of Istio's, it is passed over; the image is %s" $image) }}
 {{- end }}
 {{- $variant := $values.variant | default $values.global.variant | toString }}
 {{- if and $variant (not (hasSuffix (printf "-%s" $variant) $image)) }}
-{{- $warnings = append $warnings (printf "variant: without a hub and a tag of your own it is passed over; the image is %s" $image) }}
+{{- $warnings = append $warnings (printf "variant: without a hub and a tag of your own, or beside a hub of Istio's, it is passed over; the image is %s" $image) }}
 {{- end }}
 {{- range $warnings }}
 - {{ . }}
