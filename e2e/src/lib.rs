@@ -15,6 +15,7 @@
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
+//! | [`faults`] | the fault matrix: kinds of fault, the judge of what an injection left, the table |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
 //!
@@ -28,6 +29,7 @@
 pub mod agent;
 pub mod cnitool;
 pub mod dice;
+pub mod faults;
 pub mod image;
 pub mod kube;
 pub mod netns;
