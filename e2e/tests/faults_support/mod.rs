@@ -176,7 +176,7 @@ impl Story {
         let kind = fault.kind();
         let said = format!("{}{}", ended.stdout, ended.stderr);
         // Standard output that nobody takes says nothing, nor does who was killed.
-        let speaks = kind != Kind::ClosedOutput && matches!(ended.ending, Ending::Code(_));
+        let speaks = kind != Kind::ClosedOutput && matches!(ended.ending, Ending::Code(_)) && !never_began(&ended);
         let verdict = judge(&Evidence {
             kind,
             causes: &causes,
@@ -212,7 +212,8 @@ impl Story {
             Fault::Limit { kind, words: limit } => {
                 wrapping.inner = words(&["prlimit", limit, "--"]);
                 match kind {
-                    Kind::FileLimit => words(&["too many open files"]),
+                    // The loader of a program that is linked dynamically knows numbers only.
+                    Kind::FileLimit => words(&["too many open files", "error 24"]),
                     Kind::SizeLimit => words(&["too large"]),
                     _ => words(&["memory", "cannot map", "failed to map", "temporarily unavailable"]),
                 }
@@ -241,7 +242,8 @@ impl Story {
                     (Kind::FullDisk, _) => words(&["no space left"]),
                     (Kind::ReadOnly, _) => words(&["read-only"]),
                     (_, Happening::Replaced { part, .. }) => {
-                        words(&[&part.rsplit('/').next().unwrap_or(part).to_lowercase()])
+                        // By its name, or by the folder it was looked for in.
+                        part.rsplit('/').take(2).map(str::to_lowercase).collect()
                     }
                     _ => Vec::new(),
                 }
@@ -254,6 +256,11 @@ impl Story {
         };
         Ok((wrapping, causes))
     }
+}
+
+/// Whether the loader gave up. The programs as shipped are static and have none.
+fn never_began(ended: &Ended) -> bool {
+    ended.ending == Ending::Code(127) && ended.stderr.contains("error while loading shared libraries")
 }
 
 /// Ends a fault that lasts.
