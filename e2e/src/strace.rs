@@ -40,6 +40,13 @@ impl Strace {
         self
     }
 
+    /// Beside the program, not around it: the program is the caller's own child, and goes on when strace is killed.
+    #[must_use]
+    pub fn beside(mut self) -> Self {
+        self.words.insert(1, "-D".to_owned());
+        self
+    }
+
     /// Tampers with calls, in the words of `strace -e inject=`. Each process and thread counts its own.
     #[must_use]
     pub fn tampering(mut self, fault: &str) -> Self {

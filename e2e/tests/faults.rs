@@ -54,7 +54,7 @@ impl Choice {
 
     /// The most injections of a cell. What goes on takes seconds for each.
     fn most(&self, operation: &dyn Operation) -> usize {
-        let most = if operation.goes_on() { 2 } else { 5 };
+        let most = if operation.goes_on() { 2 } else { 4 };
         most.min(self.most.unwrap_or(1))
     }
 }

@@ -75,8 +75,18 @@ const UNSUPPORTED: &[&str] =
 
 /// All calls that are noted in a run without a fault.
 pub fn noted() -> String {
-    let groups =
-        [NETLINK, PATHS, CONTENT, GROWTH, DESCRIPTORS, MEMORY, WAITS, UNSUPPORTED, FORKS, &["getrandom"]];
+    let groups = [
+        NETLINK,
+        PATHS,
+        CONTENT,
+        GROWTH,
+        DESCRIPTORS,
+        MEMORY,
+        WAITS,
+        UNSUPPORTED,
+        FORKS,
+        &["getrandom", "execve"],
+    ];
     let mut names: Vec<&str> = groups.concat();
     names.sort_unstable();
     names.dedup();
@@ -133,7 +143,7 @@ const AGAIN: &[&str] = &["temporarily unavailable", "try again", "would block", 
 
 /// What is injected into a run whose calls are these: of each kind at most `most`, spread over the run.
 pub fn injections(calls: &[Call], kind: Kind, most: usize) -> Vec<Injection> {
-    let steps = after_loading(calls);
+    let steps = own(calls);
     if let Some((_, names)) = SIGNALS.iter().find(|(known, _)| *known == kind) {
         return signals(&steps, kind, names, most);
     }
@@ -156,11 +166,14 @@ const SIGNALS: [(Kind, &[&str]); 4] = [
 ];
 
 /// What the loader does before the program runs, and what ran before it in its process, is not the program's. Rust's runtime begins with a look at the
-/// standard streams.
-fn after_loading(calls: &[Call]) -> Vec<&Call> {
+/// standard streams. Nor are those of programs that it starts.
+fn own(calls: &[Call]) -> Vec<&Call> {
     let begins = |call: &Call| call.name == "poll" && call.text.starts_with("[{fd=0");
     let first = calls.iter().position(begins).map_or(0, |first| first + 1);
-    calls[first..].iter().collect()
+    let main = calls.first().map(|call| call.process);
+    let is_started = |call: &Call| call.name == "execve" && Some(call.process) != main;
+    let started: Vec<u32> = calls.iter().filter(|call| is_started(call)).map(|call| call.process).collect();
+    calls[first..].iter().filter(|call| call.name != "execve" && !started.contains(&call.process)).collect()
 }
 
 fn fails(call: &Call, kind: Kind, error: &str, causes: &[&str]) -> Injection {

@@ -197,6 +197,7 @@ impl Operation for Work {
             self.add_pod(&mut place)?;
         }
         if *self == Self::Uninstall {
+            place.removed = &["bin/istio-cni", "run/istio-cni-kubeconfig"];
             let ended = Self::InstallOnce.invoked(&place)?.run(&Wrapping::default(), None)?;
             ensure!(ended.ending == Ending::Code(0), "{ended:?}");
         }
@@ -261,10 +262,9 @@ impl Operation for Work {
                 .is_some_and(|pod: Value| !pod["metadata"]["labels"]["cni.istio.io/uninitialized"].is_null()),
             Self::Heal => {
                 if !place.rule_lost.get() && metric(place, "istio_cni_heal_watched_pods") >= 1.0 {
-                    let lost = place
-                        .network()
-                        .and_then(|pod| pod.sh("iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT"));
-                    place.rule_lost.set(lost.is_ok());
+                    // It may be lost from an earlier run.
+                    let delete = "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT || true";
+                    place.rule_lost.set(place.network().and_then(|pod| pod.sh(delete)).is_ok());
                 }
                 Self::is_healed(place)
             }

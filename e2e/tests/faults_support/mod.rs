@@ -18,8 +18,11 @@ use e2e::faults::{
 };
 use e2e::strace::{Call, Strace};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use api::{API_FAULTS, ApiFault};
-use place::{Happening, INSTEAD, Place};
+use place::{FOLDERS, Happening, INSTEAD, Instead, Place};
 use run::{Closed, Ended, Invoked, Wrapping};
 
 /// The PATH that programs get.
@@ -36,6 +39,10 @@ pub trait Operation: Sync + Send {
     /// The exit code without a fault.
     fn expected(&self) -> i32 {
         0
+    }
+    /// Whether faults are for its main thread alone, not for other threads and the programs it starts.
+    fn is_alone(&self) -> bool {
+        false
     }
     /// Whether it goes on until it is told to end, and then is to have reached its goal.
     fn goes_on(&self) -> bool {
@@ -109,7 +116,10 @@ impl Story {
         }
         let wanted = place.facts()?;
         ensure!(before.broken.is_empty() && wanted.broken.is_empty(), "{name}: {before:?} {wanted:?}");
-        Ok(Self { calls: strace.calls()?, operation, before, wanted })
+        let mut calls = strace.calls()?;
+        let main = calls.first().map(|call| call.process);
+        calls.retain(|call| !operation.is_alone() || Some(call.process) == main);
+        Ok(Self { calls, operation, before, wanted })
     }
 
     /// What is injected of a kind, at most so many of it; or why nothing is.
@@ -141,7 +151,12 @@ impl Story {
             Kind::Replaced => {
                 let each = |part: &&'static str| {
                     let part = *part;
-                    INSTEAD.map(|instead| Fault::Happens(kind, Happening::Replaced { part, instead }))
+                    // A folder in the place of a folder is nothing else.
+                    let other =
+                        move |instead: &Instead| *instead != Instead::Directory || !FOLDERS.contains(&part);
+                    let happening =
+                        move |instead| Fault::Happens(kind, Happening::Replaced { part, instead });
+                    INSTEAD.into_iter().filter(other).map(happening)
                 };
                 operation.files().iter().flat_map(each).collect()
             }
@@ -159,7 +174,7 @@ impl Story {
     pub fn play(&self, fault: &Fault) -> Result<Verdict> {
         let operation = &*self.operation;
         let place = operation.stage()?;
-        let (wrapping, causes) = self.begin(&place, fault)?;
+        let Begun { wrapping, causes, strace } = self.begin(&place, fault)?;
         let is_over = Cell::new(false);
         let recover = || {
             if !is_over.replace(true) {
@@ -175,14 +190,17 @@ impl Story {
         let finally = place.facts()?;
         let kind = fault.kind();
         let said = format!("{}{}", ended.stdout, ended.stderr);
-        // Standard output that nobody takes says nothing, nor does who was killed.
-        let speaks = kind != Kind::ClosedOutput && matches!(ended.ending, Ending::Code(_)) && !never_began(&ended);
+        // Who was killed says nothing, nor does anybody whose words nobody takes.
+        let is_mute = kind == Kind::ClosedOutput || strace.is_some_and(|strace| is_silenced(&strace));
+        let speaks = !is_mute && matches!(ended.ending, Ending::Code(_)) && !never_began(&ended);
+        let (ending, kind) = self.seen_as(&ended, kind);
         let verdict = judge(&Evidence {
             kind,
-            causes: &causes,
+            causes: if is_mute || never_began(&ended) { &[] } else { &causes },
+            is_mute,
             secrets: &[SECRET.to_owned()],
             expected: operation.expected(),
-            ending: ended.ending,
+            ending,
             said: &said,
             bad_answer: operation.bad_answer(&ended).filter(|_| speaks),
             before: &self.before,
@@ -198,16 +216,36 @@ impl Story {
         })
     }
 
+    /// How an end counts.
+    fn seen_as(&self, ended: &Ended, kind: Kind) -> (Ending, Kind) {
+        // Told to end before its goal, it may end in order.
+        let is_told = self.operation.goes_on() && matches!(kind, Kind::Terminated | Kind::OtherSignal);
+        let is_excused = EXCUSED.iter().any(|(words, _)| ended.stderr.contains(words));
+        if (is_told && ended.ending == Ending::Code(0)) || is_excused {
+            return (Ending::Signal(Signal::SIGTERM as i32), Kind::Terminated);
+        }
+        (ended.ending, kind)
+    }
+
     /// Lets the fault begin: what is around the program then, and what a message names.
-    fn begin(&self, place: &Place, fault: &Fault) -> Result<(Wrapping, Vec<String>)> {
-        let mut wrapping = Wrapping::default();
+    fn begin(&self, place: &Place, fault: &Fault) -> Result<Begun> {
+        let (mut wrapping, mut traced) = (Wrapping::default(), None);
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let causes = match fault {
             Fault::Call(injection) => {
                 let strace = Strace::noting(&injection.call)?.tampering(&injection.tampering);
+                // A program that goes on makes threads again and again, each of which counts its calls anew: the fault is to end before it does.
+                let strace = if self.operation.goes_on() { strace.beside() } else { strace };
+                let strace = if self.operation.is_alone() { strace.alone() } else { strace };
                 wrapping.outer = strace.words().to_vec();
+                traced = Some(strace);
                 wrapping.woken = injection.kind == Kind::Standstill;
-                injection.causes.clone()
+                let mut causes = injection.causes.clone();
+                // What fails in the plugin that the agent tries out is the plugin's to say, and has no place there.
+                if !causes.is_empty() {
+                    causes.push("cannot be run as a plugin".to_owned());
+                }
+                causes
             }
             Fault::Limit { kind, words: limit } => {
                 wrapping.inner = words(&["prlimit", limit, "--"]);
@@ -254,9 +292,31 @@ impl Story {
                 fault.causes()
             }
         };
-        Ok((wrapping, causes))
+        Ok(Begun { wrapping, causes, strace: traced })
     }
 }
+
+/// A fault that has begun: what is around the program, what a message names, and what notes the calls that fail.
+struct Begun {
+    wrapping: Wrapping,
+    causes: Vec<String>,
+    strace: Option<Strace>,
+}
+
+/// Whether it was the words of a program that could not be written.
+fn is_silenced(strace: &Strace) -> bool {
+    let trace = strace.trace().unwrap_or_default();
+    let is_words = |line: &str| {
+        ["write(1<", "write(2<", "writev(1<", "writev(2<"].iter().any(|call| line.contains(call))
+    };
+    trace.lines().any(|line| line.contains("INJECTED") && is_words(line))
+}
+
+/// Ends that count as if the program had been killed, for a reason each.
+const EXCUSED: [(&str, &str); 1] = [(
+    "Bad read on self-pipe",
+    "tokio gives up where its own pair of sockets fails, which the kernel has no reason to do",
+)];
 
 /// Whether the loader gave up. The programs as shipped are static and have none.
 fn never_began(ended: &Ended) -> bool {
@@ -289,12 +349,14 @@ fn play_once(
     if !operation.goes_on() {
         return invoked.run(wrapping, None);
     }
+    place.rule_lost.set(false);
     let looks = Cell::new(0);
     let goal = |process: u32| {
         looks.set(looks.get() + 1);
         if looks.get() == LOOKS {
             recover().expect("a fault can be ended");
             lift(process, wrapping);
+            end_tampering(process);
         }
         operation.is_reached(place)
     };
@@ -308,6 +370,16 @@ fn lift(process: u32, wrapping: &Wrapping) {
         let words = ["--pid", &pid, "--nofile=1024", "--as=unlimited", "--fsize=unlimited"];
         // It may have ended by itself.
         let _ = Command::new("prlimit").args(words).output();
+    }
+}
+
+/// Ends the tampering with a process that strace runs beside.
+fn end_tampering(process: u32) {
+    for tracer in run::members(process).iter().filter(|member| member.ends_with("(strace)")) {
+        if let Some(Ok(tracer)) = tracer.split(' ').next().map(str::parse) {
+            // It may have ended by itself.
+            let _ = kill(Pid::from_raw(tracer), Signal::SIGKILL);
+        }
     }
 }
 

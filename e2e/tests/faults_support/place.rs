@@ -33,6 +33,8 @@ pub struct Place {
     pub foreign: Option<(&'static str, &'static str)>,
     /// Files whose content is another one in every run; that it is whole JSON is all that counts.
     pub unlike: &'static [&'static str],
+    /// Files whose absence is what is wanted.
+    pub removed: &'static [&'static str],
     /// Where a runtime has its network namespaces.
     pub runtime: Option<String>,
     /// The node's processes, as the agent sees them.
@@ -65,6 +67,9 @@ pub const INSTEAD: [Instead; 7] = [
     Instead::Garbage,
 ];
 
+/// What is a folder.
+pub const FOLDERS: [&str; 4] = ["bin", "net.d", "run", "run/manifests"];
+
 /// What happens to the folder before the program starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happening {
@@ -87,6 +92,7 @@ impl Place {
             keeps: Vec::new(),
             foreign: None,
             unlike: &[],
+            removed: &[],
             runtime: None,
             proc: None,
             ports: [0; 3],
@@ -148,7 +154,8 @@ impl Place {
             Happening::ReadOnly { part } => umount2(&self.file(part), MntFlags::MNT_DETACH)?,
             Happening::Replaced { part, instead } => {
                 let (path, was) = (self.file(part), self.file(ASIDE).join("was"));
-                if is_still(&path, instead) {
+                let is_done = instead == Instead::Nothing && self.removed.contains(&part);
+                if is_still(&path, instead) && !is_done {
                     match instead {
                         Instead::Nothing => {}
                         Instead::Directory => fs::remove_dir(&path)?,

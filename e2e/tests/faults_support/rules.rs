@@ -59,6 +59,11 @@ impl Operation for Change {
         self.name
     }
 
+    /// What fails in helper programs is theirs to say; redirect_faults.rs has them fail as a whole.
+    fn is_alone(&self) -> bool {
+        true
+    }
+
     fn stage(&self) -> Result<Place> {
         let mut place = Place::new()?;
         let namespace = Namespace::pod(Families::Dual)?;

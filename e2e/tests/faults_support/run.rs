@@ -170,7 +170,7 @@ fn wait(
 fn lasting(group: Pid, is_woken: bool) -> Vec<String> {
     let mut patience = Patience::new(Duration::from_secs(30));
     loop {
-        let found = members(group);
+        let found = members(group.as_raw().unsigned_abs());
         if found.is_empty() || patience.is_over() {
             return found;
         }
@@ -181,11 +181,8 @@ fn lasting(group: Pid, is_woken: bool) -> Vec<String> {
     }
 }
 
-fn members(group: Pid) -> Vec<String> {
-    // Whoever has left the group by name is found by no signal either.
-    if killpg(group, None).is_err() {
-        return Vec::new();
-    }
+/// The processes of a group: number and name of each.
+pub fn members(group: u32) -> Vec<String> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let stats = processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
     let of_group = |stat: &String| {
