@@ -14,19 +14,30 @@ const BUSY_ATTEMPTS: u32 = 20;
 /// error is what `command` says.
 ///
 /// # Errors
-/// It cannot be started, or has not ended in time ([`io::ErrorKind::TimedOut`]).
+/// It cannot be started or heard, or has not ended in time ([`io::ErrorKind::TimedOut`]).
 pub fn invoke(command: &mut Command, input: &str, patience: Duration) -> io::Result<(ExitStatus, String)> {
     let mut child = start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    thread::scope(|scope| {
+    let feed = move || {
         // A program that ends without reading everything has its reasons.
-        scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
-        let output = scope.spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = stdout.map(|stdout| stdout.take(LARGEST).read_to_end(&mut bytes));
-            String::from_utf8_lossy(&bytes).into_owned()
-        });
-        let status = wait(&mut child, patience)?;
+        let _ = stdin.map(|mut stdin| stdin.write_all(input.as_bytes()));
+    };
+    let drain = move || {
+        let mut bytes = Vec::new();
+        let _ = stdout.map(|stdout| stdout.take(LARGEST).read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    thread::scope(|scope| {
+        let helper = || thread::Builder::new().name("plugin".to_owned());
+        let ended = (|| {
+            helper().spawn_scoped(scope, feed)?;
+            let output = helper().spawn_scoped(scope, drain)?;
+            Ok((wait(&mut child, patience)?, output))
+        })();
+        let (status, output) = ended.inspect_err(|_: &io::Error| {
+            // Without whoever hears it the program could wait for ever, and its threads with it.
+            let _ = child.kill().and_then(|()| child.wait());
+        })?;
         Ok((status, output.join().unwrap_or_default()))
     })
 }
@@ -52,8 +63,6 @@ fn wait(child: &mut Child, patience: Duration) -> io::Result<ExitStatus> {
             return Ok(status);
         }
         if waited >= patience {
-            child.kill()?;
-            child.wait()?;
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("it has not ended after {patience:?}"),

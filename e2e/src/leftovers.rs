@@ -33,7 +33,9 @@ fn sweep() {
         remove_namespace(&name);
     }
     for name in orphans(&std::env::temp_dir()) {
-        let _ = fs::remove_dir_all(std::env::temp_dir().join(name));
+        let folder = std::env::temp_dir().join(name);
+        let _ = nix::mount::umount2(&folder, nix::mount::MntFlags::MNT_DETACH);
+        let _ = fs::remove_dir_all(folder);
     }
     for root in cgroup_roots() {
         for name in orphans(&root) {

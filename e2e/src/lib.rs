@@ -17,6 +17,7 @@
 //! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`terminal`] | a terminal: what programs draw on it, its keys and its size |
 //! | [`archive`] | what is in archives that programs write |
+//! | [`faults`] | the fault matrix: kinds of fault, the judge of what an injection left, the table |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
 //! | [`machine`] | a copy of this machine that may be changed and is thrown away |
@@ -34,6 +35,7 @@ pub mod archive;
 pub mod cnitool;
 pub mod dice;
 pub mod guides;
+pub mod faults;
 pub mod image;
 pub mod kube;
 pub mod machine;

@@ -33,11 +33,30 @@ impl Strace {
         self
     }
 
+    /// With numbers in the place of names.
+    #[must_use]
+    pub fn raw(mut self) -> Self {
+        self.words.extend(["-X", "raw"].map(str::to_owned));
+        self
+    }
+
+    /// Beside the program, not around it: the program is the caller's own child, and goes on when strace is killed.
+    #[must_use]
+    pub fn beside(mut self) -> Self {
+        self.words.insert(1, "-D".to_owned());
+        self
+    }
+
     /// Tampers with calls, in the words of `strace -e inject=`. Each process and thread counts its own.
     #[must_use]
     pub fn tampering(mut self, fault: &str) -> Self {
         self.words.extend(["-e".to_owned(), format!("inject={fault}")]);
         self
+    }
+
+    /// What comes before a command.
+    pub fn words(&self) -> &[String] {
+        &self.words
     }
 
     /// `command`, under it.

@@ -283,3 +283,21 @@ fn wrong_settings_are_an_error_of_their_own() -> Result<()> {
     assert!(output.stdout.is_empty());
     Ok(())
 }
+
+/// As on a full disk.
+#[test]
+fn a_verdict_that_cannot_be_written_whole_leaves_no_half() -> Result<()> {
+    let namespace = Namespace::pod(Families::V4)?;
+    let log = termination_log()?;
+    let flags: Vec<&str> = INJECTED.split_whitespace().chain(["--probe-timeout", "100ms"]).collect();
+    let inner = command(PROXY, &flags, &[], &log);
+    let limited = process::prefixed(&["prlimit", "--fsize=100"], &inner);
+    let output = namespace.run(&limited)?;
+    assert_eq!(output.code(), Some(126), "{output:?}");
+    ensure!(
+        output.stderr.contains("cannot write the verdict") && output.stderr.contains("too large"),
+        "{output:?}"
+    );
+    assert_eq!(fs::read_to_string(log.path())?, "");
+    Ok(())
+}

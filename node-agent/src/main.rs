@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
+use anyhow::Context;
 use install_cni::agent;
 use install_cni::disk::Real;
 use install_cni::install::Installer;
@@ -13,6 +16,7 @@ use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::settings::{Action, Problem, Settings, command_line};
 use install_cni::taint::cluster;
 use settings_cli::Line;
+use tokio::runtime::Runtime;
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -52,12 +56,20 @@ fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -
     block_on(agent::run(settings, reloader, Some(logs.clone())))
 }
 
-/// One thread does the work; up to three more, which end when idle, wait for the disk or look into pods.
+/// How long a thread is kept that has nothing to do: for ever. Where the kernel makes no more (a limit on processes), what waits for one waits for one
+/// that is there; without any, tokio would panic.
+const KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// One thread does the work; up to three more wait for the disk or look into pods.
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(3).build();
-    let done = match runtime {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(3)
+        .thread_keep_alive(KEPT)
+        .build();
+    let done = match runtime.map_err(anyhow::Error::from).and_then(with_a_thread) {
         Ok(runtime) => runtime.block_on(work),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,6 +78,16 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Sees to it that there is a thread beside this one. Whether one can be made is tried out first, for tokio only panics.
+fn with_a_thread(runtime: Runtime) -> anyhow::Result<Runtime> {
+    let tried = thread::Builder::new().spawn(|| ()).context(
+        "no thread can be made, so nothing can be done; look for a limit on processes (pids.max of the container, podPidsLimit, ulimit -u)",
+    )?;
+    let _ = tried.join();
+    runtime.block_on(runtime.spawn_blocking(|| ()))?;
+    Ok(runtime)
 }
 
 fn install_once(settings: Settings) -> ExitCode {

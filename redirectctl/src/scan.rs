@@ -288,11 +288,14 @@ fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> 
                 mine.push((index, work(item)));
             }
         };
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        // Where no thread can be made, this one does it all.
+        let more = (1..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, worker).ok());
+        let workers: Vec<_> = more.collect();
+        let mut done = worker();
+        for worker in workers {
+            done.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
     });
     done.sort_by_key(|(index, _)| *index);
     done.into_iter().map(|(_, answer)| answer).collect()

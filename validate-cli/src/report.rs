@@ -24,7 +24,13 @@ pub fn report(verdict: &Verdict, termination_log: Option<&str>) {
         Err(error) if error.kind() == ErrorKind::NotFound && !usual => open(true),
         opened => opened,
     };
-    match file.and_then(|mut file| file.write_all(verdict.json().as_bytes())) {
+    let written = file.and_then(|mut file| {
+        file.write_all(verdict.json().as_bytes()).inspect_err(|_| {
+            // Half an object is none: who reads it is told more by an empty file, and Kubernetes takes the log's end in its place.
+            let _ = file.set_len(0);
+        })
+    });
+    match written {
         Ok(()) => {}
         Err(error) if usual && error.kind() == ErrorKind::NotFound => {}
         Err(error) => {

@@ -1,0 +1,161 @@
+//! The columns of the matrix.
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A call is forbidden.
+    Forbidden,
+    /// The kernel has no memory for a call.
+    NoMemory,
+    /// A device or a file system fails.
+    InputOutput,
+    /// There are no more descriptors for a call.
+    TooManyFiles,
+    /// There is no space for a call.
+    NoSpace,
+    /// A signal interrupts a call.
+    Interrupted,
+    /// A call is to be tried again.
+    TryAgain,
+    /// A socket's buffer overflows.
+    NoBuffers,
+    /// Somebody else has what a call wants.
+    Busy,
+    /// The kernel does not have what a call is about: an older kernel, a missing module, a seccomp profile.
+    Unsupported,
+    /// The kernel says that what it lists changed meanwhile.
+    DumpInterrupted,
+    /// No thread or process can be made.
+    NoProcess,
+    /// SIGKILL at a call.
+    Killed,
+    /// SIGTERM at a call.
+    Terminated,
+    /// SIGHUP, SIGINT, SIGPIPE and SIGUSR1 at a call.
+    OtherSignal,
+    /// SIGSTOP at a call; it goes on later.
+    Standstill,
+    /// The clock of the day is decades off.
+    Clock,
+    /// A limit on memory, below what the program needs or near to it.
+    MemoryLimit,
+    /// A limit on descriptors.
+    FileLimit,
+    /// A limit on the size of files.
+    SizeLimit,
+    /// Nobody takes what the program writes to standard output or standard error.
+    ClosedOutput,
+    /// The file system is full, or nearly so.
+    FullDisk,
+    /// The file system, or a part, is read-only.
+    ReadOnly,
+    /// A file is something else: gone, a directory, a pipe, a link, garbage.
+    Replaced,
+    /// The API server refuses, fails, hangs, or is something else.
+    Api,
+}
+
+/// Every kind, in the order of the columns.
+pub const KINDS: [Kind; 25] = [
+    Kind::Forbidden,
+    Kind::NoMemory,
+    Kind::InputOutput,
+    Kind::TooManyFiles,
+    Kind::NoSpace,
+    Kind::Interrupted,
+    Kind::TryAgain,
+    Kind::NoBuffers,
+    Kind::Busy,
+    Kind::Unsupported,
+    Kind::DumpInterrupted,
+    Kind::NoProcess,
+    Kind::Killed,
+    Kind::Terminated,
+    Kind::OtherSignal,
+    Kind::Standstill,
+    Kind::Clock,
+    Kind::MemoryLimit,
+    Kind::FileLimit,
+    Kind::SizeLimit,
+    Kind::ClosedOutput,
+    Kind::FullDisk,
+    Kind::ReadOnly,
+    Kind::Replaced,
+    Kind::Api,
+];
+
+impl Kind {
+    /// The head of its column.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forbidden => "EPERM",
+            Self::NoMemory => "ENOMEM",
+            Self::InputOutput => "EIO",
+            Self::TooManyFiles => "EMFILE",
+            Self::NoSpace => "ENOSPC",
+            Self::Interrupted => "EINTR",
+            Self::TryAgain => "EAGAIN",
+            Self::NoBuffers => "ENOBUFS",
+            Self::Busy => "EBUSY",
+            Self::Unsupported => "ENOSYS",
+            Self::DumpInterrupted => "dump",
+            Self::NoProcess => "fork",
+            Self::Killed => "KILL",
+            Self::Terminated => "TERM",
+            Self::OtherSignal => "signal",
+            Self::Standstill => "STOP",
+            Self::Clock => "clock",
+            Self::MemoryLimit => "memory",
+            Self::FileLimit => "nofile",
+            Self::SizeLimit => "fsize",
+            Self::ClosedOutput => "output",
+            Self::FullDisk => "full",
+            Self::ReadOnly => "ro",
+            Self::Replaced => "files",
+            Self::Api => "API",
+        }
+    }
+
+    /// Whether a program may die of it without a word of its own.
+    pub const fn may_kill(self) -> bool {
+        match self {
+            Self::Killed | Self::Terminated | Self::OtherSignal => true,
+            // An allocation that fails ends a program by SIGABRT; a file that grows too large, by SIGXFSZ.
+            Self::MemoryLimit | Self::NoMemory | Self::SizeLimit => true,
+            Self::Forbidden
+            | Self::InputOutput
+            | Self::TooManyFiles
+            | Self::NoSpace
+            | Self::Interrupted
+            | Self::TryAgain
+            | Self::NoBuffers
+            | Self::Busy
+            | Self::Unsupported
+            | Self::DumpInterrupted
+            | Self::NoProcess
+            | Self::Standstill
+            | Self::Clock
+            | Self::FileLimit
+            | Self::ClosedOutput
+            | Self::FullDisk
+            | Self::ReadOnly
+            | Self::Replaced
+            | Self::Api => false,
+        }
+    }
+}
+
+/// One fault that system calls show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// What kind it is of.
+    pub kind: Kind,
+    /// What happens, for people.
+    pub what: String,
+    /// In the words of `strace -e inject=`.
+    pub tampering: String,
+    /// The call, in the words of `strace -e trace=`.
+    pub call: String,
+    /// What a message about it says, in any of these words.
+    pub causes: Vec<String>,
+}

@@ -1,0 +1,142 @@
+//! The fault matrix: every kind of fault into every operation, one at a time; afterwards the invariants of ARCHITECTURE.md hold, the message names the
+//! cause, nothing is left over, and the same operation without the fault ends as wanted.
+//!
+//! `make test` takes one injection of each cell of some rows, `make faults` (FAULTS=all) all, and prints the table. FAULTS=2 takes two of each cell;
+//! FAULTS_ONLY the rows that have one of its words in their names, and the columns it names, such as `ADD,EIO`.
+
+mod faults_support;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Result, anyhow, ensure};
+use e2e::faults::{Kind, Table, Verdict};
+use faults_support::{ALL, Fault, Operation, Story, operations};
+
+const THREADS: usize = 3;
+
+/// What is taken of the matrix.
+struct Choice {
+    /// The most injections of a cell; none where a part is taken.
+    most: Option<usize>,
+    takes_all: bool,
+    only: Vec<String>,
+}
+
+impl Choice {
+    fn new() -> Self {
+        let set = |name| std::env::var(name).unwrap_or_default();
+        let only = set("FAULTS_ONLY").split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect();
+        let takes_all = set("FAULTS") == "all";
+        Self { most: if takes_all { Some(usize::MAX) } else { set("FAULTS").parse().ok() }, takes_all, only }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.takes_all && self.only.is_empty()
+    }
+
+    fn takes(&self, operation: &dyn Operation) -> bool {
+        let names = |word: &String| operation.name().contains(&**word);
+        let rows = self.only.iter().any(|word| !ALL.iter().any(|kind| kind.name() == word));
+        if rows {
+            self.only.iter().any(names)
+        } else {
+            self.most.is_some() || !self.only.is_empty() || SAMPLED.contains(&operation.name())
+        }
+    }
+
+    fn takes_kind(&self, kind: Kind) -> bool {
+        let mut kinds =
+            self.only.iter().filter(|word| ALL.iter().any(|kind| kind.name() == *word)).peekable();
+        kinds.peek().is_none() || kinds.any(|word| word == kind.name())
+    }
+
+    /// The most injections of a cell. What goes on takes seconds for each.
+    fn most(&self, operation: &dyn Operation) -> usize {
+        let most = if operation.goes_on() { 2 } else { 4 };
+        most.min(self.most.unwrap_or(1))
+    }
+}
+
+/// The rows of which `make test` takes a part.
+const SAMPLED: [&str; 5] = ["apply", "ADD, API", "CHECK, a rule lost", "install --once", "uninstall"];
+
+#[test]
+fn whatever_fails_in_whichever_operation_nothing_is_half_done() -> Result<()> {
+    let choice = Choice::new();
+    let taken: Vec<Box<dyn Operation>> =
+        operations().into_iter().filter(|operation| choice.takes(&**operation)).collect();
+    let stories = in_threads(taken.into_iter().map(|operation| move || Story::of(operation)).collect());
+    let stories = stories.into_iter().collect::<Result<Vec<_>>>()?;
+    let names: Vec<&str> = stories.iter().map(|story| story.operation.name()).collect();
+    let table = Mutex::new(Table::new(&names));
+    let faults = planned(&choice, &stories, &table)?;
+    println!("{} injections into {} operations", faults.len(), stories.len());
+    let work = faults.iter().map(|(row, fault)| {
+        let (story, table) = (&stories[*row], &table);
+        move || {
+            let verdict = story.play(fault);
+            let verdict =
+                verdict.unwrap_or_else(|error| Verdict::Red(format!("cannot be judged: {error:#}")));
+            if let Ok(mut table) = table.lock() {
+                table.add(*row, fault.kind(), &verdict);
+            }
+            match verdict {
+                Verdict::Red(why) => {
+                    let name = story.operation.name();
+                    let line =
+                        format!("{name} x {}: {fault}: {}", fault.kind().name(), why.replace('\n', " | "));
+                    println!("RED {line}");
+                    Some(line)
+                }
+                Verdict::Wanted | Verdict::Refused | Verdict::Told | Verdict::Mended => None,
+            }
+        }
+    });
+    let red: Vec<String> = in_threads(work.collect()).into_iter().flatten().collect();
+    let table = table.into_inner()?;
+    println!("{table}");
+    ensure!(red.is_empty(), "{} red:\n{}", red.len(), red.join("\n"));
+    if choice.is_whole() {
+        ensure!(table.cells() >= 200, "only {} cells", table.cells());
+        ensure!(table.holes().is_empty(), "neither tried nor explained: {:?}", table.holes());
+    }
+    Ok(())
+}
+
+/// Every injection, with its row; the cells that have none are noted with the reason.
+fn planned(choice: &Choice, stories: &[Story], table: &Mutex<Table>) -> Result<Vec<(usize, Fault)>> {
+    let mut all = Vec::new();
+    for (row, story) in stories.iter().enumerate() {
+        for kind in ALL.into_iter().filter(|kind| choice.takes_kind(*kind)) {
+            match story.faults(kind, choice.most(&*story.operation)) {
+                Ok(faults) => all.extend(faults.into_iter().map(|fault| (row, fault))),
+                Err(why) => table.lock().map_err(|_| anyhow!("a thread panicked"))?.exempt(row, kind, why),
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Does all work on a few threads; the results in the order of the work.
+fn in_threads<T: Send, F: FnOnce() -> T + Send>(work: Vec<F>) -> Vec<T> {
+    let work: Vec<Mutex<Option<F>>> = work.into_iter().map(|one| Mutex::new(Some(one))).collect();
+    let done: Vec<Mutex<Option<T>>> = work.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(one) = work.get(at) else { return };
+                    let one = one.lock().ok().and_then(|mut one| one.take());
+                    if let (Some(one), Ok(mut done)) = (one, done[at].lock()) {
+                        *done = Some(one());
+                    }
+                }
+            });
+        }
+    });
+    done.into_iter().filter_map(|one| one.into_inner().ok().flatten()).collect()
+}
