@@ -27,6 +27,7 @@
 
 pub mod agent;
 pub mod cnitool;
+pub mod confined;
 pub mod dice;
 pub mod image;
 pub mod kube;
