@@ -49,21 +49,26 @@ case $triple in
     ;;
 esac
 
+# Flags one by one, because folders may have spaces in their names: cargo takes a separator of its own.
+separator=$(printf '\037')
+flags=$(printf %s "${RUSTFLAGS:-}" | tr -s ' ' '\037')
+add_flag() { flags=$flags${flags:+$separator}$1; }
+
 # Static is what musl's programs are anyway.
 case $triple in
-*-gnu*) export RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" ;;
+*-gnu*) add_flag -Ctarget-feature=+crt-static ;;
 esac
 position=
 [ -z "${FIXED:-}" ] || position="-C relocation-model=static"
 
 # Panics name source files. They are not to tell where this machine keeps them.
 cargo fetch --locked --quiet --target "$triple"
-flags="${RUSTFLAGS:-} --remap-path-prefix=$PWD=/project"
+add_flag "--remap-path-prefix=$PWD=/project"
 # Folders that begin with a dash are registries without a host, which cargo makes for each check of packages: other flags would build all anew.
 for crates in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/[!-]*; do
-    flags="$flags --remap-path-prefix=$crates=/crates"
+    add_flag "--remap-path-prefix=$crates=/crates"
 done
-export RUSTFLAGS="$flags"
+export CARGO_ENCODED_RUSTFLAGS="$flags"
 
 for program in "$@"; do
     # One by one: built together, each would get the library features of the others.

@@ -33,6 +33,7 @@
 pub mod agent;
 pub mod archive;
 pub mod cnitool;
+pub mod confined;
 pub mod dice;
 pub mod guides;
 pub mod faults;

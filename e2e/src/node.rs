@@ -157,6 +157,13 @@ impl<'a> Node<'a> {
         self.folder.path().join("state")
     }
 
+    /// Gives the node a seccomp profile, for pods that name it as `localhostProfile`.
+    pub fn write_seccomp_profile(&self, name: &str, profile: &str) -> Result<()> {
+        let folder = self.folder.path().join("kubelet/seccomp");
+        fs::create_dir_all(&folder)?;
+        Ok(fs::write(folder.join(name), profile)?)
+    }
+
     /// A file of the node as this process can open it, also below the node's own `/run`, `/var/lib` and `/var/log`.
     /// A symbolic link with an absolute target, such as `/var/run`, leads out of it.
     pub fn file(&self, path: &str) -> PathBuf {

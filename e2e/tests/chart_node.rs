@@ -6,13 +6,17 @@ mod agent_support;
 mod chart_support;
 
 use agent_support::{
-    LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready, wait_loaded,
+    LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready, metric, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
 use chart_support::rendered_without_tests;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, sidecar_pod};
+use e2e::process::until;
 use serde_json::json;
+
+/// The agent's own profile.
+const PROFILE: &str = include_str!("../../deploy/seccomp/install-cni.json");
 
 #[test]
 #[ignore = "needs helm: make chart"]
@@ -29,5 +33,38 @@ fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of
     assert_redirected(&node, &pod)?;
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("\twarn\t") && !log.contains("\terror\t"), "{log}");
+    Ok(())
+}
+
+/// With all that needs a capability switched on, the capabilities that the chart gives for that, and the profile of `deploy/seccomp`.
+#[test]
+#[ignore = "needs helm: make chart"]
+fn the_agent_installs_probes_and_heals_under_its_own_seccomp_profile() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    node.write_seccomp_profile("install-cni.json", PROFILE)?;
+    let values = json!({
+        "seccompProfile": {"type": "Localhost", "localhostProfile": "install-cni.json"},
+        "driftWatch": {"interval": "2s", "heal": true},
+        "nodeCondition": {"enabled": true},
+    });
+    let daemon_set = apply_manifest(&api, &node, &rendered_without_tests(&values)?)?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    wait_loaded(&node)?;
+    let pod = node.start_pod(&sidecar_pod("web"))?;
+    pod.wait_running(POD)?;
+    assert_redirected(&node, &pod)?;
+    let at_least_one = |name: &str| {
+        until(name, POD, &[], || Ok(metric(&node, name)?.is_some_and(|value| value >= 1.0).then_some(())))
+            .with_context(|| agent.log("install-cni").unwrap_or_default())
+    };
+    at_least_one("istio_cni_node_probes_total{result=\"redirected\"}")?;
+    at_least_one("istio_cni_heal_watched_pods")?;
+    pod.namespace()?.sh("iptables-nft -t nat -F OUTPUT")?.ok()?;
+    at_least_one("istio_cni_heal_attempts_total{reason=\"healed\"}")?;
+    let log = agent.log("install-cni")?;
+    ensure!(!log.contains("not permitted") && !log.contains("\terror\t"), "{log}");
     Ok(())
 }

@@ -12,6 +12,8 @@ pub struct Capability {
 
 /// Reading and changing rules, routes and addresses.
 pub const NET_ADMIN: Capability = Capability { bit: 12, name: "CAP_NET_ADMIN" };
+/// What the legacy variant of iptables asks for beside that: a raw socket.
+pub const NET_RAW: Capability = Capability { bit: 13, name: "CAP_NET_RAW" };
 /// Entering a network namespace.
 pub const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
 

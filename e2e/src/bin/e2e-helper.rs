@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use e2e::confined::{self, Unlisted};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -23,6 +24,13 @@ fn run(words: &[&str]) -> Result<String> {
     match words {
         ["connect", attempt] => e2e::traffic::connect_in_helper(attempt),
         ["node-init", folder] => e2e::node::init_in_helper(folder.as_ref()).map(|()| String::new()),
+        ["confined", profile, program @ ..] => {
+            confined::become_confined(profile.as_ref(), Unlisted::Fails, program).map(|()| String::new())
+        }
+        ["confined-or-killed", profile, program @ ..] => {
+            confined::become_confined(profile.as_ref(), Unlisted::Kills, program).map(|()| String::new())
+        }
+        ["forbidden", profile] => confined::try_what_is_forbidden(profile.as_ref()),
         other => bail!("unknown request {other:?}"),
     }
 }

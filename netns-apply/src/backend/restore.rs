@@ -2,6 +2,7 @@
 
 use crate::{
     ApplyError,
+    capabilities::{self, NET_RAW},
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
@@ -26,7 +27,7 @@ pub(crate) fn saved(
     args: &[&str],
 ) -> Result<(PathBuf, String), ExecError> {
     let program = find(programs, variant, family, "save")?;
-    let text = exec::read(&program, args)?;
+    let text = exec::read(&program, args).map_err(|error| explained(variant, error))?;
     Ok((program, text))
 }
 
@@ -80,14 +81,32 @@ fn restore(
     if variant == Variant::Legacy {
         args.extend(["--wait", "30"]);
     }
-    exec::write(&program, &args, &change_text(change), lock)
+    exec::write(&program, &args, &change_text(change), lock).map_err(|error| explained(variant, error))
+}
+
+/// The legacy variant says of a missing capability that it cannot initialize a table, as of a missing module.
+fn explained(variant: Variant, error: ExecError) -> ExecError {
+    match error {
+        ExecError::Failed { program, status, message }
+            if variant == Variant::Legacy && capabilities::has(NET_RAW) == Some(false) =>
+        {
+            let name = NET_RAW.name;
+            let message = format!(
+                "{message}; {name} is missing: in the container's securityContext add NET_RAW to capabilities, or use another backend"
+            );
+            ExecError::Failed { program, status, message }
+        }
+        other => other,
+    }
 }
 
 /// What an operator may do about a refusal.
 fn hint(error: &ExecError) -> &'static str {
     let ExecError::Failed { message, .. } = error else { return "" };
     let says = |words: &str| message.contains(words);
-    if says("can't initialize")
+    if says(NET_RAW.name) {
+        ""
+    } else if says("can't initialize")
         || says("unable to initialize")
         || says("missing kernel module")
         || says("Couldn't load")
