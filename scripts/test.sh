@@ -11,6 +11,9 @@ if [ "$(id -u)" != 0 ]; then
 fi
 
 others=$(mktemp) patient=$(mktemp)
+# Where tests note each time they try again, with the cause (e2e/src/retries.rs).
+retries="${CARGO_TARGET_DIR:-target}/retries.txt"
+rm -f "$retries"
 trap 'kill %1 2>/dev/null; rm -f "$others" "$patient"' EXIT
 # The programs the end-to-end tests start; and every test, so that neither half waits for what the other compiles.
 cargo build --locked --workspace --bins || exit 1
@@ -48,4 +51,10 @@ cat "$patient"
 
 # "test result: ok. 12 passed; 0 failed; ..." once for every test program.
 cat "$others" "$patient" | awk '/^test result:/ { passed += $4; failed += $6 } END { printf "%d passed, %d failed\n", passed, failed }'
+if [ -s "$retries" ]; then
+    printf '%s times a test tried again:\n' "$(wc -l <"$retries")"
+    sed 's/^/  /' "$retries"
+else
+    echo "no test tried again"
+fi
 exit "$status"

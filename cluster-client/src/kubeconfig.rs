@@ -35,15 +35,22 @@ pub enum KubeconfigError {
 /// # Errors
 /// It is missing, or of no use.
 pub fn load(path: &Path) -> Result<Access, KubeconfigError> {
-    let unusable = |problem: String| KubeconfigError::Unusable { path: path.to_owned(), problem };
-    let text = match files::read_text(path, files::KUBECONFIG) {
-        Ok(text) => text,
+    match files::read_text(path, files::KUBECONFIG) {
+        Ok(text) => of_text(&text, path),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(KubeconfigError::Missing { path: path.to_owned() });
+            Err(KubeconfigError::Missing { path: path.to_owned() })
         }
-        Err(error) => return Err(unusable(error.to_string())),
-    };
-    let mut file = Kubeconfig::from_yaml(&text).map_err(|error| unusable(load_problem(&error)))?;
+        Err(error) => Err(unusable(path, error.to_string())),
+    }
+}
+
+/// Reads a kubeconfig's text, and the files it names: relative names are in the folder of the file that it is from.
+///
+/// # Errors
+/// It is of no use.
+pub fn of_text(text: &str, path: &Path) -> Result<Access, KubeconfigError> {
+    let unusable = |problem: String| unusable(path, problem);
+    let mut file = Kubeconfig::from_yaml(text).map_err(|error| unusable(load_problem(&error)))?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     for cluster in file.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
         read_cluster(cluster, folder).map_err(unusable)?;
@@ -54,12 +61,16 @@ pub fn load(path: &Path) -> Result<Access, KubeconfigError> {
     Access::of(file).map_err(|error| unusable(load_problem(&error)))
 }
 
+fn unusable(path: &Path, problem: String) -> KubeconfigError {
+    KubeconfigError::Unusable { path: path.to_owned(), problem }
+}
+
 /// Whether a kubeconfig file could be used; nobody is contacted.
 ///
 /// # Errors
 /// The file is missing, or of no use.
 pub fn check(path: &Path) -> Result<(), KubeconfigError> {
-    load(path)?.check().map_err(|error| unusable_access(path, &error))
+    load(path)?.check().map_err(|error| unusable(path, error.to_string()))
 }
 
 /// A client for a kubeconfig file. Needs a tokio runtime.
@@ -67,11 +78,7 @@ pub fn check(path: &Path) -> Result<(), KubeconfigError> {
 /// # Errors
 /// The file is missing, or of no use.
 pub fn client(path: &Path) -> Result<Client, KubeconfigError> {
-    load(path)?.client().map_err(|error| unusable_access(path, &error))
-}
-
-fn unusable_access(path: &Path, error: &crate::AccessError) -> KubeconfigError {
-    KubeconfigError::Unusable { path: path.to_owned(), problem: error.to_string() }
+    load(path)?.client().map_err(|error| unusable(path, error.to_string()))
 }
 
 fn read_cluster(cluster: &mut Cluster, folder: &Path) -> Result<(), String> {

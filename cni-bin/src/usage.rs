@@ -106,7 +106,8 @@ pub(crate) fn for_people(words: &[OsString], has_command: bool, is_terminal: boo
             Ok(()) | Err(_) => ExitCode::SUCCESS,
         },
         Err(text) => {
-            let _ = io::stderr().write_all(text.as_bytes());
+            let safe: Vec<String> = text.split('\n').map(logging::escaped).collect();
+            let _ = io::stderr().write_all(safe.join("\n").as_bytes());
             ExitCode::FAILURE
         }
     })

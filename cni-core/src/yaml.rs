@@ -7,8 +7,27 @@ use serde_json::Value;
 /// # Errors
 /// It is no YAML, in words.
 pub fn documents(text: &str) -> Result<Vec<Value>, String> {
+    // Not all of it: JSON strings may have characters that YAML forbids. What is no JSON is told as YAML.
+    if let Ok(document) = serde_json::from_str(text) {
+        return Ok(vec![document]);
+    }
     serde_saphyr::from_multiple(text).map_err(|error| {
         let text = error.without_snippet().to_string();
         format!("is no YAML: {}", text.lines().next().unwrap_or_default())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn json_is_read_also_where_yaml_has_no_such_character() {
+        // YAML forbids some that JSON strings may have as they are.
+        let annotated = json!({"metadata": {"annotations": {"a": "80\u{7f}\u{85}\u{9b}\u{fffe}"}}});
+        assert_eq!(documents(&annotated.to_string()), Ok(vec![annotated]));
+        assert_eq!(documents("a: 1\n---\nb: 2\n"), Ok(vec![json!({"a": 1}), json!({"b": 2})]));
+        assert!(documents("{\"a\": 1,}\n}").is_err());
+    }
 }

@@ -16,7 +16,8 @@ use tempfile::TempDir;
 
 use crate::leftovers::temp_dir;
 use crate::port::free_port;
-use crate::process::{self, Background, Output, SHORT, once_in, until};
+use crate::process::{self, Background, Output, SHORT, until};
+use crate::retries::{Cause, once_in};
 use crate::tools;
 
 mod controllers;
@@ -72,7 +73,7 @@ impl ApiServer {
             return Ok(());
         }
         // It gives itself seconds for steps of its start, and ends when they are over: also where the machine stands still in them.
-        *running = Some(once_in(5, || self.start_server())?);
+        *running = Some(once_in(5, Cause::Standstill, || self.start_server())?);
         Ok(())
     }
 

@@ -12,6 +12,7 @@
 //! | [`port`] | ports of loopback that nobody else has |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
 //! | [`dice`] | numbers that look random and are the same every time |
+//! | [`retries`] | why a test tries again, and a note of each time it did |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
@@ -45,6 +46,7 @@ pub mod node;
 pub mod port;
 pub mod process;
 pub mod program;
+pub mod retries;
 pub mod rewrites;
 pub mod segments;
 pub mod strace;

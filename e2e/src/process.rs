@@ -100,19 +100,6 @@ impl Patience {
     }
 }
 
-/// Runs a scenario that has to meet a moment, which a machine that stands still can miss: again until it succeeds, or has failed `times`
-/// times. Only for what never succeeds where the code is broken.
-pub fn once_in<T>(times: usize, mut scenario: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut failures = Vec::new();
-    while failures.len() < times {
-        match scenario() {
-            Ok(done) => return Ok(done),
-            Err(error) => failures.push(format!("{error:#}")),
-        }
-    }
-    bail!("failed {times} times:\n{}", failures.join("\n"))
-}
-
 /// Runs a command to its end with nothing on standard input. After `deadline` its process group is killed and the result is an error.
 pub fn run(command: &mut Command, deadline: Duration) -> Result<Output> {
     run_with_input(command, "", deadline)

@@ -46,14 +46,22 @@ pub fn built() -> Result<PathBuf> {
     Ok(built.insert(build()?).clone())
 }
 
-fn build() -> Result<PathBuf> {
+/// The folder that cargo builds into.
+///
+/// # Errors
+/// This program is in none.
+pub fn target_folder() -> Result<PathBuf> {
     let own = env::current_exe()?;
     let target = own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
-    let target = target.with_context(|| format!("{} is in no target folder", own.display()))?;
+    target.map(Path::to_owned).with_context(|| format!("{} is in no target folder", own.display()))
+}
+
+fn build() -> Result<PathBuf> {
+    let target = target_folder()?;
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
     let mut command = process::command(cargo, ["build", "--quiet", "--locked", "--workspace", "--bins"]);
-    command.arg("--manifest-path").arg(workspace).arg("--target-dir").arg(target);
+    command.arg("--manifest-path").arg(workspace).arg("--target-dir").arg(&target);
     process::run(&mut command, BUILD)?.ok()?;
     Ok(target.join("debug"))
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::kube::ApiServer;
 use e2e::netns::{Families, Namespace};
-use e2e::process::{EARLY, LATE, SHORT, once_in, until};
+use e2e::process::{EARLY, LATE, SHORT, until};
+use e2e::retries::{Cause, once_in};
 use plugin_support::{Invocation, RunDir, sidecar};
 use serde_json::{Value, json};
 
@@ -164,7 +165,7 @@ fn an_expired_token_is_told_and_a_renewed_one_is_used_at_once() -> Result<()> {
     // The agent renews the token while the plugin tries, which it does for three seconds: a machine that stands still may use them up.
     // A plugin that read its kubeconfig once would never come to see the new token.
     let renewed = cluster.good_token()?;
-    once_in(5, || {
+    once_in(5, Cause::Standstill, || {
         cluster.use_token(&expired)?;
         cluster.add_while("web", || cluster.use_token(&renewed))
     })?;
@@ -235,7 +236,7 @@ fn a_stopped_server_is_told_at_the_deadline_and_one_that_comes_back_is_used() ->
     cluster.use_token(&cluster.good_token()?)?;
     cluster.api.stop();
     // A try that a machine stands still in may end as one that nobody answers.
-    once_in(3, || {
+    once_in(3, Cause::Standstill, || {
         let start = Instant::now();
         let (code, text) = cluster.late("web", "3s")?;
         assert_eq!(code, 11, "{text}");
@@ -269,7 +270,7 @@ fn a_pod_that_appears_late_is_redirected_and_one_that_never_does_is_told() -> Re
     cluster.use_token(&cluster.good_token()?)?;
     cluster.add_while("late", || cluster.api.create(&pod("late")).map(drop))?;
     // A try that a machine stands still in may end as one that nobody answers.
-    once_in(3, || {
+    once_in(3, Cause::Standstill, || {
         let (code, text) = cluster.late("never", "2s")?;
         ensure!(code == 11 && text.contains("no pod default/never (404)"), "{code} {text}");
         Ok(())

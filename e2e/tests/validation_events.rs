@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::{Families, Namespace};
-use e2e::process::{self, EARLY, Output, SHORT, once_in};
+use e2e::process::{self, EARLY, Output, SHORT};
+use e2e::retries::{Cause, once_in};
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -137,7 +138,7 @@ fn rules_that_come_late_are_enough() -> Result<()> {
 #[test]
 fn rules_that_are_flushed_between_probes_prove_nothing() -> Result<()> {
     let mut seconds = 1;
-    once_in(6, || {
+    once_in(6, Cause::Standstill, || {
         let pod = Namespace::pod(Families::Dual)?;
         common::apply(&pod, &format!("{INJECTED} --dual-stack"))?;
         let save = pod.sh("ip6tables-nft-save -t nat")?.stdout;

@@ -122,7 +122,7 @@ impl Entry {
             }
         }
         line.push('}');
-        line
+        in_json(&line)
     }
 
     fn rfc3339(&self) -> String {
@@ -147,15 +147,42 @@ impl<'kvs> log::kv::VisitSource<'kvs> for Labels {
     }
 }
 
-/// What would end a line, separate fields or steer a terminal is escaped.
+/// Whether a character would end a line, separate fields, steer a terminal or turn the direction of writing.
+fn is_harmful(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A text with what would end a line, separate fields, steer a terminal or turn the direction of writing written out.
+#[must_use]
+pub fn escaped(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    push_escaped(&mut line, text);
+    line
+}
+
 fn push_escaped(line: &mut String, text: &str) {
     for character in text.chars() {
-        if character.is_control() || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}') {
+        if is_harmful(character) {
             line.extend(character.escape_default());
         } else {
             line.push(character);
         }
     }
+}
+
+/// JSON without characters that JSON allows in strings and a terminal obeys. Outside of strings there are none.
+fn in_json(line: &str) -> String {
+    let mut safe = String::with_capacity(line.len());
+    for character in line.chars() {
+        if is_harmful(character) {
+            // All of them have sixteen bits.
+            let _ = write!(safe, "\\u{:04x}", u32::from(character));
+        } else {
+            safe.push(character);
+        }
+    }
+    safe
 }
 
 fn push_value(line: &mut String, value: &Value) {
@@ -220,6 +247,12 @@ mod tests {
             assert!(!line.contains(['\n', '\r', '\u{1b}']), "{line}");
         }
         assert_eq!(entry.console().matches('\t').count(), 4);
+        let control = "\u{7f}\u{9b}2J\u{85}\u{2028}\u{202e}\u{2067}\u{1b}";
+        let json = self::entry(control, &[(control, json!(control))]).json();
+        assert!(json.chars().all(|c| !is_harmful(c)), "{json}");
+        assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["msg"], control);
+        let isolated = self::entry("a\u{2066}b\u{2069}c\u{2067}\u{2068}", &[]).console();
+        assert!(!isolated.contains(|c| matches!(c, '\u{2066}'..='\u{2069}')), "{isolated}");
         let read: Map<String, Value> = serde_json::from_str(&entry.json()).unwrap();
         assert_eq!((&read["msg"], &read["label_msg"]), (&json!(text), &json!("second")));
     }

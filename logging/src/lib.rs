@@ -24,7 +24,7 @@ mod socket;
 use nix::sys::signal::{SigSet, Signal};
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub use entry::{Entry, Format};
+pub use entry::{Entry, Format, escaped};
 pub use flags::{ConfigError, FLAGS, Flag, FlagKind};
 pub use level::{Level, LevelError, Levels};
 pub use rolling::RollingFile;

@@ -112,7 +112,8 @@ impl Receiver {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    /// Answers one request.
+    pub async fn answer(&self, request: Request<Incoming>) -> Answer {
         if request.uri().path() != "/log" {
             return serve::text(StatusCode::NOT_FOUND, "only /log is here\n");
         }

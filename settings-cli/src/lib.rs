@@ -77,7 +77,7 @@ pub struct UsageError(pub String);
 
 impl std::fmt::Display for UsageError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0.trim_end())
+        f.write_str(&safe_lines(self.0.trim_end()))
     }
 }
 
@@ -227,10 +227,15 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Says what goes wrong before there is a log: on standard error, as it is.
+/// Says what goes wrong before there is a log: on standard error, in lines that steer no terminal.
 pub fn complain(text: &str) -> ExitCode {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", safe_lines(text));
     ExitCode::FAILURE
+}
+
+/// Lines free of control characters: what is wrong with a command line may quote it.
+fn safe_lines(text: &str) -> String {
+    text.split('\n').map(logging::escaped).collect::<Vec<_>>().join("\n")
 }
 
 /// Logs everything wrong with an input, a line each.
@@ -257,6 +262,16 @@ mod tests {
         },
         statuses: IPTABLES,
     };
+
+    #[test]
+    fn a_usage_error_steers_no_terminal() {
+        for word in ["\u{1b}[2J", "\u{1b}]0;owned\u{7}", "a\rb", "\u{202e}", "\u{2066}"] {
+            let usage = read(&["completion", word]).expect_err("no shell").to_string();
+            let harmful = |c: char| c.is_control() && c != '\n' || matches!(c, '\u{202e}' | '\u{2066}');
+            assert!(!usage.contains(harmful), "{usage:?}");
+            assert!(usage.contains(&word.escape_default().to_string()), "{usage}");
+        }
+    }
 
     fn read_with(args: &[&str], env: &[(&str, &str)]) -> Result<Asked, UsageError> {
         let env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));

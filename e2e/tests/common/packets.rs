@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use e2e::dice::Dice;
 use e2e::netns::{Namespace, client_address, pod_address, remote_address};
 use e2e::process::{self, Patience};
+use e2e::retries::{self, Cause};
 use e2e::traffic::{PROXY_ID, Report, TcpServer, UdpServer, as_user};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
@@ -211,6 +212,7 @@ impl World {
         let found = process::until("the datagram", patience, &[], || {
             looks += 1;
             if looks % SEND_AGAIN == 0 {
+                retries::note(Cause::LostDatagram, &packet.to_string())?;
                 // What an earlier one has met is told now; it does not matter.
                 let _ = send(fd.as_raw_fd(), b"hello\n", MsgFlags::empty());
             }

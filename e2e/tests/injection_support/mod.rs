@@ -1,0 +1,4 @@
+//! Hostile settings, and what the kernel really holds.
+
+pub mod held;
+pub mod hostile;
