@@ -458,7 +458,9 @@ fn a_bundle_has_what_a_ticket_needs_and_no_secret(
     let token =
         credentials.lines().find_map(|line| line.trim().strip_prefix("token: ")).context("a token")?;
     let file = ward.node.state_dir().join("ticket.tar.gz");
-    let output = ward.redirectctl(&ward.kubeconfig, &["bundle", &file.display().to_string()])?.ok()?;
+    // The agent is outside of any pod here, and one of the pods is called as its would be.
+    let (path, metrics) = (file.display().to_string(), "127.0.0.1:15014");
+    let output = ward.redirectctl(&ward.kubeconfig, &["bundle", &path, "--metrics", metrics])?.ok()?;
     ensure!(output.stderr.is_empty(), "{output:?}");
     let entries = archive::entries(&file)?;
     for (name, text) in &entries {

@@ -100,7 +100,8 @@ fn help_is_as_wide_as_the_terminal() -> Result<()> {
     for words in [&["--help"][..], &["scan", "--help"], &["plan", "--help"], &["bundle", "--help"]] {
         let shown = on_a_terminal(words, &[])?;
         // An example is one line, because it is copied.
-        let broken = shown.lines().filter(|line| widest(line) > WIDTH.into() && !line.starts_with("  kubectl"));
+        let broken =
+            shown.lines().filter(|line| widest(line) > WIDTH.into() && !line.starts_with("  kubectl"));
         let broken: Vec<&str> = broken.filter(|line| !line.starts_with("  redirectctl")).collect();
         ensure!(broken.is_empty() && shown.contains("redirectctl"), "{words:?}: {broken:#?}");
     }
