@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images chart guides manifests check setup bench release
+.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images reproducible seccomp chart guides manifests check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -89,6 +89,22 @@ images: setup
 	deploy/build-images.sh "$${CARGO_TARGET_DIR:-target}/images"
 	IMAGES="$${CARGO_TARGET_DIR:-target}/images" cargo test --locked -p e2e --test images_node -- --ignored
 
+# Builds all programs and images for both architectures in two clones in different folders, and compares every byte; prints their sums. Four release
+# builds, so `make check` compares one program of each kind only.
+reproducible:
+	scripts/setup-apt.sh cross
+	scripts/reproducible.sh
+
+# What the agent asks of the kernel in its life, as it is shipped and as the tests have it, compared with the list that its seccomp profile is made of.
+seccomp: setup
+	cargo build --locked --workspace --bins
+	rm -rf target/seccomp && mkdir -p target/seccomp/shipped target/seccomp/built
+	SECCOMP_TRACES="$(CURDIR)/target/seccomp/built" cargo test --locked --workspace --test seccomp -- it_
+	folder="$$(scripts/release.sh install-cni istio-cni)" && \
+	INSTALL_CNI="$$folder/install-cni" ISTIO_CNI="$$folder/istio-cni" SECCOMP_TRACES="$(CURDIR)/target/seccomp/shipped" \
+		cargo test --locked --workspace --test seccomp -- it_
+	"$${CARGO_TARGET_DIR:-target}/debug/seccomp" compare deploy/seccomp/install-cni.calls install-cni,istio-cni target/seccomp/*/*
+
 # What Helm makes of the chart, and what an API server makes of that. Builds Helm the first time (three minutes).
 chart: setup
 	scripts/setup-kube.sh helm
@@ -111,10 +127,13 @@ picture: setup
 	PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
 		cargo test --locked -p install-cni --test monitoring_live
 
-# Writes what is generated from the chart: deploy/istio-cni-node.yaml, deploy/taint-controller.yaml, and the chart's values.yaml.
+# Writes what is generated: of the chart deploy/istio-cni-node.yaml, deploy/taint-controller.yaml and the chart's values.yaml; of their list the seccomp
+# profile and its object.
 manifests:
 	scripts/setup-kube.sh helm
 	UPDATE_MANIFESTS=yes cargo test --locked -p e2e --test chart -- --ignored generated
+	cargo run --quiet --locked -p tools --bin seccomp -- profile deploy/seccomp/install-cni.calls >target/profile && mv target/profile deploy/seccomp/install-cni.json
+	cargo run --quiet --locked -p tools --bin seccomp -- object deploy/seccomp/install-cni.calls >target/profile && mv target/profile deploy/seccomp/security-profiles-operator.json
 
 # redirectctl looks at 200 pods of one node, 40 of them broken; fails where the fastest of five passes takes a second. `make test` takes fewer, and counts questions.
 scan:

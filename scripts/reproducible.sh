@@ -57,3 +57,21 @@ if [ $# -gt 0 ]; then
     compare "$first" "$second" "$@"
     exit
 fi
+
+# All programs and images of the clone that is the current folder, into a folder beside it: with files of nobody's in it, the clone would have no revision.
+images() {
+    local triple out="$PWD out"
+    for architecture in amd64 arm64; do
+        case $architecture in amd64) triple=x86_64-unknown-linux-musl ;; *) triple=aarch64-unknown-linux-musl ;; esac
+        mkdir -p "$out/$architecture"
+        cp "$(TARGET=$triple scripts/release.sh | tail -n 1)"/{istio-cni,istio-iptables,istio-validation,install-cni,redirectctl} "$out/$architecture/"
+    done
+    PROGRAMS_AMD64=$out/amd64 PROGRAMS_ARM64=$out/arm64 deploy/build-images.sh "$out/images" >&2
+}
+
+git clone --quiet . "$work/first"
+(umask 022; cd "$work/first"; unset CARGO_TARGET_DIR; here images)
+(umask 077; git clone --quiet . "$work/the second one")
+elsewhere "$work/the second one" images
+mapfile -t files < <(cd "$work/first out" && find . -type f | sort)
+compare "$work/first out" "$work/the second one out" "${files[@]}"

@@ -91,7 +91,7 @@ fn filters(profile: &Value, unlisted: Unlisted) -> Result<Vec<BpfProgram>> {
         match rule["action"].as_str() {
             Some("SCMP_ACT_ALLOW") => {}
             Some("SCMP_ACT_ERRNO") => {
-                programs.push(compiled(&json!("allow"), &json!({"errno": rule["errnoRet"]}), &parts)?)
+                programs.push(compiled(&json!("allow"), &json!({"errno": rule["errnoRet"]}), &parts)?);
             }
             other => bail!("action {other:?}"),
         }

@@ -87,11 +87,7 @@ fn it_installs_watches_heals_probes_serves_and_leaves() {
         wait_at_least(&node, &check("as_planned"), 1.0);
         wait_at_least(&node, "istio_cni_heal_watched_pods", 1.0);
         wait_at_least(&node, "istio_cni_node_probes_total{result=\"redirected\"}", 1.0);
-        let deletion = if native == "true" {
-            "nft flush ruleset"
-        } else {
-            "iptables-nft -t nat -F OUTPUT"
-        };
+        let deletion = if native == "true" { "nft flush ruleset" } else { "iptables-nft -t nat -F OUTPUT" };
         web.sh(deletion).expect("deletes").ok().expect("deletes");
         wait_at_least(&node, "istio_cni_heal_attempts_total{reason=\"healed\"}", 1.0);
         assert_eq!(mismatch(&web, &[], choice), None);

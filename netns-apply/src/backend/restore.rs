@@ -85,19 +85,14 @@ fn restore(
 }
 
 /// The legacy variant says of a missing capability that it cannot initialize a table, as of a missing module.
-fn explained(variant: Variant, error: ExecError) -> ExecError {
-    match error {
-        ExecError::Failed { program, status, message }
-            if variant == Variant::Legacy && capabilities::has(NET_RAW) == Some(false) =>
-        {
-            let name = NET_RAW.name;
-            let message = format!(
-                "{message}; {name} is missing: in the container's securityContext add NET_RAW to capabilities, or use another backend"
-            );
-            ExecError::Failed { program, status, message }
-        }
-        other => other,
+fn explained(variant: Variant, mut error: ExecError) -> ExecError {
+    if variant == Variant::Legacy
+        && capabilities::has(NET_RAW) == Some(false)
+        && let ExecError::Failed { message, .. } = &mut error
+    {
+        message.push_str("; CAP_NET_RAW is missing: in the container's securityContext add NET_RAW to capabilities, or use another backend");
     }
+    error
 }
 
 /// What an operator may do about a refusal.

@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         ["profile", list] => say(&profile::for_runtimes(&read(list)?)?),
         ["object", list] => say(&profile::for_the_operator(&read(list)?)?),
         ["compare", list, programs, ref traces @ ..] if !traces.is_empty() => {
-            compare(list, programs, traces)?
+            compare(list, programs, traces)?;
         }
         _ => bail!("{USAGE}"),
     }
