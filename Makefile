@@ -14,10 +14,12 @@ demo:
 test: setup
 	scripts/test.sh
 
-# Every step of every kind of change, failed once and killed once; prints a table. `make test` takes a part of them.
+# Every kind of fault into every operation, one at a time (docs/faults.md); then every step of every kind of change, failed once and killed once. Prints a
+# table of each. `make test` takes a part of both.
 faults:
 	scripts/setup-apt.sh
-	cargo build --locked -p istio-iptables -p e2e
+	cargo build --locked --workspace --bins
+	FAULTS=all cargo test --locked -p e2e --test faults -- --nocapture
 	FAULTS=all cargo test --locked -p e2e --test redirect_faults -- --nocapture
 
 # A million segments that follow no protocol, from outside, on connections that live, die and are used again: none may get past the proxy. Prints

@@ -18,7 +18,7 @@ const THREADS: usize = 3;
 
 /// What is taken of the matrix.
 struct Choice {
-    /// The most injections of a cell; none where a part is taken.
+    /// The most injections of a cell, where somebody said so.
     most: Option<usize>,
     takes_all: bool,
     only: Vec<String>,
@@ -29,7 +29,7 @@ impl Choice {
         let set = |name| std::env::var(name).unwrap_or_default();
         let only = set("FAULTS_ONLY").split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect();
         let takes_all = set("FAULTS") == "all";
-        Self { most: if takes_all { Some(usize::MAX) } else { set("FAULTS").parse().ok() }, takes_all, only }
+        Self { most: set("FAULTS").parse().ok(), takes_all, only }
     }
 
     fn is_whole(&self) -> bool {
@@ -42,7 +42,10 @@ impl Choice {
         if rows {
             self.only.iter().any(names)
         } else {
-            self.most.is_some() || !self.only.is_empty() || SAMPLED.contains(&operation.name())
+            self.takes_all
+                || self.most.is_some()
+                || !self.only.is_empty()
+                || SAMPLED.contains(&operation.name())
         }
     }
 
@@ -54,8 +57,8 @@ impl Choice {
 
     /// The most injections of a cell. What goes on takes seconds for each.
     fn most(&self, operation: &dyn Operation) -> usize {
-        let most = if operation.goes_on() { 2 } else { 4 };
-        most.min(self.most.unwrap_or(1))
+        let of_all = if operation.goes_on() { 2 } else { 4 };
+        self.most.unwrap_or(if self.takes_all { of_all } else { 1 })
     }
 }
 

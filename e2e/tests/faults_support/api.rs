@@ -190,7 +190,7 @@ fn answer(
             (text[..text.len() - 5].to_owned(), false)
         }
         Some(ApiFault::Hangs) => {
-            stream.read(&mut [0])?;
+            stream.read_exact(&mut [0])?;
             return Ok(false);
         }
         Some(ApiFault::Slow) => {

@@ -199,7 +199,9 @@ impl Operation for Ctl {
                 Ending::Code(2) => {
                     let _: Value = serde_json::from_str(&ended.stdout)?;
                 }
-                _ => ensure!(ended.stdout.is_empty(), "standard output: {}", ended.stdout),
+                Ending::Code(_) | Ending::Signal(_) | Ending::Never => {
+                    ensure!(ended.stdout.is_empty(), "standard output: {}", ended.stdout)
+                }
             }
             Ok(())
         };
