@@ -11,10 +11,12 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
 use clap::{Arg, Command};
 use clap_complete::Shell;
+use explain::pretty;
 use logging::DEFAULT_SCOPE;
 use redirect_core::settings::InputErrors;
 use settings_cli::{Line, Program};
@@ -123,7 +125,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
             log::warn!(target: DEFAULT_SCOPE, "{notice}");
         }
     }
-    let layout = Layout::of_stdout(|name| text_env.get(name).cloned());
+    let layout = of_stdout(|name| text_env.get(name).cloned());
     let given = Given { operands, flags, input, env: text_env, layout };
     let code = match answer(command, &given) {
         Ok(answer) => {
@@ -144,6 +146,12 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
     ExitCode::from(code)
 }
 
+/// How text on standard output is laid out.
+fn of_stdout(env: impl Fn(&str) -> Option<String>) -> Layout {
+    let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    Layout::new(io::stdout().is_terminal(), terminal, env)
+}
+
 /// What a command answers.
 ///
 /// # Errors
@@ -159,10 +167,6 @@ fn answer(command: &Definition, given: &Given) -> Result<Answer, Trouble> {
         return Err(Trouble(wrong));
     }
     (command.run)(given)
-}
-
-fn pretty(value: &serde_json::Value) -> String {
-    format!("{value:#}\n")
 }
 
 fn errors(errors: &InputErrors) -> Trouble {
@@ -187,7 +191,7 @@ impl Definition {
             about: self.about,
             version: env!("CARGO_PKG_VERSION"),
             pages: self.pages,
-            statuses: table::STATUSES,
+            statuses: explain::flags::STATUSES,
         }
     }
 }

@@ -2,7 +2,6 @@
 //! come from pods, so control characters are shown instead of sent.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal};
 
 /// The width where there is no terminal.
 pub const USUAL_WIDTH: usize = 80;
@@ -54,15 +53,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// That of standard output: as wide as the terminal, with colours unless NO_COLOR is set or the terminal has none.
+    /// That of an output: as wide as the terminal, if it is one, with colours unless NO_COLOR is set or the terminal has none.
     #[must_use]
-    pub fn of_stdout(env: impl Fn(&str) -> Option<String>) -> Self {
-        let is_terminal = io::stdout().is_terminal();
-        let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-        Self::new(is_terminal, terminal, env)
-    }
-
-    fn new(is_terminal: bool, terminal: Option<usize>, env: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn new(is_terminal: bool, terminal: Option<usize>, env: impl Fn(&str) -> Option<String>) -> Self {
         let is_said = |name| env(name).is_some_and(|text| !text.is_empty());
         let has_colours = env("TERM").is_none_or(|term| term != "dumb");
         let width = terminal.filter(|_| is_terminal).unwrap_or(USUAL_WIDTH);
