@@ -5,6 +5,7 @@
 #   setup-apt.sh demo     what the demo needs: a part of it
 #   setup-apt.sh release  what building the programs as shipped needs
 #   setup-apt.sh cross    the same for the other architecture that is shipped
+#   setup-apt.sh page     the browser that the web page is tested in
 set -eu
 
 packages="iptables nftables iproute2 containernetworking-plugins ca-certificates util-linux"
@@ -17,9 +18,10 @@ cross)
     *) packages="gcc musl-tools gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
     esac
     ;;
+page) packages="chromium chromium-driver fonts-inter fonts-jetbrains-mono iproute2 util-linux" ;;
 all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
 *)
-    echo "setup-apt.sh: $1 is none of 'all', 'demo', 'release' and 'cross'" >&2
+    echo "setup-apt.sh: $1 is none of 'all', 'demo', 'release', 'cross' and 'page'" >&2
     exit 2
     ;;
 esac
