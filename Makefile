@@ -92,7 +92,6 @@ chart: setup
 # of it in docs/page.
 page:
 	scripts/setup-apt.sh page
-	cargo build --locked -p redirectctl
 	export PAGE="$$(scripts/page.sh)" && mkdir -p docs/page && \
 	PAGE_PICTURES="$(CURDIR)/docs/page" cargo test --locked -p e2e --test page_browser -- --ignored --test-threads=2
 

@@ -113,7 +113,7 @@ function show(answered, question) {
   const sides = [["text", answered.side], ["other", answered.other]];
   for (const [name, side] of sides) {
     list(at(`${name}-errors`), side?.errors ?? []);
-    at(name).toggleAttribute("aria-invalid", Boolean(side?.errors.length));
+    invalid(at(name), Boolean(side?.errors.length));
     const form = at(name === "text" ? "form" : "other-form");
     form.textContent = side ? FORMS[side.form] : "";
   }
@@ -134,12 +134,17 @@ function wrongFields(answered) {
     const starts = name === "nameservers" ? "name servers:" : `flag --${name}:`;
     const own = all.filter((error) => error.startsWith(starts));
     at(`${name}-error`).textContent = own.join("\n");
-    at(name).toggleAttribute("aria-invalid", own.length > 0);
+    invalid(at(name), own.length > 0);
     if (own.length > 0 && at("more").contains(at(name))) at("more").open = true;
   }
   const rest = all.filter((error) => !/^(flag --(address|as|to|from|mark):|name servers:)/.test(error));
   if (rest.length > 0) at("to-error").textContent = [at("to-error").textContent, ...rest].filter(Boolean).join("\n");
   return all.length + (answered.side?.errors.length ?? 0) + (answered.other?.errors.length ?? 0);
+}
+
+function invalid(field, isWrong) {
+  if (isWrong) field.setAttribute("aria-invalid", "true");
+  else field.removeAttribute("aria-invalid");
 }
 
 function list(place, texts) {
@@ -165,14 +170,18 @@ function changes(diff) {
   return `${rules} rule${rules === 1 ? "" : "s"} would change, and ${traffic}.`;
 }
 
+/** What was answered before is no answer now. */
+function empty(id) {
+  at(id).querySelectorAll(":scope > :not(.title), fieldset").forEach((old) => old.remove());
+}
+
 /** A section of the answer, shown in one of several ways. */
 function views(id, ways, chosen, choose) {
   const section = at(id);
   section.hidden = false;
-  section.querySelectorAll(":scope > :not(.title)").forEach((old) => old.remove());
   const title = section.querySelector(".title");
   const focused = title.contains(document.activeElement) ? document.activeElement.value : undefined;
-  title.querySelector("fieldset")?.remove();
+  empty(id);
   const options = Object.keys(ways).map((name) => {
     const radio = make("input", { type: "radio", name: `${id}-view`, value: name, id: `${id}-${name}` });
     radio.checked = name === chosen;
@@ -214,7 +223,7 @@ function showTrace(answered) {
   const trace = answered.trace;
   met = new Map();
   at("trace").hidden = !trace || trace.errors.length > 0;
-  if (at("trace").hidden) return;
+  if (at("trace").hidden) return empty("trace");
   for (const [number, step] of trace.way.steps.entries()) {
     if (step.step !== "rule" || step.outcome === "unmatched") continue;
     // The kernel’s name of a table begins with the family.
@@ -293,7 +302,7 @@ function ruleText(rule) {
 
 function showDiff(diff) {
   at("diff").hidden = !diff;
-  if (!diff) return;
+  if (!diff) return empty("diff");
   view("diff", { list: () => differences(diff), text: plain("The difference as text", diff.text), json: plain("The difference as JSON", diff.json) });
 }
 
@@ -303,7 +312,9 @@ function differences(diff) {
   if (diff.traffic.length === 0) all.append(make("p", {}, "None: both mean the same."));
   else {
     const rows = diff.traffic.map((cells) => make("tr", {}, ...cells.map((cell, column) => make("td", { "data-head": ["Traffic", "Before", "After"][column] }, cell))));
-    all.append(table(["Traffic", "Before", "After"], make("tbody", {}, ...rows), "traffic"));
+    const whole = table(["Traffic", "Before", "After"], make("tbody", {}, ...rows), "traffic");
+    whole.setAttribute("aria-label", "Traffic that changes its fate");
+    all.append(whole);
   }
   all.append(make("h3", {}, "Rules"));
   const line = (sign, word, [family, rule]) => make("li", { class: word }, make("span", { class: "sign" }, sign), make("span", { class: "unseen" }, `${word} `), make("span", { class: "place" }, family), " ", ruleText(rule));
@@ -322,7 +333,7 @@ function table(heads, body, name) {
 function showRules(answered) {
   const side = answered.side;
   at("rules").hidden = !side || side.errors.length > 0;
-  if (at("rules").hidden) return;
+  if (at("rules").hidden) return empty("rules");
   const ways = { table: () => tables(side) };
   for (const name of FORMATS.slice(1)) {
     const label = `The rules as ${name}`;
@@ -415,4 +426,7 @@ async function start() {
   addEventListener("hashchange", () => { fromFragment(); ask(); });
 }
 
-start().catch((error) => { at("status").textContent = `The page’s program cannot be started: ${error.message}`; });
+start().catch((error) => {
+  at("status").textContent = `The page’s program cannot be started: ${error.message}`;
+  document.body.dataset.state = "stopped";
+});

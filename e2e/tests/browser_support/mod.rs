@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Longer than a browser may take to start on any machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// What a server may be told to send with every page: stricter than it is there is no page with a program.
 const POLICY: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -149,6 +149,7 @@ impl Browser {
         self.open(url)?;
         until("the page's answer", PATIENCE, &[&self.driver], || {
             let state = self.script("return document.body.dataset.state ?? ''", &[])?;
+            ensure!(state != "stopped", "the page's program has stopped");
             Ok((state == "answered").then_some(()))
         })
         .with_context(|| self.script("return document.body.innerText", &[]).unwrap_or_default().to_string())

@@ -99,6 +99,8 @@ impl Machines {
             if !all.contains_key(servers) {
                 let namespace = Namespace::empty(Families::Dual)?;
                 namespace.set_nameservers(servers)?;
+                // The page knows no machine's users.
+                namespace.set_no_users()?;
                 all.insert(servers.clone(), namespace);
             }
         }

@@ -29,12 +29,8 @@ fn main() -> Result<()> {
     fs::create_dir_all(folder)?;
     copied(&project.join("web/static"), folder)?;
     let mut bindgen = Bindgen::new();
-    bindgen
-        .input_path(program)
-        .web(true)?
-        .typescript(false)
-        .remove_name_section(true)
-        .remove_producers_section(true);
+    bindgen.input_path(program).web(true)?.typescript(false).omit_default_module_path(false);
+    bindgen.remove_name_section(true).remove_producers_section(true);
     bindgen.generate(folder.join("program")).context("cannot make the JavaScript of the program")?;
     site::write(project, folder)
 }
