@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images reproducible seccomp chart guides manifests check setup bench release
+.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images reproducible seccomp chart guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -121,6 +121,13 @@ guides: setup
 	scripts/setup-kube.sh helm
 	export PROGRAMS_AMD64="$$(scripts/release.sh install-cni istio-cni istio-iptables istio-validation)"; \
 	cargo test --locked -p e2e --test guides_node -- --ignored --test-threads=1
+
+# The web page, in target/site: the documentation, and redirectctl's plan, diff and trace in the browser. Tried in a real one; writes the pictures
+# of it in docs/page.
+page:
+	scripts/setup-apt.sh page
+	export PAGE="$$(scripts/page.sh)" && mkdir -p docs/page && \
+	PAGE_PICTURES="$(CURDIR)/docs/page" cargo test --locked -p e2e --test page_browser -- --ignored --test-threads=2
 
 # The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent. Takes
 # Python with venv, and matplotlib from PyPI.

@@ -19,6 +19,9 @@ cargo fmt --manifest-path fuzz/Cargo.toml --check
 step "lints"
 cargo clippy --locked --workspace --all-targets -- -D warnings
 
+step "lints of what makes the web page"
+cargo clippy --locked -p tools --features page --bin page -- -D warnings
+
 step "dependency rules"
 # Advisories are left to whoever has the network for them: `cargo deny check advisories`.
 cargo deny --log-level error check bans licenses sources
@@ -55,6 +58,14 @@ for target in x86_64-unknown-none wasm32-unknown-unknown; do
     cargo check --locked --quiet --target "$target" -p redirect-core --lib
     cargo check --locked --quiet --target "$target" -p redirect-core --lib --all-features
 done
+
+step "lints of the web page's program where it runs"
+if rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknown; then
+    cargo clippy --locked --target wasm32-unknown-unknown -p web -- -D warnings
+else
+    # Somebody has said above to go on without.
+    echo "NOT CHECKED: web for wasm32-unknown-unknown (CHECK_WITHOUT_TARGETS)" >&2
+fi
 
 step "what would be published"
 # Cargo checks netns-apply against the redirect-core it has just packed, by way of a registry in the target folder, and

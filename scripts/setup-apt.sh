@@ -7,6 +7,7 @@
 #   setup-apt.sh cross    the same for the other architecture that is shipped
 #   setup-apt.sh kernels  what starting other kernels needs
 #   setup-apt.sh guides   what the guides use, and a registry to push to
+#   setup-apt.sh page     the browser that the web page is tested in
 set -eu
 
 packages="iptables nftables iproute2 containernetworking-plugins ca-certificates util-linux"
@@ -21,6 +22,7 @@ cross)
     ;;
 kernels) packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd jq debian-archive-keyring bsdextrautils" ;;
 guides) packages="skopeo docker-registry" ;;
+page) packages="chromium chromium-driver fonts-inter fonts-jetbrains-mono iproute2 util-linux" ;;
 all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
 *)
     echo "setup-apt.sh: $1 is none of the words in this script's first lines" >&2

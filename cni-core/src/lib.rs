@@ -9,6 +9,8 @@ pub mod fields;
 pub mod invoke;
 pub mod keys;
 pub mod logs;
+pub mod pod_name;
+#[cfg(feature = "pod-source")]
 pub mod pod_source;
 pub mod selection;
 pub mod signs;

@@ -1,6 +1,6 @@
 //! What decides about a pod beside the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
 
-use crate::{conf::Conf, pod_source::PodName};
+use crate::{conf::Conf, pod_name::PodName};
 use redirect_core::{
     netlink::NativeForm,
     options::BackendChoice,

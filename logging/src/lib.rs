@@ -17,18 +17,21 @@
 mod entry;
 mod flags;
 mod level;
+#[cfg(unix)]
 mod rolling;
 mod sink;
+#[cfg(unix)]
 mod socket;
 
-use nix::sys::signal::{SigSet, Signal};
 use std::sync::{Arc, PoisonError, RwLock};
 
 pub use entry::{Entry, Format, escaped};
 pub use flags::{ConfigError, FLAGS, Flag, FlagKind};
 pub use level::{Level, LevelError, Levels};
+#[cfg(unix)]
 pub use rolling::RollingFile;
 pub use sink::{Sink, Target};
+#[cfg(unix)]
 pub use socket::{AgentSocket, SOCKET_NAME};
 
 /// The scope that is not printed, and that a bare level means.
@@ -91,6 +94,7 @@ pub fn init(config: Config) -> Result<Handle, InitError> {
         sinks: RwLock::new(sinks),
         caller: config.caller,
     }));
+    #[cfg(unix)]
     outlive_full_files();
     log::set_boxed_logger(Box::new(Logger(handle.clone())))?;
     log::set_max_level(max);
@@ -99,7 +103,9 @@ pub fn init(config: Config) -> Result<Handle, InitError> {
 
 /// Holds SIGXFSZ back, from this thread and those it makes: a line that goes beyond the largest file allowed (ulimit -f) is
 /// lost like one that goes to a full disk. The signal would end the program between what it has done and saying so.
+#[cfg(unix)]
 fn outlive_full_files() {
+    use nix::sys::signal::{SigSet, Signal};
     let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
 }
 

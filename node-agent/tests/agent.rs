@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use e2e::process::once_in;
+use e2e::retries::{Cause, once_in};
 use process::{Agent, CALICO, FakeApi, Node, daemon_set, exchange, failure, get, request};
 
 const REAL: [(&str, &str); 10] = [
@@ -226,7 +226,7 @@ fn another_file_is_followed_at_once(node: &Node, agent: &Agent<'_>) {
         ensure!(took < Duration::from_secs(announced) / 2, "{took:?}, next attempt in {announced} s");
         Ok(())
     };
-    once_in(5, follow).expect("is followed at once");
+    once_in(5, Cause::Standstill, follow).expect("is followed at once");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn a_burst_of_events_is_one_pass() {
         ensure!(passes == 0.0, "{passes} passes");
         Ok(())
     };
-    once_in(5, ignored).expect("files that do not matter wake nobody");
+    once_in(5, Cause::Standstill, ignored).expect("files that do not matter wake nobody");
 }
 
 #[test]
@@ -702,7 +702,7 @@ fn clients_that_hang_do_not_hold_up_others() {
         agent.wait("room made by the oldest", || matches!(idle[0].peek(&mut [0]), Ok(0) | Err(_)));
         Ok(())
     };
-    once_in(5, answered_while_others_hang).expect("answers before it hangs up on the others");
+    once_in(5, Cause::Standstill, answered_while_others_hang).expect("answers before it hangs up on the others");
 }
 
 /// On the node's network, every pod of the cluster can reach what listens on the node's address.

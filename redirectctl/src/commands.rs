@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, Command};
 use clap_complete::Shell;
+use explain::pretty;
 use logging::DEFAULT_SCOPE;
 use redirect_core::settings::InputErrors;
 use settings_cli::{Line, Program};
@@ -160,10 +161,6 @@ fn answer(command: &Definition, given: &Given) -> Result<Answer, Trouble> {
     (command.run)(given)
 }
 
-fn pretty(value: &serde_json::Value) -> String {
-    format!("{value:#}\n")
-}
-
 fn errors(errors: &InputErrors) -> Trouble {
     Trouble(errors.iter().map(ToString::to_string).collect())
 }
@@ -186,7 +183,7 @@ impl Definition {
             about: self.about,
             version: env!("CARGO_PKG_VERSION"),
             pages: self.pages,
-            statuses: table::STATUSES,
+            statuses: explain::flags::STATUSES,
         }
     }
 }

@@ -10,8 +10,10 @@ use redirect_core::interference::{self, Severity as Sureness};
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, misspelt, unreadable_switches};
 use redirect_core::routing::RoutingItem;
 use redirect_core::rule::{Protocol, Target};
-use redirect_core::settings::{InputErrors, Key, Notice, RawSettings, Source};
+use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};
+
+pub use explain::decision::Decided;
 
 use crate::cause::{Cause, Finding};
 use crate::inspect::Inspection;
@@ -30,32 +32,6 @@ const EXCLUDING: [Key; 6] = [
     Key::OutboundRanges,
     Key::InboundPorts,
 ];
-
-/// What is to be done with a pod.
-#[derive(Debug, Clone)]
-pub enum Decided {
-    /// It is redirected, as these settings say.
-    Redirect(Box<Redirect>, Box<RawSettings>),
-    /// It is left alone.
-    Skip(SkipReason),
-    /// It is on the host's network, so that nobody asks the plugin about it.
-    HostNetwork,
-    /// Its settings cannot be understood.
-    Wrong(InputErrors),
-    /// Nobody said which pod it is.
-    Unknown,
-}
-
-impl Decided {
-    /// The plan, where there is one.
-    #[must_use]
-    pub fn plan(&self) -> Option<RulePlan> {
-        match self {
-            Self::Redirect(redirect, _) => Some(redirect.plan()),
-            Self::Skip(_) | Self::HostNetwork | Self::Wrong(_) | Self::Unknown => None,
-        }
-    }
-}
 
 /// What is wrong, or worth knowing: the worst first.
 #[must_use]

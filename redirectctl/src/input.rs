@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cluster_client::files;
 use cni_core::pod_source::PodName;
-use cni_core::yaml;
+use explain::manifest;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
@@ -65,14 +65,7 @@ pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
 }
 
 fn objects_of_text(text: &str) -> Result<(Vec<Value>, Cluster), Trouble> {
-    let documents = yaml::documents(text).map_err(Trouble::of)?;
-    let mut objects = Vec::new();
-    for document in documents.into_iter().filter(|document| !document.is_null()) {
-        match document.get("items").and_then(Value::as_array) {
-            Some(items) => objects.extend(items.iter().cloned()),
-            None => objects.push(document),
-        }
-    }
+    let mut objects = manifest::objects(text).map_err(Trouble::of)?;
     let mut cluster = Cluster::default();
     objects.retain(|object| !cluster.take(object));
     if objects.is_empty() {
@@ -90,10 +83,7 @@ pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, Trouble
     for object in objects {
         match Pod::from_json(object) {
             Ok(pod) => pods.push(pod),
-            Err(errors) => {
-                let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("?");
-                wrong.extend(errors.iter().map(|error| format!("{name}: {error}")));
-            }
+            Err(errors) => wrong.extend(manifest::faults(object, &errors)),
         }
     }
     if !wrong.is_empty() {

@@ -16,18 +16,15 @@ pub mod inspect;
 pub mod listeners;
 pub mod meaning;
 pub mod node;
-pub mod packet;
-pub mod paper;
-pub mod picture;
-pub mod plan;
 pub mod pod;
 pub mod report;
 pub mod scan;
 pub mod show;
 pub mod status;
-pub mod traffic;
 pub mod watch;
 pub mod why;
+
+pub use explain::{packet, paper, picture, plan, traffic};
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -3,8 +3,9 @@
 use redirect_core::change::{DifferenceKind, RuleDifference};
 use redirect_core::differences::Difference;
 use redirect_core::plan::PlannedRule;
-use redirect_core::settings::Source;
 use redirect_core::{Family, RulePlan};
+
+use crate::plan::said;
 
 /// The difference, and what it means.
 #[must_use]
@@ -24,16 +25,6 @@ pub fn of(difference: &Difference, plan: &RulePlan) -> String {
         }
         None => difference.to_string(),
     }
-}
-
-/// Who asked for a rule.
-#[must_use]
-pub fn said(planned: &PlannedRule) -> String {
-    let source = planned.source();
-    if source == Source::Default {
-        return format!("default of {}", planned.because().setting().name());
-    }
-    source.to_string()
 }
 
 /// The rule of the plan that is missing, or whose place another has taken.

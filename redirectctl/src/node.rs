@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cluster_client::files;
@@ -10,6 +10,7 @@ use cni_core::conf::{Conf, Envelope};
 use cni_core::pod_source::PodName;
 use cni_core::selection::{Programming, base_settings};
 use cni_core::wire::Command;
+use explain::SOMEWHERE;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::NamespaceFacts;
 use serde_json::Value;
@@ -22,8 +23,6 @@ use crate::pod::Pod;
 
 /// Where runtimes read network configurations, unless they are told otherwise.
 pub const CONF_DIR: &str = "/etc/cni/net.d";
-/// The address of a pod that has none yet: one of the documentation.
-pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// The type of the plugin.
 const PLUGIN: &str = "istio-cni";
 /// The largest configuration that is read.
@@ -179,15 +178,11 @@ impl Node {
         if pod.host_network {
             return Decided::HostNetwork;
         }
-        if let Some(reason) = self.skips(&pod.name).or_else(|| pod.facts.skip_reason()) {
+        if let Some(reason) = self.skips(&pod.name) {
             return Decided::Skip(reason);
         }
         let strict = self.conf.as_ref().is_some_and(|conf| conf.strict_capture);
-        let settings = pod.facts.settings(base_settings(strict, |_| None));
-        match redirect_core::Redirect::parse(&settings, facts) {
-            Ok(redirect) => Decided::Redirect(Box::new(redirect), Box::new(settings)),
-            Err(errors) => Decided::Wrong(errors),
-        }
+        Decided::of(&pod.facts, base_settings(strict, |_| None), facts)
     }
 }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use cni_core::pod_source::PodName;
 use cni_core::signs::AGENT_LABEL;
+use explain::manifest;
 use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
 use redirect_core::pod_json::PodJsonErrors;
 use serde_json::Value;
@@ -78,21 +79,13 @@ impl Pod {
     /// # Errors
     /// Everything wrong with the fields that a decision depends on.
     pub fn from_json(pod: &Value) -> Result<Self, PodJsonErrors> {
-        let facts = PodFacts::from_json(pod)?;
+        let manifest::Pod { name, facts, addresses, host_network } = manifest::Pod::from_json(pod)?;
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-        let name = PodName {
-            namespace: text("/metadata/namespace")
-                .filter(|name| !name.is_empty())
-                .unwrap_or_else(|| "default".into()),
-            name: text("/metadata/name")
-                .or_else(|| text("/metadata/generateName"))
-                .unwrap_or_else(|| "?".into()),
-        };
         Ok(Self {
             name,
-            addresses: addresses(pod),
+            addresses,
             containers: containers(pod),
-            host_network: pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)),
+            host_network,
             runtime_class: text("/spec/runtimeClassName"),
             node: text("/spec/nodeName"),
             phase: text("/status/phase"),
@@ -124,19 +117,6 @@ impl Pod {
     pub fn is_over(&self) -> bool {
         matches!(self.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
-}
-
-fn addresses(pod: &Value) -> Vec<IpAddr> {
-    let all = pod.pointer("/status/podIPs").and_then(Value::as_array);
-    let all = all.into_iter().flatten().filter_map(|entry| entry.get("ip")?.as_str());
-    let one = pod.pointer("/status/podIP").and_then(Value::as_str);
-    let mut addresses: Vec<IpAddr> = Vec::new();
-    for address in all.chain(one).filter_map(|text| text.parse().ok()) {
-        if !addresses.contains(&address) {
-            addresses.push(address);
-        }
-    }
-    addresses
 }
 
 /// What the kubelet says of containers that wait.

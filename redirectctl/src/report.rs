@@ -12,8 +12,8 @@ use crate::inspect::Inspection;
 use crate::paper::{Ink, Layout, Paper};
 use crate::{FINE, FOUND};
 
-/// The version of the JSON that this program writes.
-pub const VERSION: u32 = 1;
+pub use explain::VERSION;
+
 /// The ports of a proxy that is told nothing, shown where there is no plan.
 const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
 

@@ -3,6 +3,8 @@
 mod api;
 mod manifests;
 
+pub use crate::pod_name::PodName;
+
 use crate::{
     conf::Conf,
     wire::{CniError, Code},
@@ -10,25 +12,9 @@ use crate::{
 use cluster_client::kubeconfig::{self, KubeconfigError};
 use redirect_core::pod::PodFacts;
 use std::{
-    fmt,
     path::PathBuf,
     time::{Duration, Instant},
 };
-
-/// Which pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-impl fmt::Display for PodName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 /// Reads a pod from wherever the configuration says. The API server's has to have the UID, where that is not empty.
 ///

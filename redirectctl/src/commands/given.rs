@@ -1,16 +1,18 @@
 //! What a command is given: its words, the settings among them, and the pods and the node they name.
 
 use std::collections::BTreeMap;
+use std::io::{self, IsTerminal as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use cni_core::signs::AGENT_HEALTH;
+use explain::flags;
+use explain::pretty;
 use netns_apply::facts::NameFiles;
-use redirect_core::Redirect;
-use redirect_core::settings::{NamespaceFacts, Source};
-use settings_cli::{Input, RunOptions};
+use redirect_core::settings::Source;
+use settings_cli::Input;
 
-use super::{Answer, Definition, NETNS_DIR, pretty};
+use super::{Answer, Definition, NETNS_DIR};
 use crate::api::{self, ApiServer};
 use crate::cluster::Cluster;
 use crate::input::{self, Trouble};
@@ -28,10 +30,11 @@ pub struct Given {
     pub(super) layout: Layout,
 }
 
-/// How text is laid out. A word for colours that is none is complained of elsewhere.
+/// How text on standard output is laid out at this moment. A word for colours that is none is complained of elsewhere.
 pub(super) fn layout(flags: &BTreeMap<String, String>, env: &BTreeMap<String, String>) -> Layout {
     let colour = flags.get("color").and_then(|word| When::named(word)).unwrap_or_default();
-    Layout::of_stdout(colour, |name| env.get(name).cloned())
+    let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    Layout::new(io::stdout().is_terminal(), terminal, colour, |name| env.get(name).cloned())
 }
 
 impl Given {
@@ -65,18 +68,7 @@ impl Given {
 
     /// Settings that cannot be understood; or that say nothing, because a pod says all.
     pub(super) fn wrong_settings(&self) -> Vec<String> {
-        let options = RunOptions::parse(&self.input.settings).err().unwrap_or_default();
-        let facts = NamespaceFacts::new(&[]).with_names(&NameFiles);
-        let redirect =
-            Redirect::parse(&self.input.settings, &facts).err().unwrap_or_default().without_namespace();
-        let refused: Vec<String> = self.input.settings.refused().iter().map(ToString::to_string).collect();
-        let of_values = options.iter().chain(redirect.iter()).map(ToString::to_string);
-        let mut wrong: Vec<String> = Vec::new();
-        for error in of_values.filter(|error| !refused.contains(error)) {
-            if !wrong.contains(&error) {
-                wrong.push(error);
-            }
-        }
+        let mut wrong = flags::wrong(&self.input.settings, &NameFiles);
         let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
         if has_pod {
             let flags =
@@ -94,10 +86,7 @@ impl Given {
     }
 
     pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, String> {
-        let Some(text) = self.flag("address") else { return Ok(Vec::new()) };
-        let parse =
-            |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is no address"));
-        text.split(',').map(parse).collect()
+        self.flag("address").map_or(Ok(Vec::new()), explain::addresses)
     }
 
     /// The pod that is named, if one is.

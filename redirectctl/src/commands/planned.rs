@@ -1,7 +1,7 @@
 //! Commands about what settings and pods ask for: `plan`, `trace` and `diff`.
 
-use std::ffi::OsString;
-
+use explain::decision::left_alone;
+use explain::{NO_ADDRESS, SOMEWHERE, flags, pretty};
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
@@ -10,13 +10,12 @@ use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
 use redirect_core::trace::{Detail, Packet, Rules};
 use redirect_core::{Redirect, RulePlan, json};
-use settings_cli::{Line, RunOptions};
+use settings_cli::RunOptions;
 
-use super::{Answer, COMMANDS, Given, errors, pretty};
-use crate::diagnosis::Decided;
+use super::{Answer, Given, errors};
 use crate::input::{self, Trouble};
 use crate::inspect::MOST_RULES;
-use crate::node::{Node, SOMEWHERE};
+use crate::node::Node;
 use crate::packet::{Said, packet};
 use crate::picture::{self, Language};
 use crate::plan::{self, Format};
@@ -50,28 +49,16 @@ pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, S
         addresses.clone_from(&pod.addresses);
     }
     if addresses.is_empty() {
-        log::warn!(target: DEFAULT_SCOPE, "the pod has no address yet; the plan is made for an IPv4 address; --address says others");
+        log::warn!(target: DEFAULT_SCOPE, "{NO_ADDRESS}");
         addresses.push(SOMEWHERE);
     }
     let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
-    match node.decide(pod, &NamespaceFacts::new(&addresses)) {
-        Decided::Redirect(redirect, _) => Ok(Ok(redirect)),
-        Decided::Skip(reason) => Ok(Err(reason)),
-        Decided::HostNetwork => Err(Trouble::of(
-            "the pod is on the host's network: no plugin is asked about it, and it has no plan",
-        )),
-        Decided::Wrong(all) => Err(errors(&all)),
-        Decided::Unknown => Err(Trouble::of("nothing is decided about the pod")),
-    }
+    node.decide(pod, &NamespaceFacts::new(&addresses)).settled().map_err(Trouble)
 }
 
 pub(super) fn skipped(pod: &Pod, reason: SkipReason, given: &Given) -> Answer {
-    let text = if given.is_json() || given.flag("format") == Some("json") {
-        let decision = redirect_core::pod::Decision::Skip(reason);
-        pretty(&serde_json::to_value(json::Decision::from(&decision)).unwrap_or_default())
-    } else {
-        format!("# pod {} is left alone: {} ({})\n", pod.name, reason.explanation(), reason.word())
-    };
+    let is_json = given.is_json() || given.flag("format") == Some("json");
+    let text = left_alone(&pod.name, reason, is_json);
     Answer { text, code: FINE }
 }
 
@@ -191,20 +178,12 @@ fn side(operand: &str, given: &Given) -> Result<RulePlan, Trouble> {
             Err(_) => RulePlan::empty(),
         });
     };
-    let words = words.split_whitespace().map(|word| OsString::from(word.trim_matches('\'')));
-    let plan = COMMANDS
-        .iter()
-        .find(|command| command.takes_settings)
-        .ok_or_else(|| Trouble::of("no flags are known"))?;
-    let line = match plan.line().read(words) {
-        Ok(Line::Work(line)) => line,
-        Ok(Line::Print(_)) => return Err(Trouble::of("asks for help, not for rules")),
-        Err(usage) => return Err(Trouble::of(usage)),
-    };
-    let settings = plan.program().input(line, []).settings;
-    let refused: Vec<String> = settings.refused().iter().map(ToString::to_string).collect();
-    if !refused.is_empty() {
-        return Err(Trouble(refused));
+    let typed = flags::typed(words).map_err(Trouble::of)?;
+    let settings = flags::input(typed).map_err(Trouble::of)?.settings;
+    let mut wrong = flags::refused(&settings);
+    wrong.extend(flags::wrong(&settings, &NameFiles));
+    if !wrong.is_empty() {
+        return Err(Trouble(wrong));
     }
     let mut addresses = given.addresses().map_err(Trouble::of)?;
     if addresses.is_empty() {

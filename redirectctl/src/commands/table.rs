@@ -1,9 +1,10 @@
 //! Which commands there are, and what their help says.
 
 use cni_core::signs::AGENT_HEALTH;
-use redirect_core::settings::{Key, SETTINGS};
+use explain::flags::STATUSES;
+use redirect_core::settings::SETTINGS;
 use settings_cli::{CommandLine, Pages, setting_row};
-use settings_table::{Row, Status, Takes};
+use settings_table::{Row, Takes};
 
 use super::{Answer, Given, NETNS_DIR, in_force, planned};
 use crate::input::Trouble;
@@ -58,20 +59,6 @@ impl Definition {
         lacking.map(|(name, what)| format!("{name} is missing: {what}")).collect()
     }
 }
-
-const LOOKS: Status = Status::WithoutEffect("redirectctl only looks, and changes nothing");
-
-/// The settings that are not in force here.
-pub(super) const STATUSES: &[(Key, Status)] = &[
-    (Key::CniMode, LOOKS),
-    (Key::Reconcile, LOOKS),
-    (Key::DryRun, LOOKS),
-    (Key::DryRunFile, LOOKS),
-    (Key::ForceApply, LOOKS),
-    (Key::CleanupOnly, LOOKS),
-    (Key::SkipRuleApply, LOOKS),
-    (Key::RunValidation, LOOKS),
-];
 
 const EXIT_STATUS: &[(u8, &str)] = &[
     (0, "Done, and nothing is wrong. Notes are no trouble."),

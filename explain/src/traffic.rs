@@ -7,8 +7,8 @@ use redirect_core::trace::{Detail, Difference, Trace, difference};
 use redirect_core::{Family, RulePlan, json};
 use serde_json::{Value, json};
 
+use crate::VERSION;
 use crate::paper::{Ink, Layout, Paper, harmless};
-use crate::report::VERSION;
 
 /// A trace for people. What others call their rules is made harmless.
 #[must_use]

@@ -1,9 +1,10 @@
 //! A plan as text, in several languages.
 
+use redirect_core::plan::PlannedRule;
 use redirect_core::rule::{Chain, Scope, Table};
+use redirect_core::settings::{Key, Source};
 use redirect_core::{Family, RulePlan, json, netlink::NativeForm, render};
 
-use crate::meaning::said;
 use crate::paper::{Layout, Paper};
 use crate::picture::{self, Language};
 
@@ -128,4 +129,19 @@ fn heading(table: Table, chain: &Chain) -> String {
         Chain::Hook(hook) => format!("{} {} (hook)", table.name(), hook.name()),
         Chain::Ours(_) | Chain::Other(_) => format!("{} {}", table.name(), chain.name()),
     }
+}
+
+/// Who asked for a rule.
+#[must_use]
+pub fn said(planned: &PlannedRule) -> String {
+    said_by(planned.because(), planned.source())
+}
+
+/// Who said a setting.
+#[must_use]
+pub fn said_by(setting: Key, source: Source) -> String {
+    if source == Source::Default {
+        return format!("default of {}", setting.setting().name());
+    }
+    source.to_string()
 }

@@ -2,7 +2,6 @@
 //! come from pods, so control characters are shown instead of sent.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal};
 
 /// The width where there is no terminal.
 pub const USUAL_WIDTH: usize = 80;
@@ -82,15 +81,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// That of standard output at this moment: as wide as the terminal.
+    /// That of an output: as wide as the terminal, if it is one.
     #[must_use]
-    pub fn of_stdout(colour: When, env: impl Fn(&str) -> Option<String>) -> Self {
-        let is_terminal = io::stdout().is_terminal();
-        let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-        Self::new(is_terminal, terminal, colour, env)
-    }
-
-    fn new(
+    pub fn new(
         is_terminal: bool,
         terminal: Option<usize>,
         colour: When,

@@ -1,0 +1,167 @@
+//! Flags and variables of `istio-iptables`, as somebody types them into a shell.
+
+use std::ffi::OsString;
+
+use redirect_core::Redirect;
+use redirect_core::settings::{Key, NameLookup, NamespaceFacts, RawSettings, SETTINGS};
+use settings_cli::{CommandLine, Input, Line, Pages, Program, RunOptions, setting_row};
+use settings_table::Status;
+
+/// The settings that are not in force where a plan is only shown.
+pub const STATUSES: &[(Key, Status)] = &[
+    (Key::CniMode, LOOKS),
+    (Key::Reconcile, LOOKS),
+    (Key::DryRun, LOOKS),
+    (Key::DryRunFile, LOOKS),
+    (Key::ForceApply, LOOKS),
+    (Key::CleanupOnly, LOOKS),
+    (Key::SkipRuleApply, LOOKS),
+    (Key::RunValidation, LOOKS),
+];
+const LOOKS: Status = Status::WithoutEffect("redirectctl only looks, and changes nothing");
+
+/// What a command line may begin with: programs that take these flags.
+const PROGRAMS: &[&[&str]] = &[
+    &["istio-iptables"],
+    &["pilot-agent", "istio-iptables"],
+    &["redirectctl", "plan"],
+    &["redirectctl", "explain"],
+];
+
+/// A command line, and the variables that are set for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Typed {
+    /// `NAME=VALUE` before the program's name.
+    pub variables: Vec<(String, String)>,
+    /// What follows it.
+    pub words: Vec<String>,
+}
+
+/// Takes a line apart as a shell does: blanks separate words, quotes hold them together.
+///
+/// # Errors
+/// A quote that is not closed.
+pub fn typed(line: &str) -> Result<Typed, String> {
+    // shlex makes an empty word of a line that goes on between two words.
+    let line = line.replace("\\\r\n", "").replace("\\\n", "");
+    let mut words = shlex::split(&line).ok_or_else(|| "a quote is opened and not closed".to_owned())?;
+    let variables: Vec<(String, String)> = words.iter().map_while(|word| variable(word)).collect();
+    words.drain(..variables.len());
+    let program = PROGRAMS.iter().find(|program| {
+        words.len() >= program.len() && program.iter().zip(&words).all(|(one, word)| one == word)
+    });
+    words.drain(..program.map_or(0, |program| program.len()));
+    Ok(Typed { variables, words })
+}
+
+/// `NAME=VALUE`.
+fn variable(word: &str) -> Option<(String, String)> {
+    let (name, value) = word.split_once('=')?;
+    let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let is_name = name.chars().all(is_of_name) && name.starts_with(|letter: char| !letter.is_ascii_digit());
+    is_name.then(|| (name.to_owned(), value.to_owned()))
+}
+
+/// Whether a text is a command line, rather than a manifest: it begins with a flag, with one of the programs, or with a variable.
+#[must_use]
+pub fn looks_typed(text: &str) -> bool {
+    let first = text.split_whitespace().next().unwrap_or_default();
+    let is_flag = first.starts_with('-') && first != "-" && !first.starts_with("---");
+    let is_program = PROGRAMS.iter().any(|program| program.first() == Some(&first));
+    first.is_empty() || is_flag || is_program || variable(first).is_some()
+}
+
+/// The settings of a command line.
+///
+/// # Errors
+/// It asks for something else than rules.
+pub fn input(typed: Typed) -> Result<Input, String> {
+    let program = Program {
+        name: "redirectctl plan",
+        about: "",
+        version: env!("CARGO_PKG_VERSION"),
+        pages: Pages { examples: &[], exit_status: &[], files: &[], see_also: &[] },
+        statuses: STATUSES,
+    };
+    let line = CommandLine {
+        name: program.name,
+        about: program.about,
+        version: program.version,
+        pages: program.pages,
+        rows: SETTINGS.iter().map(|setting| setting_row(setting, STATUSES)).collect(),
+        operands: &[],
+        commands: Vec::new(),
+    };
+    let words = match line.read(typed.words.into_iter().map(OsString::from)) {
+        Ok(Line::Work(words)) => words,
+        Ok(Line::Print(_)) => return Err("asks for help, not for rules".to_owned()),
+        Err(usage) => return Err(usage.to_string()),
+    };
+    let variables = typed.variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+    Ok(program.input(words, variables))
+}
+
+/// What was refused of settings while they were gathered.
+#[must_use]
+pub fn refused(settings: &RawSettings) -> Vec<String> {
+    settings.refused().iter().map(ToString::to_string).collect()
+}
+
+/// Everything else wrong with settings that can be told without a network namespace.
+#[must_use]
+pub fn wrong(settings: &RawSettings, names: &dyn NameLookup) -> Vec<String> {
+    let refused = refused(settings);
+    let mut wrong = Vec::new();
+    let options = RunOptions::parse(settings).err().unwrap_or_default();
+    let facts = NamespaceFacts::new(&[]).with_names(names);
+    let redirect = Redirect::parse(settings, &facts).err().unwrap_or_default().without_namespace();
+    for error in options.iter().chain(redirect.iter()).map(ToString::to_string) {
+        if !refused.contains(&error) && !wrong.contains(&error) {
+            wrong.push(error);
+        }
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apart(line: &str) -> (Vec<String>, Vec<String>) {
+        let typed = typed(line).expect("a line");
+        (typed.variables.into_iter().map(|(name, value)| format!("{name} {value}")).collect(), typed.words)
+    }
+
+    #[test]
+    fn a_line_is_taken_apart_as_a_shell_does() {
+        let (variables, words) = apart("A_1=x B='y z' istio-iptables -b '*' -d \"1,2\" \\\n  --envoy-port=1");
+        assert_eq!(variables, ["A_1 x", "B y z"]);
+        assert_eq!(words, ["-b", "*", "-d", "1,2", "--envoy-port=1"]);
+        assert_eq!(apart("redirectctl plan -b 80").1, ["-b", "80"]);
+        assert_eq!(apart("plan -b 80").1, ["plan", "-b", "80"], "to be told as a stray word");
+        assert_eq!(apart(""), (vec![], vec![]));
+        assert!(typed("-b 'x").is_err());
+    }
+
+    #[test]
+    fn manifests_do_not_look_typed() {
+        for line in
+            ["", " \n", "-b '*'", "--dual-stack", "PROXY_UID=7 -i '*'", "istio-iptables", "redirectctl plan"]
+        {
+            assert!(looks_typed(line), "{line}");
+        }
+        for text in ["---\nkind: Pod", "kind: Pod", "{\"kind\":\"Pod\"}", "- a", "a/b: x=y", "# c\nkind: Pod"]
+        {
+            assert!(!looks_typed(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn everything_wrong_is_told_once() {
+        let input = input(typed("-b http -i 10.0.0.0/33 --frob").expect("a line")).expect("flags");
+        assert_eq!(refused(&input.settings), ["command line: \"--frob\" is no flag; --help lists all"]);
+        let wrong = wrong(&input.settings, &redirect_core::settings::NoNames);
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
+        assert!(wrong.iter().any(|one| one.contains("\"http\"")), "{wrong:?}");
+    }
+}

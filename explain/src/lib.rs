@@ -1,0 +1,38 @@
+//! What `redirectctl` and the web page say of plans, their differences, and the way of a packet: text, JSON and pictures.
+//!
+//! Nothing here reads a file, asks the kernel or prints: whatever is shown depends on what is given, and both show the same.
+
+pub mod decision;
+pub mod flags;
+pub mod manifest;
+pub mod packet;
+pub mod paper;
+pub mod picture;
+pub mod plan;
+pub mod traffic;
+
+use std::net::{IpAddr, Ipv4Addr};
+
+/// The version of the JSON that `redirectctl` writes.
+pub const VERSION: u32 = 1;
+/// The address of a pod that has none yet: one of the documentation.
+pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+/// What is said where a pod's plan is made for [`SOMEWHERE`].
+pub const NO_ADDRESS: &str =
+    "the pod has no address yet; the plan is made for an IPv4 address; --address says others";
+
+/// JSON as it is written for people and programs.
+#[must_use]
+pub fn pretty(value: &serde_json::Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// The addresses of a flag `--address`.
+///
+/// # Errors
+/// The first word that is no address.
+pub fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
+    let parse =
+        |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is no address"));
+    text.split(',').map(parse).collect()
+}

@@ -1,0 +1,36 @@
+//! The program behind the web page: a question in, an answer out, both JSON.
+//!
+//! It is `redirectctl`'s plan, diff and trace without a machine: what somebody pastes is read, planned and traced by the same
+//! functions ([`explain`]), so page and program say the same. A test compares them. The page is in `static/`; it puts what is
+//! answered on the screen and concludes nothing.
+
+mod answer;
+mod input;
+mod rules;
+
+pub use answer::{Answer, Diff, Question, Trace, Way, answer};
+pub use input::{Form, Side};
+pub use rules::{Chain, Row, Table};
+
+/// The answer to a question in JSON. What is no question is answered as one about nothing, with the error.
+#[must_use]
+pub fn answer_json(question: &str) -> String {
+    let answered = match serde_json::from_str(question) {
+        Ok(question) => answer(&question),
+        Err(error) => Answer::not_understood(&error.to_string()),
+    };
+    // Strings and numbers only: nothing in it can fail.
+    serde_json::to_string(&answered).unwrap_or_default()
+}
+
+#[cfg(target_arch = "wasm32")]
+mod exported {
+    use wasm_bindgen::prelude::wasm_bindgen;
+
+    /// What the page calls.
+    #[wasm_bindgen]
+    #[must_use]
+    pub fn answer(question: &str) -> String {
+        super::answer_json(question)
+    }
+}
