@@ -200,7 +200,7 @@ impl Operation for Ctl {
                     let _: Value = serde_json::from_str(&ended.stdout)?;
                 }
                 Ending::Code(_) | Ending::Signal(_) | Ending::Never => {
-                    ensure!(ended.stdout.is_empty(), "standard output: {}", ended.stdout)
+                    ensure!(ended.stdout.is_empty(), "standard output: {}", ended.stdout);
                 }
             }
             Ok(())
