@@ -19,6 +19,8 @@ mod error;
 mod exec;
 pub mod facts;
 #[cfg(feature = "write")]
+mod fingerprint;
+#[cfg(feature = "write")]
 mod foreign;
 #[cfg(feature = "write")]
 mod lock;
@@ -47,6 +49,8 @@ pub use backend::{Backend, Because};
 pub use error::{Aftermath, ApplyError, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
+#[cfg(feature = "write")]
+pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
 pub use foreign::{Live, interference};
 #[cfg(feature = "write")]

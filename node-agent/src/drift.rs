@@ -1,11 +1,13 @@
 //! The drift watch: compares every pod of the node with what the plugin made of it, at an interval, and says where they differ. It changes
 //! nothing; [`crate::heal`] is told of every pod, and mends what has drifted where it is asked to.
 //!
-//! A round reads the node's pods and looks at those of the mesh one after the other, spread over the interval. What looks bad for the first
+//! A round reads the node's pods and looks at those of the mesh one after the other, spread over the interval. Where a namespace is as it was when all was as
+//! planned, its rules are not read again (`fingerprints`). What looks bad for the first
 //! time is looked at again at the end of the round, with the pod read anew before and after, so that a pod that starts, ends or is changed at that
 //! moment is no false alarm.
 
 mod candidate;
+mod fingerprints;
 mod ledger;
 mod look;
 pub(crate) mod pod_state;
@@ -27,10 +29,11 @@ use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
 use crate::settings::{DriftSettings, Settings};
 pub(crate) use candidate::Candidate;
+use fingerprints::{Basis, Fingerprints};
 use ledger::{Ledger, Report};
 use look::look;
 pub(crate) use look::{Comparison, Rules, compare_here};
-use pod_netns::{Survey, SurveyError};
+use pod_netns::{Sandbox, Survey, SurveyError};
 use pod_state::{PodState, PodStates};
 
 /// The scope of the agent's lines.
@@ -89,6 +92,7 @@ pub struct Watch {
     metrics: Arc<Metrics>,
     ledger: Ledger,
     states: PodStates,
+    fingerprints: Fingerprints,
     /// Who mends what has drifted, and is told of every pod.
     wards: Wards,
     /// Why the last round could not be made.
@@ -114,6 +118,7 @@ impl Watch {
             metrics,
             ledger: Ledger::default(),
             states: PodStates::default(),
+            fingerprints: Fingerprints::default(),
             wards,
             blind: None,
             mute: false,
@@ -141,6 +146,7 @@ impl Watch {
             if interval.is_some() && settings.borrow().interval.is_none() {
                 log::info!(target: SCOPE, "the drift watch is off");
                 (self.ledger, self.states, self.blind) = (Ledger::default(), PodStates::default(), None);
+                self.fingerprints = Fingerprints::default();
                 self.show();
                 self.metrics.whole_node.off();
             }
@@ -268,13 +274,33 @@ impl Watch {
         rules: &Arc<Rules>,
     ) -> Option<Arc<Candidate>> {
         let pod = Arc::new(pod);
-        let seen = looked(&pod, survey, rules).await;
+        let seen = self.looked(&pod, survey, rules).await;
         if self.ledger.doubts(&pod.uid, &seen) {
             return Some(pod);
         }
         self.settle(cluster, &pod, &seen).await;
         self.entrust(&pod, survey, rules, &seen).await;
         None
+    }
+
+    /// Looks at one pod, and remembers how its namespace looked if it is as planned.
+    async fn looked(&mut self, pod: &Arc<Candidate>, survey: &Arc<Survey>, rules: &Arc<Rules>) -> Comparison {
+        let namespace = survey.find(&pod.addresses).ok().map(Sandbox::id);
+        let known = namespace.and_then(|namespace| self.fingerprints.of(pod, rules, namespace));
+        let keys = self.fingerprints.keys();
+        let (of, there, all) = (pod.clone(), survey.clone(), rules.clone());
+        let looked = tokio::task::spawn_blocking(move || look(&of, &there, &all, &keys, known)).await;
+        let (seen, basis) = looked.unwrap_or_else(|error| {
+            let trouble = look::Trouble::Failed(format!("the look panicked: {error}"));
+            (Comparison::Trouble(trouble), Basis::Rules(None))
+        });
+        if basis == Basis::Fingerprint {
+            self.metrics.drift_unread.inc();
+        }
+        if let Some(namespace) = namespace {
+            self.fingerprints.note(pod, rules, namespace, &seen, basis);
+        }
+        seen
     }
 
     /// Hands a pod over to be watched, and mended where it has drifted.
@@ -293,6 +319,7 @@ impl Watch {
     async fn forget_others(&mut self, pods: &[Candidate]) {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         self.states.keep(&uids);
+        self.fingerprints.keep(&uids);
         for pod in self.ledger.keep(&uids) {
             log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
         }
@@ -334,7 +361,7 @@ impl Watch {
                 continue;
             };
             let now = Arc::new(now);
-            let seen = looked(&now, &survey, rules).await;
+            let seen = self.looked(&now, &survey, rules).await;
             // Only if it was this pod, with these settings, all the time.
             if seen != Comparison::AsPlanned && same(cluster, pod, conf).await?.as_ref() != Some(&*now) {
                 self.count("changed");
@@ -410,14 +437,6 @@ impl Watch {
         self.metrics.drifted.set(i64::try_from(self.ledger.drifted()).unwrap_or(i64::MAX));
         self.metrics.whole_node.show(&self.states, self.blind);
     }
-}
-
-async fn looked(pod: &Arc<Candidate>, survey: &Arc<Survey>, rules: &Arc<Rules>) -> Comparison {
-    let (pod, survey, rules) = (pod.clone(), survey.clone(), rules.clone());
-    let seen = tokio::task::spawn_blocking(move || look(&pod, &survey, &rules)).await;
-    seen.unwrap_or_else(|error| {
-        Comparison::Trouble(look::Trouble::Failed(format!("the look panicked: {error}")))
-    })
 }
 
 /// The pod as it is now, if it is still the same, where it was, and still to be looked at.

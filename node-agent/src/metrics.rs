@@ -72,6 +72,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_events_total", "counter", "result", "Events sent to the API server: sent, failed"),
     described("istio_cni_drifted_pods", "gauge", "", "Pods of the node that were not redirected as planned when last looked at; 0 where the drift watch is off"),
     described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), failed"),
+    described("istio_cni_drift_unread_total", "counter", "", "Those of these looks that read no rules, because nothing had changed in the pod's network namespace since they were read and as planned"),
     described("istio_cni_drift_rounds_total", "counter", "result", "Times the drift watch went round the node: complete, or why not: no_capability, no_pods, no_namespaces, no_entry"),
     described("istio_cni_settings_reloads_total", "counter", "result", "Times the settings folder said something else: applied, refused (the settings before stay in force)"),
     described("istio_cni_settings_refused", "gauge", "", "1 while what the settings folder says is refused"),
@@ -177,6 +178,8 @@ pub struct Metrics {
     /// See [`METRICS`].
     pub drift_checks: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
+    pub drift_unread: Counter,
+    /// See [`METRICS`].
     pub drift_rounds: Family<ResultLabel, Counter>,
     /// See [`METRICS`].
     pub reloads: Family<ResultLabel, Counter>,
@@ -225,6 +228,7 @@ impl Metrics {
             events: Family::default(),
             drifted: Gauge::default(),
             drift_checks: Family::default(),
+            drift_unread: Counter::default(),
             drift_rounds: Family::default(),
             reloads: Family::default(),
             settings_refused: Gauge::default(),
@@ -310,6 +314,7 @@ impl Metrics {
             self.events.clone(),
             self.drifted.clone(),
             self.drift_checks.clone(),
+            self.drift_unread.clone(),
             self.drift_rounds.clone(),
             self.reloads.clone(),
             self.settings_refused.clone(),

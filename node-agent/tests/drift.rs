@@ -8,8 +8,8 @@ use std::process::Command;
 use e2e::netns::Namespace;
 use e2e::process::{Background, command, prefixed, run_with_input};
 use pods::{
-    Foreign, PodApi, Sandboxes, check, eth0, mesh_pod, metric, redirect, redirect_with, wait, wait_at_least,
-    wait_rounds,
+    Foreign, PodApi, Sandboxes, check, eth0, mesh_pod, metric, read_and_unread, redirect, redirect_as,
+    redirect_with, wait, wait_at_least, wait_rounds,
 };
 use process::{CALICO, Node};
 use redirect_core::options::{BackendChoice, Variant};
@@ -70,6 +70,56 @@ fn a_deleted_rule_is_drift_until_it_is_put_right() {
         node.log()
     );
     assert_eq!(agent.end(), Some(0));
+}
+
+/// How many looks in a row may go by without reading.
+const MOST_UNREAD: f64 = 11.0;
+
+#[test]
+fn rules_are_read_only_where_something_may_have_changed_and_any_change_is_seen_by_the_next_look() {
+    let tproxy = &[("sidecar.istio.io/interceptionMode", "TPROXY")][..];
+    for (annotations, change) in [
+        (&[][..], DELETE_RULE),
+        // The kernel counts no changes of such tables, and tells nobody of them.
+        (&[][..], "iptables-legacy -t nat -A OUTPUT -p tcp -j REDIRECT --to-ports 1"),
+        // No transaction of nf_tables.
+        (tproxy, "ip route flush table 133"),
+    ] {
+        let mut node = node();
+        let mut sandboxes = Sandboxes::new(&mut node);
+        let web = sandboxes.add("cni-web", &["10.1.0.2", "fd00:10::2"]);
+        redirect_as(&web, annotations, BackendChoice::Auto);
+        let mut pod = mesh_pod("web", &["10.1.0.2", "fd00:10::2"]);
+        for (key, value) in annotations {
+            pod["metadata"]["annotations"][key] = json!(value);
+        }
+        let _api = PodApi::start(&mut node, vec![pod]);
+        let _agent = node.start_ready();
+        wait_at_least(&node, "istio_cni_drift_unread_total", 3.0);
+        let (read, unread) = read_and_unread(&node);
+        assert!(read <= 1.0 + unread / MOST_UNREAD, "{read} of {}", read + unread);
+        web.sh(change).expect("changes");
+        let (_, before) = read_and_unread(&node);
+        wait(&node, change, || is(&node, DRIFTED, 1.0));
+        let (_, after) = read_and_unread(&node);
+        // One may have begun before the change.
+        assert!(after <= before + 1.0, "{change}: {} looks have missed it", after - before);
+    }
+}
+
+/// Whatever was there before the agent came: nothing tells whether such tables have changed.
+#[test]
+fn legacy_rules_are_read_by_every_look() {
+    let mut node = node();
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect_with(&web, BackendChoice::Restore(Some(Variant::Legacy)));
+    let _api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, &check("as_planned"), 4.0);
+    assert!(read_and_unread(&node).1 == 0.0);
+    web.sh("iptables-legacy -t nat -D OUTPUT -j ISTIO_OUTPUT").expect("deletes");
+    wait(&node, "the gauge", || is(&node, DRIFTED, 1.0));
 }
 
 #[test]

@@ -1,23 +1,25 @@
 //! One look at one pod. Nothing is changed.
 
+use std::hash::RandomState;
 use std::net::IpAddr;
 
 use cni_core::conf::Conf;
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{owner, suitable};
-use netns_apply::{ApplyOptions, Mismatch, cleanup_preview, unreadable_tables, verify};
+use netns_apply::{ApplyOptions, Fingerprint, Mismatch, cleanup_preview, unreadable_tables, verify};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
 use super::candidate::Candidate;
+use super::fingerprints::Basis;
 use pod_netns::{Survey, Unfound};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_RULES: usize = 1 << 20;
 
 /// What holds for all pods of the node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
     /// What programs the rules, and in which form.
     pub programming: Programming,
@@ -110,22 +112,33 @@ impl From<Unfound> for Trouble {
     }
 }
 
-/// Looks into a pod's network namespace. Takes a few milliseconds: not for an async thread.
+/// Looks into a pod's network namespace. Where it still has the fingerprint of a time when all was as planned, nothing more is read. Takes a few
+/// milliseconds: not for an async thread.
 #[must_use]
-pub fn look(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Comparison {
-    match compare(candidate, survey, rules) {
-        Ok(look) => look,
-        Err(trouble) => Comparison::Trouble(trouble),
-    }
-}
-
-fn compare(candidate: &Candidate, survey: &Survey, rules: &Rules) -> Result<Comparison, Trouble> {
-    let sandbox = survey.find(&candidate.addresses)?;
-    // It may have gone since the survey.
-    let netns = sandbox.open().map_err(|error| Trouble::NotFound(error.to_string()))?;
-    let outside = owner();
-    let compared = netns.run(|| compare_here(candidate, rules, owner() != outside));
-    compared.map_err(|error| Trouble::Failed(error.to_string()))?
+pub fn look(
+    candidate: &Candidate,
+    survey: &Survey,
+    rules: &Rules,
+    keys: &RandomState,
+    known: Option<Fingerprint>,
+) -> (Comparison, Basis) {
+    let looked = || {
+        let sandbox = survey.find(&candidate.addresses)?;
+        // It may have gone since the survey.
+        let netns = sandbox.open().map_err(|error| Trouble::NotFound(error.to_string()))?;
+        let outside = owner();
+        let inside = || {
+            // Before the rules are read: what changes meanwhile changes the next fingerprint.
+            let fingerprint = Fingerprint::now(keys);
+            if known.is_some() && fingerprint == known {
+                return Ok((Comparison::AsPlanned, Basis::Fingerprint));
+            }
+            let compared = compare_here(candidate, rules, owner() != outside)?;
+            Ok((compared, Basis::Rules(fingerprint)))
+        };
+        netns.run(inside).map_err(|error| Trouble::Failed(error.to_string()))?
+    };
+    looked().unwrap_or_else(|trouble| (Comparison::Trouble(trouble), Basis::Rules(None)))
 }
 
 /// Compares the calling thread's network namespace, which is to be the pod's, with the pod's plan.

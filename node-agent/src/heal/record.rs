@@ -10,8 +10,11 @@ use crate::fight::Fight;
 const PATIENCE: usize = 60;
 /// How long nothing is to be put right until a fight counts as ended: the longest wait and the minute that counts.
 const CALM: Duration = Duration::from_secs(120);
-/// How often what does not work is tried again by itself. After that, a change or the drift watch has to ask for it.
-const MOST_TRIES: u32 = 10;
+/// The pauses after the first tries that fail. Most of these fail because somebody went on changing rules meanwhile, as a script of several commands does, and the
+/// next one works: all of them fit into a second. Until then nothing is said.
+const SOON: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
+/// How often what does not work is tried again by itself after these, and the longest wait. After that, a change or the drift watch has to ask for it.
+const MOST_LATER: usize = 9;
 /// The longest wait between two tries.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// The most events about one pod.
@@ -25,7 +28,8 @@ pub struct Record {
     fight: Fight,
     /// When the fight began to be one, or was last fought.
     contested: Option<Instant>,
-    tries: u32,
+    /// How many tries have failed, one after the other.
+    failures: usize,
     /// The reason of the failure that was said.
     said: Option<&'static str>,
     events: Vec<Instant>,
@@ -59,7 +63,7 @@ impl Record {
     /// Nothing is known.
     #[must_use]
     pub const fn new() -> Self {
-        Self { fight: Fight::after(PATIENCE), contested: None, tries: 0, said: None, events: Vec::new() }
+        Self { fight: Fight::after(PATIENCE), contested: None, failures: 0, said: None, events: Vec::new() }
     }
 
     /// Whether another writer undoes what is done.
@@ -84,27 +88,20 @@ impl Record {
         self.calm_down(now);
         match outcome {
             Outcome::AsPlanned => {
-                self.tries = 0;
+                self.failures = 0;
                 let report = self.said.take().map(|_| (Report::Recovered, false));
                 Next { report, ..Next::default() }
             }
             Outcome::Healed { .. } => self.healed(now),
             // What others have done is theirs to undo; the kernel tells when they do.
-            Outcome::Interference(_) => Next { report: self.failed(INTERFERENCE, now), ..Next::default() },
-            Outcome::Failed(trouble) => {
-                let report = self.failed(trouble.reason, now);
-                self.tries = self.tries.saturating_add(1);
-                let wait = Duration::from_secs(1 << (self.tries - 1).min(6)).min(LONGEST_WAIT);
-                let retry = (self.tries < MOST_TRIES).then_some(wait);
-                // Whoever fails is not asked more often because something changes there.
-                Next { report, wait: wait.min(Duration::from_secs(1)), retry }
-            }
+            Outcome::Interference(_) => Next { report: self.worse(INTERFERENCE, now), ..Next::default() },
+            Outcome::Failed(trouble) => self.failed(trouble.reason, now),
             Outcome::Gone => Next::default(),
         }
     }
 
     fn healed(&mut self, now: Instant) -> Next {
-        (self.tries, self.said) = (0, None);
+        (self.failures, self.said) = (0, None);
         let wait = self.fight.put_right(now);
         let was_contested = self.is_contested();
         if wait.is_some() {
@@ -119,7 +116,20 @@ impl Record {
         Next { report, wait: wait.unwrap_or_default(), retry: wait }
     }
 
-    fn failed(&mut self, reason: &'static str, now: Instant) -> Option<(Report, bool)> {
+    fn failed(&mut self, reason: &'static str, now: Instant) -> Next {
+        let before = self.failures;
+        self.failures = before.saturating_add(1);
+        if let Some(pause) = SOON.get(before) {
+            return Next { report: None, wait: *pause, retry: Some(*pause) };
+        }
+        let later = before - SOON.len();
+        let pause = Duration::from_secs(1 << later.min(6)).min(LONGEST_WAIT);
+        let retry = (later < MOST_LATER).then_some(pause);
+        // Whoever fails is not asked more often because something changes there.
+        Next { report: self.worse(reason, now), wait: pause.min(Duration::from_secs(1)), retry }
+    }
+
+    fn worse(&mut self, reason: &'static str, now: Instant) -> Option<(Report, bool)> {
         let is_new = self.said.replace(reason) != Some(reason);
         is_new.then(|| (Report::Failed, self.may_send(now)))
     }
@@ -185,19 +195,35 @@ mod tests {
     }
 
     #[test]
+    fn what_somebody_else_spoils_is_mended_within_a_second_and_nothing_is_said_of_it() {
+        let (mut record, mut now) = (Record::new(), Instant::now());
+        let start = now;
+        for _ in SOON {
+            let next = record.ended(&failed("not_verified"), now);
+            assert_eq!((&next.report, next.retry), (&None, Some(next.wait)));
+            now += next.wait;
+        }
+        assert!(now.duration_since(start) < Duration::from_millis(500));
+        assert_eq!(record.ended(&healed(), now).report, Some((Report::Healed, true)));
+        let again = record.ended(&failed("not_verified"), now);
+        assert_eq!((again.report, again.retry), (None, Some(SOON[0])), "it begins anew");
+        assert_eq!(record.ended(&Outcome::AsPlanned, now), Next::default(), "nobody has heard of a failure");
+    }
+
+    #[test]
     fn what_does_not_work_is_tried_again_with_pauses_and_not_for_ever() {
         let (mut record, now) = (Record::new(), Instant::now());
-        let first = record.ended(&failed("not_found"), now);
-        assert_eq!(first.report, Some((Report::Failed, true)));
-        let mut pauses = vec![first.retry];
-        for _ in 0..11 {
-            let next = record.ended(&failed("not_found"), now);
-            assert_eq!(next.report, None, "said once");
-            pauses.push(next.retry);
-        }
-        let pauses: Vec<u64> =
-            pauses.into_iter().map(|pause| pause.map_or(0, |pause| pause.as_secs())).collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60, 0, 0, 0]);
+        let nexts: Vec<Next> = (0..14).map(|_| record.ended(&failed("not_found"), now)).collect();
+        let pauses: Vec<u128> =
+            nexts.iter().map(|next| next.retry.map_or(0, |pause| pause.as_millis())).collect();
+        assert_eq!(
+            pauses,
+            [20, 200, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000, 60_000, 0, 0, 0]
+        );
+        let said: Vec<usize> =
+            (0..).zip(&nexts).filter(|(_, next)| next.report.is_some()).map(|(at, _)| at).collect();
+        assert_eq!((said, &nexts[2].report), (vec![2], &Some((Report::Failed, true))), "said once");
+        assert!(nexts.iter().all(|next| next.wait <= Duration::from_secs(1)), "a change is an occasion");
         assert_eq!(
             record.ended(&failed("not_applied"), now).report,
             Some((Report::Failed, true)),
@@ -205,11 +231,7 @@ mod tests {
         );
         assert_eq!(record.ended(&Outcome::AsPlanned, now).report, Some((Report::Recovered, false)));
         assert_eq!(record.ended(&Outcome::AsPlanned, now), Next::default());
-        assert_eq!(
-            record.ended(&failed("not_found"), now).retry,
-            Some(Duration::from_secs(1)),
-            "it begins anew"
-        );
+        assert_eq!(record.ended(&failed("not_found"), now).retry, Some(SOON[0]), "it begins anew");
     }
 
     #[test]

@@ -285,6 +285,18 @@ pub fn wait_at_least(node: &Node, name: &str, least: f64) {
     });
 }
 
+/// How often the drift watch found a pod as planned by reading its rules, and how often without, at one moment.
+pub fn read_and_unread(node: &Node) -> (f64, f64) {
+    let (_, text) = crate::process::get(node.monitoring, "/metrics").expect("answers");
+    let value = |name: &str| -> f64 {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name}")).parse().expect("a number")
+    };
+    // A look that reads nothing counts as such before it counts as a look, so of one that is going on it may look as if one fewer had been read.
+    let unread = value("istio_cni_drift_unread_total");
+    (value(&check("as_planned")) - unread, unread)
+}
+
 /// Waits until a number of further rounds went round all pods.
 pub fn wait_rounds(node: &Node, more: f64) {
     const ROUNDS: &str = "istio_cni_drift_rounds_total{result=\"complete\"}";

@@ -1,0 +1,93 @@
+//! Whether a network namespace is as it was at an earlier look, without reading any rule again.
+
+use crate::{facts, netlink::Connection, observe::legacy_tables, routes::RouteSocket};
+use redirect_core::{Family, routing::FoundRouting};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+
+/// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction
+/// raises, and a hash of routing, addresses and interfaces. While it is the same, so is the answer, with one exception: packets may add elements to
+/// sets of others, and time may remove them, without any transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint {
+    generation: u32,
+    rest: u64,
+}
+
+impl Fingerprint {
+    /// That of the calling thread's network namespace. Fingerprints with different keys are not comparable; keys that nobody outside knows keep a
+    /// container from making two states that look alike.
+    ///
+    /// `None` where nothing can tell that rules are unchanged: there are tables of legacy iptables, whose changes nobody counts, or there are no
+    /// nf_tables; and where something cannot be read.
+    #[must_use]
+    pub fn now(keys: &RandomState) -> Option<Self> {
+        if Family::BOTH.into_iter().any(|family| !legacy_tables(family).is_empty()) {
+            return None;
+        }
+        let generation = Connection::open().ok()?.generation().ok()?;
+        let mut hasher = keys.build_hasher();
+        for FoundRouting { item, flaw, condemned, message: _ } in RouteSocket::open().ok()?.observe().ok()? {
+            (item.to_string(), flaw, condemned).hash(&mut hasher);
+        }
+        facts::addresses().ok()?.hash(&mut hasher);
+        facts::interfaces().ok()?.hash(&mut hasher);
+        Some(Self { generation, rest: hasher.finish() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use e2e::netns::{Families, Namespace};
+
+    #[test]
+    fn whatever_a_verdict_depends_on_changes_it_and_reading_does_not() {
+        let keys = RandomState::new();
+        let there = Namespace::pod(Families::Dual).unwrap();
+        let take = || there.enter(|| Fingerprint::now(&keys)).unwrap();
+        let mut before = take().expect("a fingerprint");
+        for change in [
+            "nft add table ip web",
+            "iptables-nft -t nat -A OUTPUT -j RETURN",
+            "ip6tables-nft -t nat -A OUTPUT -j RETURN",
+            "iptables-nft -t nat -D OUTPUT -j RETURN",
+            "nft flush ruleset",
+            "ip -4 rule add fwmark 0x539 lookup 133",
+            "ip -4 route add local default dev lo table 133",
+            "ip -6 rule add fwmark 0x539 lookup 133",
+            "ip -6 route add local default dev lo table 133",
+            // Takes the IPv6 route with it.
+            "ip link set lo down",
+            "ip link set lo up",
+            "ip -6 addr add ::6/128 dev lo",
+            "ip -4 addr add 192.0.2.7/32 dev lo",
+            "ip link add other type veth peer name end; ip link set other up; ip addr add 192.0.2.8/32 dev other",
+            "ip link set other name renamed; ip link set renamed up",
+            "ip link set renamed down",
+        ] {
+            there.sh(change).unwrap();
+            let after = take().expect("a fingerprint");
+            assert_ne!(after, before, "{change}");
+            there
+                .sh("nft list ruleset; iptables-nft-save; ip rule; ip -6 route show table all; ip addr")
+                .unwrap();
+            assert_eq!(take(), Some(after), "{change}");
+            before = after;
+        }
+        assert_ne!(
+            there.enter(|| Fingerprint::now(&RandomState::new())).unwrap(),
+            Some(before),
+            "other keys"
+        );
+    }
+
+    /// The kernel counts no changes of those.
+    #[test]
+    fn where_there_are_legacy_tables_there_is_none() {
+        let there = Namespace::pod(Families::V4).unwrap();
+        let take = || there.enter(|| Fingerprint::now(&RandomState::new())).unwrap();
+        assert!(take().is_some());
+        there.sh("iptables-legacy -t nat -L").unwrap();
+        assert_eq!(take(), None);
+    }
+}

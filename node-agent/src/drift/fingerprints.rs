@@ -1,0 +1,138 @@
+//! Which pods were as planned, and how their network namespaces looked then. To find that a namespace has not changed since takes a tenth of what
+//! reading its rules takes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::RandomState;
+use std::sync::Arc;
+
+use netns_apply::Fingerprint;
+use netns_apply::netns::NetnsId;
+
+use super::candidate::Candidate;
+use super::look::{Comparison, Rules};
+
+/// How many looks in a row may go by a fingerprint. What a fingerprint does not show (packets that fill a set of others) is found by the next.
+const MOST_UNREAD: u32 = 11;
+
+/// The fingerprints of the namespaces that were as planned, by the UIDs of their pods.
+#[derive(Debug, Default)]
+pub struct Fingerprints {
+    keys: Arc<RandomState>,
+    known: BTreeMap<String, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    fingerprint: Fingerprint,
+    namespace: NetnsId,
+    pod: Arc<Candidate>,
+    rules: Arc<Rules>,
+    /// Looks since its rules were read.
+    unread: u32,
+}
+
+/// How a look came to its verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Basis {
+    /// The rules were read, and this was the namespace's fingerprint just before, if it has one.
+    Rules(Option<Fingerprint>),
+    /// Nothing has changed since they were.
+    Fingerprint,
+}
+
+impl Fingerprints {
+    /// What fingerprints are taken with.
+    #[must_use]
+    pub fn keys(&self) -> Arc<RandomState> {
+        self.keys.clone()
+    }
+
+    /// How a pod's namespace looked when this plan was in force there. None where its rules have to be read.
+    #[must_use]
+    pub fn of(&self, pod: &Candidate, rules: &Rules, namespace: NetnsId) -> Option<Fingerprint> {
+        let known = self.known.get(&pod.uid)?;
+        let is_the_same = known.namespace == namespace && *known.pod == *pod && *known.rules == *rules;
+        (is_the_same && known.unread < MOST_UNREAD).then_some(known.fingerprint)
+    }
+
+    /// Takes note of a look.
+    pub fn note(
+        &mut self,
+        pod: &Arc<Candidate>,
+        rules: &Arc<Rules>,
+        namespace: NetnsId,
+        seen: &Comparison,
+        basis: Basis,
+    ) {
+        match basis {
+            Basis::Fingerprint => {
+                if let Some(known) = self.known.get_mut(&pod.uid) {
+                    known.unread += 1;
+                }
+            }
+            Basis::Rules(Some(fingerprint)) if *seen == Comparison::AsPlanned => {
+                let (pod, rules) = (pod.clone(), rules.clone());
+                let known = Known { fingerprint, namespace, rules, unread: 0, pod: pod.clone() };
+                self.known.insert(pod.uid.clone(), known);
+            }
+            Basis::Rules(_) => drop(self.known.remove(&pod.uid)),
+        }
+    }
+
+    /// Forgets the pods that are not among these.
+    pub fn keep(&mut self, uids: &BTreeSet<&str>) {
+        self.known.retain(|uid, _| uids.contains(uid.as_str()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cni_core::pod_source::PodName;
+    use cni_core::selection::Programming;
+    use e2e::netns::{Families, Namespace};
+    use netns_apply::netns::Netns;
+    use redirect_core::pod::PodFacts;
+
+    fn pod(annotation: &str) -> Arc<Candidate> {
+        let name = PodName { namespace: "shop".into(), name: "web".into() };
+        let facts = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", annotation)]);
+        Arc::new(Candidate { name, uid: "u".into(), addresses: Vec::new(), facts })
+    }
+
+    fn rules(strict_capture: bool) -> Arc<Rules> {
+        let programming = Programming::new(false, false);
+        Arc::new(Rules { programming, strict_capture, environment: Vec::new() })
+    }
+
+    #[test]
+    fn a_fingerprint_counts_for_one_plan_in_one_namespace_and_not_for_ever() {
+        let namespace = Namespace::empty(Families::V4).expect("a namespace");
+        let here = Netns::open(namespace.path()).expect("a namespace").id();
+        let elsewhere = Netns::current().expect("a namespace").id();
+        let mut known = Fingerprints::default();
+        let taken = namespace.enter(|| Fingerprint::now(&known.keys())).expect("enters");
+        let taken = taken.expect("a fingerprint");
+        let (web, all) = (pod("1"), rules(false));
+        assert_eq!(known.of(&web, &all, here), None, "nobody has looked");
+        known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
+        assert_eq!(known.of(&web, &all, here), Some(taken));
+        assert_eq!(known.of(&web, &all, elsewhere), None);
+        assert_eq!(known.of(&pod("2"), &all, here), None);
+        assert_eq!(known.of(&web, &rules(true), here), None);
+        for _ in 0..MOST_UNREAD {
+            assert_eq!(known.of(&web, &all, here), Some(taken));
+            known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Fingerprint);
+        }
+        assert_eq!(known.of(&web, &all, here), None, "it is time to read them");
+        known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
+        assert_eq!(known.of(&web, &all, here), Some(taken));
+        known.note(&web, &all, here, &Comparison::Different("x".into()), Basis::Rules(Some(taken)));
+        assert_eq!(known.of(&web, &all, here), None, "it was not as planned");
+        known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(None));
+        assert_eq!(known.of(&web, &all, here), None, "it has none");
+        known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
+        known.keep(&BTreeSet::from(["another"]));
+        assert_eq!(known.of(&web, &all, here), None, "it is gone");
+    }
+}
