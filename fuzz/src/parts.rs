@@ -20,8 +20,10 @@ pub fn settings(text: &str) -> RawSettings {
         let mut letters = line.chars();
         let Some(choice) = letters.next() else { continue };
         let Some(setting) = SETTINGS.get(choice as usize % SETTINGS.len()) else { continue };
-        let name = setting.annotations.first().copied().filter(|_| is_pod);
-        let source = name.map_or(Source::Flag(setting.flag.unwrap_or("f")), Source::Annotation);
+        let annotation = setting.annotations.first().copied().map(Source::Annotation);
+        let flag = setting.flag.map(Source::Flag).or(setting.env.first().copied().map(Source::Environment));
+        let source = if is_pod { annotation.or(flag) } else { flag.or(annotation) };
+        let Some(source) = source else { continue };
         raw.set(setting.key, letters.as_str().to_owned(), source);
     }
     raw

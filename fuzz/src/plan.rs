@@ -46,9 +46,14 @@ fn restore_text(rules: &FamilyRules) {
     assert_eq!(Change::between(&RuleState::new(), rules).is_empty(), rules.state().is_empty());
     let planned: usize =
         Table::ALL.iter().flat_map(|table| rules.state().chains(*table)).map(|(_, all)| all.len()).sum();
-    assert_eq!(text.lines().filter(|line| line.starts_with("-A ")).count(), planned, "{text}");
-    let known = |line: &str| line == "COMMIT" || line.starts_with(['*', ':']) || line.starts_with("-A ");
+    assert_eq!(text.lines().filter(|line| is_rule(line)).count(), planned, "{text}");
+    let known = |line: &str| line == "COMMIT" || line.starts_with(['*', ':']) || is_rule(line);
     assert!(text.lines().all(known), "a line that no plan has: {text}");
+}
+
+/// Whether a line adds a rule: behind those that are there, or before them.
+fn is_rule(line: &str) -> bool {
+    line.starts_with("-A ") || line.starts_with("-I ")
 }
 
 /// What nft is given says the plan's rules, a line each. Text for nft can begin a second command at a semicolon.
