@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test kernels picture faults hunt scale race scan heal trace swap rollouts runtimes images reproducible seccomp chart guides manifests page check setup bench release
+.PHONY: demo test kernels picture fuzz inject msrv faults hunt scale race scan heal trace swap rollouts runtimes images reproducible seccomp chart guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -28,6 +28,21 @@ hunt:
 	scripts/setup-apt.sh
 	cargo build --locked --workspace --bins
 	HUNT=1000000 cargo test --locked -p e2e --test capture_hunt -- --nocapture
+
+# Every fuzz target for 20 minutes (FUZZ_MINUTES), as many at a time as there are processors; prints a table. `make check` takes a few seconds of each.
+fuzz:
+	command -v cargo-fuzz >/dev/null || cargo install --quiet --locked cargo-fuzz
+	scripts/fuzz.sh
+
+# 2,000 cases of hostile text in settings and annotations, and what the kernel then holds; prints how they came out. `make test` takes fewer.
+inject:
+	scripts/setup-apt.sh
+	cargo build --locked --workspace --bins
+	INJECTIONS=$${INJECTIONS:-1000} cargo test --locked -p e2e --test rule_injection -- --nocapture
+
+# The published crates with the oldest compiler and the oldest versions of their dependencies that they promise to work with. `make check` does it, too.
+msrv:
+	scripts/minimal-versions.sh
 
 # Every configuration in the place of every other, fifty times each, under connections; prints a table. `make test` takes fewer.
 swap:

@@ -67,6 +67,9 @@ else
     echo "NOT CHECKED: web for wasm32-unknown-unknown (CHECK_WITHOUT_TARGETS)" >&2
 fi
 
+step "the oldest compiler, and the oldest versions of what the published crates depend on"
+scripts/minimal-versions.sh
+
 step "what would be published"
 # Cargo checks netns-apply against the redirect-core it has just packed, by way of a registry in the target folder, and
 # unpacks that once for each path and version: from a folder that was used before it would take the text of that time.
@@ -89,12 +92,7 @@ step "the same bytes from another folder"
 # The plugin alone, which has all that could differ: much Rust, and C and assembler. `make reproducible` compares all programs and all images.
 scripts/reproducible.sh istio-cni
 
-step "fuzzing, ten seconds a target"
-# cargo-fuzz asks for compiler options that are not stable; no other part of the project does.
-for target in $(sed -n 's/^name = "\(.*\)"$/\1/p' fuzz/Cargo.toml | tail -n +2); do
-    mkdir -p "fuzz/corpus/$target" "fuzz/seeds/$target"
-    RUSTC_BOOTSTRAP=1 cargo fuzz run --fuzz-dir fuzz --sanitizer none "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" \
-        -- -max_total_time=10 -verbosity=0
-done
+step "fuzzing, a few seconds a target"
+scripts/fuzz.sh --smoke
 
 step "all checks passed"

@@ -13,7 +13,9 @@ use redirect_core::{
 };
 
 fuzz_target!(|text: &str| {
-    let _ = add_saved(&mut Ruleset::default(), Family::V4, text);
+    for family in Family::BOTH {
+        let _ = add_saved(&mut Ruleset::default(), family, text);
+    }
     let Ok(state) = rule_state(text) else { return };
     let cleanup = Change::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());

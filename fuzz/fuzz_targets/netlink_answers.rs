@@ -1,4 +1,5 @@
-//! Any bytes as the kernel's answer: never a panic; what was seen can be asked to be cleaned up.
+//! Any bytes as the kernel's answer: never a panic; what was seen can be asked to be cleaned up; and native tables can be put back as
+//! they were seen, which is what undoing does.
 
 #![no_main]
 
@@ -9,6 +10,7 @@ use redirect_core::{
     interference::{Pod, find, ruleset::Ruleset},
     netlink::{Batch, Messages, NativeState, Observed},
 };
+use redirect_core_fuzz::kernel::dumped;
 
 fuzz_target!(|bytes: &[u8]| {
     let (mut observed, mut native) = (Observed::at(1), NativeState::default());
@@ -19,7 +21,8 @@ fuzz_target!(|bytes: &[u8]| {
         native.take(&message);
         ruleset.take(&message);
     }
-    let _ = (native == NativeState::default(), native.sets());
+    let _ = native.sets();
+    put_back(&native);
     let _ = find(&ruleset, &RulePlan::empty(), &Pod::default());
     let cleanup = Family::BOTH
         .map(|family| (family, Change::between(observed.state(family), &RulePlan::empty().rules(family))));
@@ -30,3 +33,15 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let _ = batch.finish();
 });
+
+/// What is made of a state is that state.
+fn put_back(native: &NativeState) {
+    let nothing = Observed::at(1);
+    let mut batch = Batch::new(&nothing);
+    batch.native_change(nothing.native(), native);
+    let Ok(finished) = batch.finish() else { return };
+    let dump = dumped(finished.bytes());
+    let mut again = NativeState::default();
+    Messages::new(&dump).for_each(|message| again.take(&message));
+    assert_eq!(&again, native);
+}

@@ -1,0 +1,188 @@
+//! Any bytes on a connection to one of the agent's servers: nothing, or answers in HTTP that can be printed; and the next client is served.
+//!
+//! The first byte says which server: health, metrics, run-time control or the log socket.
+
+#![no_main]
+
+use hyper::{Request, body::Incoming};
+use install_cni::{
+    disk::Real,
+    install::Installer,
+    log_socket::Receiver,
+    metrics::Metrics,
+    plugin::{Ask, Question, Refusal},
+    ready::State,
+    serve::{Answer, Listener, Served, connections},
+    settings::Settings,
+};
+use libfuzzer_sys::fuzz_target;
+use logging::{Config, Entry};
+use redirect_core_fuzz::text;
+use settings_cli::Words;
+use std::{
+    future::{Future, pending},
+    io,
+    path::Path,
+    sync::{Arc, LazyLock, Mutex},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    runtime::{Builder, Runtime},
+    task::yield_now,
+};
+
+/// More than any input or answer.
+const BUFFER: usize = 1 << 20;
+/// How many turns a server has before its client ends.
+const TURNS: usize = 32;
+const HEALTHY: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+
+struct Agent {
+    runtime: Runtime,
+    served: Arc<Served>,
+    receiver: Arc<Receiver>,
+}
+
+static AGENT: LazyLock<Agent> = LazyLock::new(|| {
+    let env = [
+        ("KUBERNETES_SERVICE_HOST", "10.0.0.1"),
+        ("KUBERNETES_SERVICE_PORT", "443"),
+        ("MOUNTED_CNI_NET_DIR", "/nonexistent"),
+    ];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let (settings, _) = Settings::read(&Words::default(), &env).expect("settings");
+    let metrics = Arc::new(Metrics::new());
+    let logs = logging::init(Config { targets: Vec::new(), ..Config::default() }).expect("logs");
+    let emit = |entry: &Entry| text::is_one_safe_line(&entry.console().replace('\t', " "));
+    Agent {
+        runtime: Builder::new_current_thread().enable_time().build().expect("a run-time"),
+        served: Arc::new(Served {
+            installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Nobody), settings)),
+            state: Arc::new(State::default()),
+            metrics: metrics.clone(),
+            logs: Some(logs),
+        }),
+        receiver: Arc::new(Receiver::new(metrics, Box::new(emit))),
+    }
+});
+
+/// No plugin is ever run.
+struct Nobody;
+
+impl Ask for Nobody {
+    fn ask(&self, path: &Path, _: Question<'_>) -> Result<(), Refusal> {
+        Err(Refusal::NoPlugin { path: path.to_owned(), why: "there is none".to_owned() })
+    }
+}
+
+/// Connections that are there already, and none after them.
+struct Once(Mutex<Vec<DuplexStream>>);
+
+impl Listener for Once {
+    type Stream = DuplexStream;
+
+    async fn next(&self) -> io::Result<DuplexStream> {
+        let stream = self.0.lock().expect("streams").pop();
+        match stream {
+            Some(stream) => Ok(stream),
+            None => pending().await,
+        }
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((server, bytes)) = input.split_first() else { return };
+    let Agent { runtime, served, receiver } = &*AGENT;
+    let is_log_socket = server % 4 == 3;
+    let [answer, next] = runtime.block_on(async {
+        let (served, receiver) = (served.clone(), receiver.clone());
+        match server % 4 {
+            0 => {
+                talk(
+                    move |request| {
+                        let served = served.clone();
+                        async move { served.health(request).await }
+                    },
+                    bytes,
+                )
+                .await
+            }
+            1 => {
+                talk(
+                    move |request| {
+                        let served = served.clone();
+                        async move { served.metrics(request).await }
+                    },
+                    bytes,
+                )
+                .await
+            }
+            2 => {
+                talk(
+                    move |request| {
+                        let served = served.clone();
+                        async move { served.control(request).await }
+                    },
+                    bytes,
+                )
+                .await
+            }
+            _ => {
+                talk(
+                    move |request| {
+                        let receiver = receiver.clone();
+                        async move { receiver.answer(request).await }
+                    },
+                    bytes,
+                )
+                .await
+            }
+        }
+    });
+    check(&answer);
+    let next = check(&next).expect("the next client is answered");
+    assert!(next == 200 || next == 404, "{next}");
+    assert!(!is_log_socket || next == 404);
+});
+
+/// Says these bytes on one connection, asks for health on another, and gives what comes back on each.
+async fn talk<F>(
+    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    bytes: &[u8],
+) -> [Vec<u8>; 2]
+where
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let ((mut client, server), (mut next, next_server)) = (duplex(BUFFER), duplex(BUFFER));
+    let serving = tokio::spawn(connections(Once(Mutex::new(vec![next_server, server])), answer));
+    let answers = [said(&mut client, bytes).await, said(&mut next, HEALTHY).await];
+    serving.abort();
+    answers
+}
+
+async fn said(client: &mut DuplexStream, bytes: &[u8]) -> Vec<u8> {
+    let mut answer = Vec::new();
+    // A server may hang up on what it does not understand.
+    let _ = client.write_all(&bytes[..bytes.len().min(BUFFER / 2)]).await;
+    // A server that hears of the end before it has answered may leave the answer out; one that hears of none waits for seconds.
+    for _ in 0..TURNS {
+        yield_now().await;
+    }
+    let _ = client.shutdown().await;
+    let _ = client.read_to_end(&mut answer).await;
+    answer
+}
+
+/// The status of the first answer, if there is one.
+fn check(answer: &[u8]) -> Option<u16> {
+    if answer.is_empty() {
+        return None;
+    }
+    let text = std::str::from_utf8(answer).expect("answers are text");
+    text::is_safe(&text.replace("\r\n", "\n"));
+    let status =
+        text.strip_prefix("HTTP/1.1 ").or_else(|| text.strip_prefix("HTTP/1.0 ")).expect("an answer in HTTP");
+    let status = status.get(..3).and_then(|status| status.parse().ok()).expect("a status");
+    assert!(matches!(status, 200 | 400 | 404 | 405 | 408 | 413 | 414 | 431 | 503), "{text}");
+    Some(status)
+}

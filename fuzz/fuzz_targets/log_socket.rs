@@ -1,0 +1,43 @@
+//! Any body at the agent's log socket: each of its lines is counted once, and what is logged of it is one line under the plugin's name.
+
+#![no_main]
+
+use install_cni::{log_socket::Receiver, metrics::Metrics};
+use libfuzzer_sys::fuzz_target;
+use logging::Entry;
+use redirect_core_fuzz::text;
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+fuzz_target!(|body: &[u8]| {
+    let (metrics, logged) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(0_u64)));
+    let count = logged.clone();
+    let emit = move |entry: &Entry| {
+        *count.lock().expect("a count") += 1;
+        check(entry);
+    };
+    Receiver::new(metrics.clone(), Box::new(emit)).take(body, Instant::now());
+    let lines = serde_json::from_slice::<Vec<String>>(body).map_or(1, |lines| lines.len() as u64);
+    let counted = |result: &str| {
+        let text = metrics.text(true);
+        text::is_safe(&text);
+        let name = format!("istio_cni_log_entries_total{{result=\"{result}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    assert_eq!(counted("accepted"), *logged.lock().expect("a count"));
+    assert_eq!(["accepted", "malformed", "over_rate"].map(counted).iter().sum::<u64>(), lines);
+});
+
+fn check(entry: &Entry) {
+    assert_eq!(entry.scope.as_deref(), Some("cni-plugin"));
+    let console = entry.console();
+    // Tabs end the fields, and nothing else may.
+    assert!(console.matches('\t').count() <= 5, "{console:?}");
+    text::is_one_safe_line(&console.replace('\t', " "));
+    let json = entry.json();
+    text::is_one_safe_line(&json);
+    let again = Entry::from_json(&json).expect("what was written can be read");
+    assert_eq!((&again.level, &again.scope, &again.message), (&entry.level, &entry.scope, &entry.message));
+}

@@ -1,0 +1,81 @@
+//! Any packet in words, and any two settings: the packet's trace ends where its fate says, in words and pictures that can be printed; and
+//! what two plans differ in is nothing where they are the same, and the same traffic whichever comes first.
+//!
+//! The packet is lines, one for each flag; the settings are behind the first and the second zero byte.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use redirect_core::{
+    Redirect, RulePlan, json,
+    trace::{Detail, Rules},
+};
+use redirect_core_fuzz::{parts, plan, text};
+use redirectctl::{
+    packet::{Said, packet},
+    paper::Layout,
+    picture::{Language, of_trace},
+    traffic::{Compared, told},
+};
+
+/// How many rules a plan has at most whose traffic is compared: the work grows faster than their number.
+const MOST_RULES: usize = 60;
+
+fuzz_target!(|input: &str| {
+    let (said, settings) = parts::halves(input);
+    let (one, other) = parts::halves(settings);
+    let (one, other) = (planned(one), planned(other));
+    let mut lines = said.lines().map(|line| Some(line).filter(|line| !line.is_empty()));
+    let mut line = || lines.next().flatten();
+    let to = line().unwrap_or_default();
+    let said = Said { to, sender: line(), from: line(), interface: line(), mark: line(), state: line() };
+    trace(&said, &one);
+    if one.planned_rules().len().max(other.planned_rules().len()) <= MOST_RULES {
+        compare(&one, &other);
+    }
+});
+
+/// The plan of some settings; those that are wrong say nothing.
+fn planned(settings: &str) -> RulePlan {
+    let addresses = parts::addresses();
+    Redirect::parse(&parts::settings(settings), &parts::facts(&addresses))
+        .map_or_else(|_| RulePlan::empty(), |redirect| redirect.plan())
+}
+
+fn trace(said: &Said<'_>, plan: &RulePlan) {
+    let packet = match packet(said, Some(plan), &parts::addresses()) {
+        Ok(packet) => packet,
+        Err(wrong) => {
+            assert!(!wrong.is_empty());
+            return wrong.iter().for_each(|one| text::is_one_safe_line(one));
+        }
+    };
+    let rules = Rules::of_plan(plan, packet.family());
+    let trace = rules.trace(&packet);
+    assert_eq!(trace.fate(), rules.fate(&packet));
+    let document = json::Trace::from(&trace);
+    let value = serde_json::to_value(&document).expect("a trace is JSON");
+    assert_eq!(serde_json::from_value::<json::Trace>(value).ok(), Some(document));
+    for detail in [Detail::Met, Detail::Every] {
+        text::is_safe(&told(&trace, detail));
+        for language in [Language::Dot, Language::Mermaid] {
+            text::is_safe(&of_trace(&trace, detail, language));
+        }
+        let picture = of_trace(&trace, detail, Language::Svg);
+        text::is_safe(&picture);
+        plan::svg(&picture);
+    }
+}
+
+fn compare(one: &RulePlan, other: &RulePlan) {
+    let same = Compared::of(one, one);
+    assert!(same.traffic.is_empty() && same.rules.iter().all(Vec::is_empty));
+    let (there, back) = (Compared::of(one, other), Compared::of(other, one));
+    text::is_safe(&there.text(Layout { width: 100, colour: false }));
+    assert_eq!(there.traffic.is_empty(), back.traffic.is_empty());
+    let [gone, new] = &there.rules;
+    assert_eq!([new, gone], [&back.rules[0], &back.rules[1]]);
+    if gone.is_empty() && new.is_empty() && one.policy_routes().is_some() == other.policy_routes().is_some() {
+        assert!(there.traffic.is_empty(), "the same rules, and other traffic: {:?}", there.traffic);
+    }
+}

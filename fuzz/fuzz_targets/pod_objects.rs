@@ -1,0 +1,38 @@
+//! Any manifest, YAML or JSON: errors that can be printed, a reason to leave the pod alone, or a plan that every renderer writes as
+//! it is. The plugin and redirectctl read the same from it.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use redirect_core::pod::{Decision, PodFacts, misspelt, unreadable_switches};
+use redirect_core_fuzz::{parts, plan, text};
+use redirectctl::input::{Trouble, pods_of_text};
+
+fuzz_target!(|manifest: &str| {
+    for document in cni_core::yaml::documents(manifest).into_iter().flatten() {
+        match PodFacts::from_json(&document) {
+            Err(errors) => text::is_one_safe_line(&errors.to_string()),
+            Ok(facts) => decide(&facts),
+        }
+    }
+    match pods_of_text(manifest) {
+        Err(Trouble(all)) => assert!(!all.is_empty()),
+        Ok((pods, _)) => pods.iter().for_each(|pod| decide(&pod.facts)),
+    }
+});
+
+fn decide(facts: &PodFacts) {
+    let addresses = parts::addresses();
+    misspelt(facts).iter().for_each(|one| text::is_one_safe_line(&one.to_string()));
+    assert!(unreadable_switches(facts).iter().all(|(name, _)| !name.is_empty()));
+    let decision = facts.decide(&parts::facts(&addresses));
+    assert_eq!(
+        facts.skip_reason().is_some(),
+        matches!(decision, Ok(Decision::Skip(_))) && facts.skip_reason().is_some()
+    );
+    match decision {
+        Err(errors) => text::are_told(&errors),
+        Ok(Decision::Redirect(redirect)) => plan::check(&redirect),
+        Ok(_) => {}
+    }
+}

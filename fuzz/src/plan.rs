@@ -1,0 +1,176 @@
+//! What must be true of every plan, whatever text it was made of: each renderer writes its rules, all of them and nothing else.
+
+use crate::{kernel, text};
+use redirect_core::{
+    Family, Redirect, RulePlan,
+    change::{Change, RuleDifference},
+    json,
+    netlink::NativeForm,
+    parse::{entry, rule_state},
+    plan::FamilyRules,
+    render,
+    rule::{Table, Target},
+    state::{Entry, RuleState},
+};
+use redirectctl::{
+    paper::Layout,
+    plan::{Format, written},
+};
+use serde_json::Value;
+
+/// Checks a plan in every form that there is of it.
+///
+/// # Panics
+/// Something is not as it should be.
+pub fn check(redirect: &Redirect) {
+    let plan = redirect.plan();
+    for family in Family::BOTH {
+        restore_text(&plan.rules(family));
+    }
+    assert_eq!(plan, redirect.plan(), "a plan is made twice and is not the same");
+    nft_text(&plan);
+    netlink(&plan);
+    json(&plan, redirect);
+    pictures(&plan);
+    text::is_safe(&render::explain(&plan));
+}
+
+/// What iptables-restore is given says the plan's rules, a line each, and reads back as the plan.
+fn restore_text(rules: &FamilyRules) {
+    let text = render::restore_text(rules);
+    text::is_safe(&text);
+    let read = rule_state(&text).expect("a rendered plan can be read");
+    assert_eq!(&read, rules.state());
+    assert_eq!(RuleDifference::first(&read, rules), None);
+    assert!(Change::between(&read, rules).is_empty());
+    assert_eq!(Change::between(&RuleState::new(), rules).is_empty(), rules.state().is_empty());
+    let planned: usize =
+        Table::ALL.iter().flat_map(|table| rules.state().chains(*table)).map(|(_, all)| all.len()).sum();
+    assert_eq!(text.lines().filter(|line| is_rule(line)).count(), planned, "{text}");
+    let known = |line: &str| line == "COMMIT" || line.starts_with(['*', ':']) || is_rule(line);
+    assert!(text.lines().all(known), "a line that no plan has: {text}");
+}
+
+/// Whether a line adds a rule: behind those that are there, or before them.
+fn is_rule(line: &str) -> bool {
+    line.starts_with("-A ") || line.starts_with("-I ")
+}
+
+/// What nft is given says the plan's rules, a line each. Text for nft can begin a second command at a semicolon.
+fn nft_text(plan: &RulePlan) {
+    let merged = plan.merged_rules();
+    let planned: usize = merged.values().flat_map(|chains| chains.values()).map(Vec::len).sum();
+    let all = merged.values().flat_map(|chains| chains.values()).flatten();
+    let handing_over = all.filter(|planned| matches!(planned.rule().target, Target::Tproxy { .. })).count();
+    let chains: usize = merged.values().map(|chains| chains.len()).sum();
+    for form in [NativeForm::Plain, NativeForm::Sets] {
+        let text = render::nft_text_in(plan, form);
+        text::is_safe(&text);
+        let of = |words: &str| text.lines().filter(|line| line.starts_with(words)).count();
+        let (rules, others) = (
+            of("add rule inet istio-proxy-"),
+            of("add table inet istio-proxy-") + of("delete table inet istio-proxy-"),
+        );
+        assert_eq!(of("add chain inet istio-proxy-"), chains, "{text}");
+        assert_eq!(rules + chains + others, text.lines().count(), "a line that no plan has: {text}");
+        match form {
+            // Behind one that hands over to the proxy is one that drops what the proxy does not take.
+            NativeForm::Plain => assert_eq!(rules, planned + handing_over, "{text}"),
+            // Several rules become one with a set.
+            _ => assert!(rules <= planned + handing_over, "{text}"),
+        }
+        for line in text.lines().filter(|line| line.starts_with("add rule")) {
+            assert!(!line.contains([';', '#', '\\', '`']), "{line}");
+            assert_eq!(line.matches('"').count() % 2, 0, "{line}");
+        }
+    }
+}
+
+/// What the kernel is sent over netlink reads back as the plan.
+fn netlink(plan: &RulePlan) {
+    let observed = kernel::after_iptables(plan);
+    for family in Family::BOTH {
+        let rules = plan.rules(family);
+        assert_eq!(observed.state(family), rules.state(), "{family}");
+        let is_ours = |entry: &Entry| matches!(entry, Entry::Rule(_));
+        let mut read = Table::ALL
+            .iter()
+            .flat_map(|table| observed.state(family).chains(*table))
+            .flat_map(|(_, all)| all);
+        assert!(read.all(is_ours), "a rule that is not understood");
+    }
+    assert_eq!(observed.obstacles().count(), 0);
+    let native = kernel::after_native(plan, NativeForm::Plain);
+    let wanted = redirect_core::netlink::NativeState::wanted(plan, NativeForm::Plain);
+    assert_eq!(native.native().differences_to(&wanted), []);
+    assert_eq!(native.native(), &wanted);
+}
+
+/// JSON for programs says the plan's rules in the words of iptables, and reads back as the same.
+fn json(plan: &RulePlan, redirect: &Redirect) {
+    let document = json::Plan::from(plan);
+    for family in &document.families {
+        let family_of_rules = if family.family == json::Family::IPv4 { Family::V4 } else { Family::V6 };
+        let rules = plan.rules(family_of_rules);
+        for table in &family.tables {
+            let named = Table::ALL.iter().find(|one| one.name() == table.table).expect("a table");
+            for chain in &table.chains {
+                let planned = rules
+                    .state()
+                    .chains(*named)
+                    .find(|(one, _)| one.name() == chain.chain)
+                    .map(|(_, all)| all);
+                let told: Vec<Entry> = chain.rules.iter().map(|rule| entry(&rule.text)).collect();
+                assert_eq!(told, planned.unwrap_or_default());
+            }
+        }
+    }
+    let value = serde_json::to_value(&document).expect("a plan is JSON");
+    assert_eq!(serde_json::from_value::<json::Plan>(value.clone()).as_ref().ok(), Some(&document));
+    let redirect = json::Redirect::from(redirect);
+    let redirection = serde_json::to_value(&redirect).expect("a redirection is JSON");
+    assert_eq!(serde_json::from_value::<json::Redirect>(redirection.clone()).ok(), Some(redirect));
+    no_control_characters(&value);
+    no_control_characters(&redirection);
+}
+
+/// No string of it, and no key.
+fn no_control_characters(value: &Value) {
+    match value {
+        Value::String(text) => text::is_one_safe_line(text),
+        Value::Array(items) => items.iter().for_each(no_control_characters),
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| {
+            text::is_one_safe_line(key);
+            no_control_characters(value);
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Text and pictures for people; an SVG is XML that runs nothing.
+fn pictures(plan: &RulePlan) {
+    for word in Format::WORDS {
+        let format = Format::named(word).expect("its own word");
+        let written = written(plan, format, NativeForm::Plain, Layout { width: 100, colour: false });
+        text::is_safe(&written);
+        if format == Format::Svg {
+            svg(&written);
+        }
+    }
+}
+
+/// Well-formed, and nothing in it but shapes and text.
+///
+/// # Panics
+/// It is not.
+pub fn svg(picture: &str) {
+    let document = roxmltree::Document::parse(picture).expect("an SVG is XML");
+    for element in document.descendants().filter(roxmltree::Node::is_element) {
+        let name = element.tag_name().name();
+        assert!(!matches!(name, "script" | "a" | "image" | "foreignObject" | "use"), "{name} in {picture}");
+        let runs = |attribute: roxmltree::Attribute<'_, '_>| {
+            attribute.name().starts_with("on") || attribute.name() == "href"
+        };
+        assert!(!element.attributes().any(runs), "{picture}");
+    }
+}
