@@ -27,6 +27,7 @@ const THREADS: usize = 3;
 const CASES: usize = 40;
 
 /// The seeds of the cases; the first one is printed, so that a run can be repeated.
+#[allow(clippy::print_stdout, reason = "a run that found something can be repeated")]
 fn seeds() -> Result<Vec<u64>> {
     let number = |name: &str| {
         std::env::var(name).ok().map(|text| text.parse::<u64>().context(name.to_owned())).transpose()
@@ -45,6 +46,7 @@ enum Came {
 }
 
 /// Plays cases; both ends have to be met, or the cases would show little.
+#[allow(clippy::print_stdout, reason = "says what the cases came to")]
 fn play(case: impl Fn(u64) -> Result<Came> + Sync) -> Result<()> {
     let seeds = seeds()?;
     let ends = std::sync::Mutex::new(Vec::new());

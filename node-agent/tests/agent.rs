@@ -702,7 +702,8 @@ fn clients_that_hang_do_not_hold_up_others() {
         agent.wait("room made by the oldest", || matches!(idle[0].peek(&mut [0]), Ok(0) | Err(_)));
         Ok(())
     };
-    once_in(5, Cause::Standstill, answered_while_others_hang).expect("answers before it hangs up on the others");
+    once_in(5, Cause::Standstill, answered_while_others_hang)
+        .expect("answers before it hangs up on the others");
 }
 
 /// On the node's network, every pod of the cluster can reach what listens on the node's address.
