@@ -5,7 +5,7 @@ use netns_apply::{
     ApplyOptions, Mismatch, Programs,
     capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
-    pod::{FOREIGN, hosts, owner, suitable},
+    pod::{FOREIGN, Outside, hosts, suitable},
 };
 use redirect_core::RulePlan;
 use std::{error::Error, net::IpAddr, path::Path, time::Duration};
@@ -105,8 +105,8 @@ impl Kernel for Linux {
             let refusal = format!("{} is {hosts}; nothing is changed there", path.display());
             return Err(KernelError::Namespace(refusal));
         }
-        let outside = owner();
-        namespace.run(|| work(&Pod { is_foreign: owner() != outside })).map_err(|error| {
+        let outside = Outside::of_this_process();
+        namespace.run(|| work(&Pod { is_foreign: outside.finds_this_foreign() })).map_err(|error| {
             // A namespace of another kind has a file of the same kind, and is found out only now.
             let refused = matches!(error, NetnsError::Enter { .. } | NetnsError::NotANamespace { .. });
             let kind = if refused { KernelError::Namespace } else { KernelError::Failed };

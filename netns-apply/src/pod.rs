@@ -3,7 +3,7 @@
 
 use crate::netns::{Netns, NetnsError};
 use redirect_core::options::BackendChoice;
-use std::{fmt, fs, io::ErrorKind, os::unix::fs::MetadataExt};
+use std::{fmt, fs, io::ErrorKind, os::unix::fs::MetadataExt, sync::OnceLock};
 
 /// Why a network namespace is no pod's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,11 +45,30 @@ pub fn hosts(namespace: &Netns) -> Result<Option<Hosts>, NetnsError> {
 pub const FOREIGN: &str = "the namespace belongs to another user namespace";
 
 /// Whose the calling thread's network namespace is: the root of the user namespace it belongs to, as an id out here, to
-/// whom the kernel gives its settings. None where /proc does not say. A pod's namespace with another owner than the
-/// caller's own is foreign: the pod has users of its own.
+/// whom the kernel gives its settings. None where /proc does not say.
 #[must_use]
-pub fn owner() -> Option<u32> {
+pub(crate) fn owner() -> Option<u32> {
     fs::metadata("/proc/sys/net/core/somaxconn").map(|metadata| metadata.uid()).ok()
+}
+
+/// Where a process works from. A pod's namespace with another owner than that is foreign: the pod has users of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outside(Option<u32>);
+
+impl Outside {
+    /// The calling thread's network namespace when this process asks first, which has to be before it enters any other.
+    /// Asked once: the kernel looks for the file among those of all namespaces, one by one.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        static OUTSIDE: OnceLock<Outside> = OnceLock::new();
+        *OUTSIDE.get_or_init(|| Self(owner()))
+    }
+
+    /// Whether the calling thread's network namespace, which it has entered since, is foreign.
+    #[must_use]
+    pub fn finds_this_foreign(self) -> bool {
+        owner() != self.0
+    }
 }
 
 /// The backend for a namespace, which may be foreign. In a namespace of another user namespace the kernel takes the owner

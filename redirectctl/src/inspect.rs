@@ -7,7 +7,7 @@ use cni_core::selection::Programming;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsError};
-use netns_apply::pod::{owner, suitable};
+use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unreadable_tables};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
@@ -74,11 +74,11 @@ pub fn inspect<T: Send>(
     programming: Option<Programming>,
     plan: impl FnOnce(&NamespaceFacts<'_>) -> (Option<RulePlan>, T) + Send,
 ) -> Result<(Inspection, T), LookError> {
-    let outside = owner();
+    let outside = Outside::of_this_process();
     netns.run(|| {
         let addresses = facts::addresses().map_err(|error| kernel(&error))?;
         let (plan, more) = plan(&NamespaceFacts::new(&addresses).with_names(&NameFiles));
-        let foreign = owner() != outside;
+        let foreign = outside.finds_this_foreign();
         let options = |programming: Programming| ApplyOptions {
             backend: suitable(programming.backend, foreign),
             native_form: programming.native_form,

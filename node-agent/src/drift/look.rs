@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use cni_core::conf::Conf;
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
-use netns_apply::pod::{owner, suitable};
+use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyOptions, Fingerprint, Mismatch, cleanup_preview, unreadable_tables, verify};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
@@ -126,14 +126,14 @@ pub fn look(
         let sandbox = survey.find(&candidate.addresses)?;
         // It may have gone since the survey.
         let netns = sandbox.open().map_err(|error| Trouble::NotFound(error.to_string()))?;
-        let outside = owner();
+        let outside = Outside::of_this_process();
         let inside = || {
             // Before the rules are read: what changes meanwhile changes the next fingerprint.
             let fingerprint = Fingerprint::now(keys);
             if known.is_some() && fingerprint == known {
                 return Ok((Comparison::AsPlanned, Basis::Fingerprint));
             }
-            let compared = compare_here(candidate, rules, owner() != outside)?;
+            let compared = compare_here(candidate, rules, outside.finds_this_foreign())?;
             Ok((compared, Basis::Rules(fingerprint)))
         };
         netns.run(inside).map_err(|error| Trouble::Failed(error.to_string()))?

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use netns_apply::capabilities::{self, SYS_PTRACE};
-use netns_apply::pod::owner;
+use netns_apply::pod::Outside;
 
 use crate::drift::{Candidate, Comparison, Rules, compare_here};
 use crate::repair::action::Trouble;
@@ -55,9 +55,9 @@ pub enum Outcome {
 #[must_use]
 pub fn look_and_mend(job: &Job) -> Outcome {
     let Ok(netns) = job.sandbox.open() else { return Outcome::Gone };
-    let outside = owner();
+    let outside = Outside::of_this_process();
     let failed = |error: &dyn std::fmt::Display| Outcome::Failed(Trouble::new("failed", error.to_string()));
-    let seen = match netns.run(|| compare_here(&job.pod, &job.rules, owner() != outside)) {
+    let seen = match netns.run(|| compare_here(&job.pod, &job.rules, outside.finds_this_foreign())) {
         Ok(Ok(seen)) => seen,
         Ok(Err(trouble)) => return failed(&trouble),
         Err(error) => return failed(&error),
@@ -84,8 +84,9 @@ fn mend(job: &Job) -> Result<String, Trouble> {
     } else {
         surely_the_pods(job)?
     };
-    let outside = owner();
-    let done = netns.run(|| redirect_here(&job.pod.uid, &job.pod.facts, &job.rules, owner() != outside));
+    let outside = Outside::of_this_process();
+    let done =
+        netns.run(|| redirect_here(&job.pod.uid, &job.pod.facts, &job.rules, outside.finds_this_foreign()));
     Ok(done.map_err(|error| Trouble::new("not_applied", error))??.words())
 }
 

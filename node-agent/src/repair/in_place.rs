@@ -10,7 +10,7 @@ use cni_core::pod_source::PodName;
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
 use netns_apply::connections::{Severed, sever};
 use netns_apply::facts::addresses;
-use netns_apply::pod::owner;
+use netns_apply::pod::Outside;
 use netns_apply::{ApplyOptions, Programs, apply, verify};
 use redirect_core::pod::{Decision, PodFacts};
 use serde_json::Value;
@@ -157,9 +157,9 @@ impl Practice {
     fn mend(&self, patient: &Patient) -> Result<Mended, Trouble> {
         let wanted = Wanted { uid: &patient.uid, addresses: &patient.addresses };
         let netns = sandbox::open(&wanted, &self.mounted, &self.proc)?;
-        let outside = owner();
-        let entered =
-            netns.run(|| redirect_here(&patient.uid, &patient.facts, &self.rules, owner() != outside));
+        let outside = Outside::of_this_process();
+        let entered = netns
+            .run(|| redirect_here(&patient.uid, &patient.facts, &self.rules, outside.finds_this_foreign()));
         entered.map_err(|error| Trouble::new("not_applied", error))?
     }
 }

@@ -17,7 +17,7 @@ use e2e::netns::{Families, Namespace, Snapshot};
 use e2e::process::until;
 use netns_apply::ApplyOptions;
 use netns_apply::facts::addresses;
-use netns_apply::pod::{owner, suitable};
+use netns_apply::pod::{Outside, suitable};
 use redirect_core::RulePlan;
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::{Decision, PodFacts};
@@ -234,9 +234,9 @@ pub fn redirect_with(namespace: &Namespace, choice: BackendChoice) {
 
 /// Likewise for a pod with more annotations.
 pub fn redirect_as(namespace: &Namespace, annotations: &[(&str, &str)], choice: BackendChoice) {
-    let outside = owner();
+    let outside = Outside::of_this_process();
     let applied = namespace.enter(|| {
-        let backend = suitable(choice, owner() != outside);
+        let backend = suitable(choice, outside.finds_this_foreign());
         netns_apply::apply(&plan(annotations), &ApplyOptions { backend, ..ApplyOptions::default() })
     });
     applied.expect("enters").expect("applies");
@@ -248,9 +248,9 @@ pub fn mismatch(
     annotations: &[(&str, &str)],
     choice: BackendChoice,
 ) -> Option<String> {
-    let outside = owner();
+    let outside = Outside::of_this_process();
     let verified = namespace.enter(|| {
-        let backend = suitable(choice, owner() != outside);
+        let backend = suitable(choice, outside.finds_this_foreign());
         netns_apply::verify(&plan(annotations), &ApplyOptions { backend, ..ApplyOptions::default() })
     });
     verified.expect("enters").expect("looks").map(|mismatch| mismatch.to_string())
