@@ -164,13 +164,14 @@ fn first_run(evidence: &Evidence<'_>) -> Result<Verdict, String> {
                     tail(said)
                 ));
             }
-            half_done(before, wanted, after, said)
+            half_done(evidence)
         }
     }
 }
 
-/// What a failed run may leave: all as before, or all as wanted, or what it names; of files, each as before or as wanted.
-fn half_done(before: &Facts, wanted: &Facts, after: &Facts, said: &str) -> Result<Verdict, String> {
+/// What a failed run may leave: all as before, or all as wanted, or, where the fault lasts, what it names; of files, each as before or as wanted.
+fn half_done(evidence: &Evidence<'_>) -> Result<Verdict, String> {
+    let Evidence { before, wanted, after, said, .. } = evidence;
     let keys: BTreeSet<&String> =
         before.each.keys().chain(after.each.keys()).chain(wanted.each.keys()).collect();
     for key in keys {
@@ -190,6 +191,10 @@ fn half_done(before: &Facts, wanted: &Facts, after: &Facts, said: &str) -> Resul
     let differs: Vec<&String> = after.together.symmetric_difference(&before.together).collect();
     let silent: Vec<String> =
         differs.iter().filter(|line| !is_named(line, said)).map(|line| (*line).clone()).collect();
+    if silent.is_empty() && evidence.kind.strikes_once() {
+        let left = differs.into_iter().cloned().collect::<Vec<_>>();
+        return Err(format!("nothing kept it from undoing {}; it said {}", shown(&left), tail(said)));
+    }
     if silent.is_empty() {
         return Ok(Verdict::Told);
     }
@@ -296,8 +301,10 @@ mod tests {
         assert_eq!(done.verdict(), Verdict::Wanted);
         let mut half = before();
         half.together.insert("ip -4 rule: ours".to_owned());
-        let named = Case::failed("Input/output error; a policy rule could not be removed", half);
+        let words = "Input/output error; a policy rule could not be removed";
+        let named = Case { kind: Kind::FileLimit, ..Case::failed(words, half.clone()) };
         assert_eq!(named.verdict(), Verdict::Told);
+        Case::failed(words, half).is_red("nothing kept it from undoing");
         let mut one_file = before();
         one_file.each.insert("binary".to_owned(), "new".to_owned());
         assert_eq!(Case::failed(CAUSE, one_file).verdict(), Verdict::Refused);

@@ -116,6 +116,37 @@ impl Kind {
         }
     }
 
+    /// Whether a single call fails, and all goes well again after it: what has begun can be undone.
+    pub const fn strikes_once(self) -> bool {
+        match self {
+            Self::Forbidden
+            | Self::NoMemory
+            | Self::InputOutput
+            | Self::TooManyFiles
+            | Self::NoSpace
+            | Self::Interrupted
+            | Self::TryAgain
+            | Self::NoBuffers
+            | Self::Busy
+            | Self::Unsupported
+            | Self::DumpInterrupted => true,
+            Self::NoProcess
+            | Self::Killed
+            | Self::Terminated
+            | Self::OtherSignal
+            | Self::Standstill
+            | Self::Clock
+            | Self::MemoryLimit
+            | Self::FileLimit
+            | Self::SizeLimit
+            | Self::ClosedOutput
+            | Self::FullDisk
+            | Self::ReadOnly
+            | Self::Replaced
+            | Self::Api => false,
+        }
+    }
+
     /// Whether a program may die of it without a word of its own.
     pub const fn may_kill(self) -> bool {
         match self {

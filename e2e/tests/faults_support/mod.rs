@@ -315,10 +315,16 @@ fn is_silenced(strace: &Strace) -> bool {
 }
 
 /// Ends that count as if the program had been killed, for a reason each.
-const EXCUSED: [(&str, &str); 1] = [(
-    "Bad read on self-pipe",
-    "tokio gives up where its own pair of sockets fails, which the kernel has no reason to do",
-)];
+const EXCUSED: [(&str, &str); 2] = [
+    (
+        "Bad read on self-pipe",
+        "tokio gives up where its own pair of sockets fails, which the kernel has no reason to do",
+    ),
+    (
+        "failed to wake I/O driver",
+        "tokio gives up where writing to its own eventfd fails, which the kernel has no reason to do",
+    ),
+];
 
 /// Whether the loader gave up. The programs as shipped are static and have none.
 fn never_began(ended: &Ended) -> bool {

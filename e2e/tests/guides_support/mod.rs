@@ -37,7 +37,7 @@ pub const WORLDS: [World; 6] = [
     },
     World {
         name: "machine",
-        documents: &["README.md", "docs/node-image.md"],
+        documents: &["README.md", "docs/node-image.md", "docs/privileges.md"],
         test: "e2e/tests/guides.rs: what_is_typed_on_a_machine_prints_what_is_shown",
     },
     World {
