@@ -133,7 +133,7 @@ fn judged(evidence: &Evidence<'_>) -> Result<Verdict, String> {
 }
 
 fn first_run(evidence: &Evidence<'_>) -> Result<Verdict, String> {
-    let Evidence { ending, said, after, wanted, before, .. } = evidence;
+    let Evidence { ending, said, after, wanted, .. } = evidence;
     if let Some(bad) = &evidence.bad_answer {
         return Err(format!("answers badly: {bad}"));
     }
