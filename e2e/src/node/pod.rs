@@ -167,7 +167,12 @@ impl<'a> Pod<'a> {
             (None, None) => anyhow::bail!("pod {} was not started with start_pod", self.name),
         }
         let waited = until(&format!("pod {} to be gone", self.name), deadline, &[], || {
-            Ok((self.object()?.is_none() && self.network()?.is_none()).then_some(()))
+            let network = match self.network() {
+                // While containerd is started again nobody can tell.
+                Err(error) if format!("{error:#}").contains("failed to dial") => return Ok(None),
+                network => network?,
+            };
+            Ok((self.object()?.is_none() && network.is_none()).then_some(()))
         });
         waited.map_err(|error| anyhow!("{error:#}\n{}", self.node.tails()))
     }
