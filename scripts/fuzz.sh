@@ -42,6 +42,8 @@ trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 # cargo-fuzz asks for compiler options that are not stable; no other part of the project does.
 export RUSTC_BOOTSTRAP=1
 common=(--fuzz-dir fuzz --sanitizer "$sanitizer")
+# A few seconds are not worth the minutes of an optimized build.
+[ -z "$is_smoke" ] || common+=(--dev)
 cargo "${toolchain[@]}" fuzz build "${common[@]}"
 
 # What the text targets may write into an input; the others find their way without.
