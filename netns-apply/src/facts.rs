@@ -1,6 +1,10 @@
 //! What a network namespace and its files say that a plan depends on.
 
-use nix::{fcntl::OFlag, ifaddrs::getifaddrs, net::if_::InterfaceFlags};
+use nix::{
+    fcntl::OFlag,
+    ifaddrs::{InterfaceAddress, getifaddrs},
+    net::if_::InterfaceFlags,
+};
 use redirect_core::settings::{NameLookup, id_in_passwd, nameservers};
 use std::{
     collections::BTreeMap,
@@ -17,9 +21,13 @@ use std::{
 /// # Errors
 /// The kernel does not say.
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
+    Ok(addresses_of(getifaddrs()?))
+}
+
+fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> {
     let mut by_interface: BTreeMap<usize, Vec<IpAddr>> = BTreeMap::new();
     let mut names: Vec<String> = Vec::new();
-    for entry in getifaddrs()? {
+    for entry in entries {
         // Every interface appears first with its link-layer address, in the kernel's order.
         let index = names.iter().position(|name| *name == entry.interface_name).unwrap_or_else(|| {
             names.push(entry.interface_name.clone());
@@ -30,7 +38,7 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
         let ip = ip.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())));
         by_interface.entry(index).or_default().extend(ip);
     }
-    Ok(by_interface.into_values().flatten().collect())
+    by_interface.into_values().flatten().collect()
 }
 
 /// The interfaces by which the calling thread's network namespace talks to others: those that are up and have an address, but
@@ -39,8 +47,18 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
 /// # Errors
 /// The kernel does not say.
 pub fn interfaces() -> io::Result<Vec<String>> {
+    Ok(interfaces_of(getifaddrs()?))
+}
+
+/// [`addresses`] and [`interfaces`], of one answer of the kernel's.
+pub(crate) fn addresses_and_interfaces() -> io::Result<(Vec<IpAddr>, Vec<String>)> {
+    let entries: Vec<InterfaceAddress> = getifaddrs()?.collect();
+    Ok((addresses_of(entries.iter().cloned()), interfaces_of(entries.into_iter())))
+}
+
+fn interfaces_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<String> {
     let (mut direct, mut tunnels) = (Vec::new(), Vec::new());
-    for entry in getifaddrs()? {
+    for entry in entries {
         let has_address = entry
             .address
             .is_some_and(|address| address.as_sockaddr_in().is_some() || address.as_sockaddr_in6().is_some());
@@ -54,7 +72,7 @@ pub fn interfaces() -> io::Result<Vec<String>> {
             names.push(entry.interface_name);
         }
     }
-    Ok(if direct.is_empty() { tunnels } else { direct })
+    if direct.is_empty() { tunnels } else { direct }
 }
 
 /// The DNS servers of `/etc/resolv.conf`; none where there is no such file.

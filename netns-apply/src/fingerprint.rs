@@ -29,8 +29,7 @@ impl Fingerprint {
         for FoundRouting { item, flaw, condemned, message: _ } in RouteSocket::open().ok()?.observe().ok()? {
             (item.to_string(), flaw, condemned).hash(&mut hasher);
         }
-        facts::addresses().ok()?.hash(&mut hasher);
-        facts::interfaces().ok()?.hash(&mut hasher);
+        facts::addresses_and_interfaces().ok()?.hash(&mut hasher);
         Some(Self { generation, rest: hasher.finish() })
     }
 }
