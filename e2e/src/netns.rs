@@ -15,9 +15,11 @@ use nix::sched::{CloneFlags, setns};
 use crate::leftovers::{ETC_NETNS, NAMESPACES, fresh_name, remove_namespace};
 use crate::process::{self, Output, SHORT};
 
+mod directory;
 mod snapshot;
 mod state;
 
+pub use directory::NetnsDirectory;
 pub use snapshot::{Change, Snapshot};
 pub use state::{Chains, State, Tables};
 

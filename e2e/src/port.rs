@@ -1,10 +1,11 @@
-//! Ports of loopback for servers that cannot be given a socket.
+//! Ports of loopback: for servers that cannot be given a socket, and for stand-ins that get one here.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use anyhow::{Result, bail};
 
@@ -29,6 +30,21 @@ pub fn free_port() -> Result<u16> {
         }
     }
     bail!("no free port from {FIRST} to {}", FIRST + COUNT)
+}
+
+/// Serves whoever connects to a new port of IPv4's loopback, on a thread for each connection, for as long as the test process lives. Returns the port.
+/// What came of a connection is nobody's business: a client that goes away is none of the server's.
+pub fn serve<T>(serve: impl Fn(TcpStream) -> T + Send + Sync + 'static) -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port();
+    let serve = Arc::new(serve);
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let serve = Arc::clone(&serve);
+            thread::spawn(move || drop(serve(stream)));
+        }
+    });
+    Ok(port)
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Terminal {
         Ok((&self.keys).write_all(keys.as_bytes())?)
     }
 
-    /// Makes it larger or smaller.
+    /// Makes it larger or smaller. stty changes one after the other, so a program that draws at once may be seen to draw a screen in between.
     pub fn resize(&self, columns: u16, lines: u16) -> Result<()> {
         self.stty(&["columns", &columns.to_string(), "rows", &lines.to_string()]).map(drop)
     }

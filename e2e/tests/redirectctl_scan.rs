@@ -12,9 +12,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use e2e::netns::NetnsDirectory;
 use e2e::process::{self, Output};
 use e2e::strace::Strace;
-use redirectctl_support::{Patient, Runtime, State, States};
+use redirectctl_support::{Patient, State, States};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -31,13 +32,16 @@ const PATIENCE: Duration = Duration::from_secs(900);
 
 /// The namespaces and the list of a node's pods.
 struct Node {
-    runtime: Runtime,
+    runtime: NetnsDirectory,
     folder: TempDir,
 }
 
 impl Node {
     fn new(patients: &[Patient]) -> Result<Self> {
-        let node = Self { runtime: Runtime::new(patients)?, folder: tempfile::tempdir()? };
+        let node = Self {
+            runtime: NetnsDirectory::of(patients.iter().map(Patient::namespace))?,
+            folder: tempfile::tempdir()?,
+        };
         let objects: Vec<&Value> = patients.iter().flat_map(Patient::objects).collect();
         fs::write(node.pods(), json!({"kind": "List", "items": objects}).to_string())?;
         Ok(node)

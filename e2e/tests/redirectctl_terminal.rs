@@ -7,9 +7,10 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::netns::NetnsDirectory;
 use e2e::process::{self, Background, until};
 use e2e::terminal::{Terminal, plain};
-use redirectctl_support::{Patient, Runtime, States, command, redirectctl};
+use redirectctl_support::{Patient, States, command, redirectctl};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -34,7 +35,7 @@ fn widest(text: &str) -> usize {
 /// A pod with several things wrong, so that there is much to say, and a name as long as names get.
 struct Sick {
     patient: Patient,
-    runtime: Runtime,
+    runtime: NetnsDirectory,
     pods: String,
     name: String,
     netns: String,
@@ -44,7 +45,7 @@ impl Sick {
     fn new(number: u8) -> Result<Self> {
         let patient = States::named("foreign drop").context("the state")?.patient(number)?;
         patient.namespace().sh("iptables -t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT")?.ok()?;
-        let runtime = Runtime::new([&patient])?;
+        let runtime = NetnsDirectory::of([patient.namespace()])?;
         let pods = patient.manifest()?;
         let name = format!("default/web-{number}");
         let netns = patient.namespace().path().display().to_string();
@@ -184,10 +185,12 @@ fn a_terminal_of_another_size_is_drawn_at_once() -> Result<()> {
     let program = watching(&terminal, &patient, "1h")?;
     let drawn = terminal.written().len();
     terminal.resize(50, 10)?;
-    let written =
-        wait_for(&terminal, "a smaller screen", |text| text.len() > drawn && text.ends_with("\u{1b}[J"))?;
-    let screen = &written[drawn..];
-    ensure!(widest(screen) <= 50 && screen.matches("\r\n").count() < 10, "{screen:?}");
+    wait_for(&terminal, "a smaller screen", |text| {
+        let drawings: Vec<&str> = text[drawn..].split_inclusive("\u{1b}[J").collect();
+        drawings.last().is_some_and(|screen| {
+            screen.ends_with("\u{1b}[J") && widest(screen) <= 50 && screen.matches("\r\n").count() < 10
+        })
+    })?;
     terminal.press("\u{3}")?;
     ensure!(program.wait(PATIENCE)?.success());
     Ok(())

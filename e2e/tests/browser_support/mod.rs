@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::port;
 use e2e::port::free_port;
 use e2e::process::{self, Background, until};
 use serde_json::{Value, json};
@@ -42,18 +42,9 @@ impl Server {
     pub fn start() -> Result<Self> {
         let folder = env::var_os("PAGE").context("PAGE names no folder; make page sets it")?;
         let folder = fs::canonicalize(folder).context("PAGE is no folder")?;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let port = listener.local_addr()?.port();
         let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
         let heard = Arc::clone(&asked);
-        // It lives as long as the test process.
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (folder, heard) = (folder.clone(), Arc::clone(&heard));
-                thread::spawn(move || serve(&stream, &folder, &heard));
-            }
-        });
-        Ok(Self { port, asked })
+        Ok(Self { port: port::serve(move |stream| serve(&stream, &folder, &heard))?, asked })
     }
 
     /// The address of a page.

@@ -9,13 +9,12 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use e2e::agent::DIRECTORIES;
 use e2e::faults::Ending;
-use e2e::netns::{Families, Namespace, POD_V4};
+use e2e::netns::{Families, Namespace, NetnsDirectory, POD_V4};
 use e2e::port::free_port;
 use e2e::program;
 use serde_json::{Value, json};
 
 use super::api::Api;
-use super::look::Runtime;
 use super::place::Place;
 use super::plugin::{add, sidecar};
 use super::run::{Invoked, Wrapping};
@@ -86,7 +85,7 @@ impl Work {
             pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "state": end}]);
         }
         place.api.as_ref().context("an API server")?.put(pod);
-        let runtime = Runtime::new(&[&namespace])?;
+        let runtime = NetnsDirectory::of([&namespace])?;
         place.runtime = Some(runtime.path().display().to_string());
         place.keeps.push(Box::new(runtime));
         let proc = tempfile::tempdir()?;

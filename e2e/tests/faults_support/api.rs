@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
+use e2e::port;
 use serde_json::{Value, json};
 
 /// What it does in the place of an answer.
@@ -78,16 +79,9 @@ pub struct Api {
 
 impl Api {
     pub fn start() -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let (port, state) = (listener.local_addr()?.port(), Arc::new(Mutex::new(State::default())));
+        let state = Arc::new(Mutex::new(State::default()));
         let shared = Arc::clone(&state);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || serve(&stream, &shared));
-            }
-        });
-        Ok(Self { port, state })
+        Ok(Self { port: port::serve(move |stream| serve(&stream, &shared))?, state })
     }
 
     pub const fn port(&self) -> u16 {

@@ -1,16 +1,13 @@
 //! What only looks: `istio-validation` and `redirectctl`.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use e2e::faults::Ending;
-use e2e::netns::{Families, Namespace};
+use e2e::netns::{Families, Namespace, NetnsDirectory};
 use e2e::program;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use super::api::Api;
 use super::place::Place;
@@ -49,35 +46,6 @@ pub fn operations() -> Vec<Box<dyn Operation>> {
             asks_api: true,
         }),
     ]
-}
-
-/// A directory of network namespaces, as a runtime has it; the mounts go with the value.
-pub struct Runtime(TempDir);
-
-impl Runtime {
-    pub fn new(namespaces: &[&Namespace]) -> Result<Self> {
-        let folder =
-            tempfile::Builder::new().prefix(&format!("e2e-{}-netns-", std::process::id())).tempdir()?;
-        let runtime = Self(folder);
-        for namespace in namespaces {
-            let path = runtime.path().join(namespace.name());
-            File::create(&path)?;
-            mount(Some(&namespace.path()), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
-        }
-        Ok(runtime)
-    }
-
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for Runtime {
-    fn drop(&mut self) {
-        for entry in fs::read_dir(self.path()).into_iter().flatten().flatten() {
-            let _ = umount2(&entry.path(), MntFlags::MNT_DETACH);
-        }
-    }
 }
 
 impl Operation for Validation {
@@ -157,7 +125,7 @@ impl Operation for Ctl {
             fs::write(place.file("kubeconfig"), kubeconfig(api.port()).to_string())?;
             place.api = Some(api);
         }
-        let runtime = Runtime::new(&[&namespace])?;
+        let runtime = NetnsDirectory::of([&namespace])?;
         place.runtime = Some(runtime.path().display().to_string());
         place.keeps.push(Box::new(runtime));
         place.namespace = Some(namespace);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::Result;
+use e2e::port;
 use serde_json::{Value, json};
 
 /// The server. It answers for as long as the test process lives.
@@ -19,16 +20,9 @@ pub struct PodApi {
 impl PodApi {
     /// Starts it on a free port of loopback.
     pub fn start() -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let (port, pods) = (listener.local_addr()?.port(), Arc::new(Mutex::new(BTreeMap::new())));
+        let pods = Arc::new(Mutex::new(BTreeMap::new()));
         let served = Arc::clone(&pods);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let pods = Arc::clone(&served);
-                thread::spawn(move || serve(&stream, &pods));
-            }
-        });
-        Ok(Self { port, pods })
+        Ok(Self { port: port::serve(move |stream| serve(&stream, &served))?, pods })
     }
 
     /// Its port.

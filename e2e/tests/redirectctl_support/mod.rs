@@ -3,7 +3,7 @@
 // Every test program takes what it needs of this module.
 #![allow(dead_code)]
 
-use std::fs::{self, File};
+use std::fs::{self};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,6 @@ use e2e::process::{self, Output};
 use e2e::program;
 use e2e::traffic::{PROXY_ID, TcpServer, UdpServer, as_user};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use crate::plugin_support::{Invocation, RunDir, sidecar};
 
@@ -40,41 +39,6 @@ pub fn command(args: &[&str]) -> Command {
     let mut command = process::command(program(), args);
     command.env_clear().env("PATH", PATH);
     command
-}
-
-/// A directory with the network namespaces of some pods and nothing else, as a runtime has one.
-pub struct Runtime(TempDir);
-
-impl Runtime {
-    /// With those of these pods.
-    pub fn new<'p>(patients: impl IntoIterator<Item = &'p Patient>) -> Result<Self> {
-        let folder =
-            tempfile::Builder::new().prefix(&format!("e2e-{}-netns", std::process::id())).tempdir()?;
-        // From here on dropping the value unmounts.
-        let runtime = Self(folder);
-        for patient in patients {
-            let path = runtime.0.path().join(patient.namespace().name());
-            File::create(&path)?;
-            let mut mount = process::command("mount", ["--bind"]);
-            mount.arg(patient.namespace().path()).arg(&path);
-            process::run(&mut mount, PATIENCE)?.ok()?;
-        }
-        Ok(runtime)
-    }
-
-    /// The directory.
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for Runtime {
-    fn drop(&mut self) {
-        for entry in fs::read_dir(self.path()).into_iter().flatten().flatten() {
-            // What is not mounted is only a file.
-            let _ = process::run(process::command("umount", [""; 0]).arg(entry.path()), PATIENCE);
-        }
-    }
 }
 
 /// A pod with a network namespace, redirected by the plugin where that redirects it, and then perhaps broken.

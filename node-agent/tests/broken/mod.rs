@@ -4,11 +4,11 @@
 
 pub mod objects;
 
+use e2e::port;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -73,15 +73,8 @@ pub struct State {
 
 /// Makes a node's API server: a thread for each connection. Returns its port.
 fn listen<S: Send + Sync + 'static>(node: &mut Node, shared: &Arc<S>, serve: fn(TcpStream, &S)) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
     let shared = shared.clone();
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let shared = shared.clone();
-            thread::spawn(move || serve(stream, &shared));
-        }
-    });
+    let port = port::serve(move |stream| serve(stream, &shared)).expect("a port");
     node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
     node.set("PLUGIN_SERVICE_ACCOUNT", "");
     port

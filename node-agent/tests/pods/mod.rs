@@ -4,16 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::net::{IpAddr, TcpListener};
+use std::fs::{self};
+use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
-use e2e::netns::{Families, Namespace, Snapshot};
+use e2e::netns::{Families, Namespace, NetnsDirectory, Snapshot};
+use e2e::port;
 use e2e::process::until;
 use netns_apply::ApplyOptions;
 use netns_apply::facts::addresses;
@@ -52,20 +52,12 @@ pub struct State {
 
 impl PodApi {
     pub fn start(node: &mut Node, pods: Vec<Value>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
         let state = Arc::new(Mutex::new(State { pods, ..State::default() }));
         let shared = state.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let state = shared.clone();
-                thread::spawn(move || {
-                    answer(stream, |head, body| {
-                        respond(head.split(' ').nth(1).unwrap_or_default(), body, &state)
-                    });
-                });
-            }
-        });
+        let serve = move |stream| {
+            answer(stream, |head, body| respond(head.split(' ').nth(1).unwrap_or_default(), body, &shared));
+        };
+        let port = port::serve(serve).expect("a port");
         node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
         // So that all events are about pods of the node.
         node.set("PLUGIN_SERVICE_ACCOUNT", "");
@@ -161,28 +153,22 @@ pub fn mesh_pod(name: &str, addresses: &[&str]) -> Value {
 }
 
 /// A directory in which network namespaces are mounted, as a container runtime has it. The mounts go with the value.
-pub struct Sandboxes {
-    folder: tempfile::TempDir,
-    mounts: Vec<PathBuf>,
-}
+pub struct Sandboxes(NetnsDirectory);
 
 impl Sandboxes {
     pub fn new(node: &mut Node) -> Self {
-        let sandboxes = Self { folder: tempfile::tempdir().expect("a folder"), mounts: Vec::new() };
-        node.set("MOUNTED_CNI_NETNS_DIR", &sandboxes.folder.path().display().to_string());
+        let sandboxes = Self(NetnsDirectory::new().expect("a folder"));
+        node.set("MOUNTED_CNI_NETNS_DIR", &sandboxes.path().display().to_string());
         sandboxes
     }
 
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        self.0.path()
     }
 
     /// Mounts a namespace under a name.
     pub fn mount(&mut self, name: &str, namespace: &Path) {
-        let path = self.folder.path().join(name);
-        File::create(&path).expect("a file");
-        run(Command::new("mount").arg("--bind").arg(namespace).arg(&path));
-        self.mounts.push(path);
+        self.0.mount(name, namespace).expect("mounts");
     }
 
     /// A new namespace with these addresses on its `eth0`, mounted under a name, without rules.
@@ -192,23 +178,10 @@ impl Sandboxes {
         self.mount(name, &namespace.path());
         namespace
     }
-}
 
-impl Sandboxes {
     /// What a runtime does at a pod's end: its namespace is not mounted any more, and the file is gone.
     pub fn remove(&mut self, name: &str) {
-        let path = self.folder.path().join(name);
-        run(Command::new("umount").arg(&path));
-        fs::remove_file(&path).expect("removes");
-        self.mounts.retain(|mount| *mount != path);
-    }
-}
-
-impl Drop for Sandboxes {
-    fn drop(&mut self) {
-        for path in &self.mounts {
-            let _ = Command::new("umount").arg("--lazy").arg(path).status();
-        }
+        self.0.remove(name).expect("removes");
     }
 }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use e2e::agent::DIRECTORIES;
+use e2e::port;
 use e2e::port::free_port;
 use e2e::process::Patience;
 
@@ -325,19 +326,10 @@ pub struct FakeApi {
 impl FakeApi {
     /// `daemon_set` is the status and the object.
     pub fn start(status: u16, daemon_set: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
         let posted = Arc::new(Mutex::new(Vec::new()));
         let (kept, object) = (posted.clone(), daemon_set.to_owned());
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (kept, object) = (kept.clone(), object.clone());
-                thread::spawn(move || {
-                    answer(stream, |head, body| respond(head, body, status, &object, &kept));
-                });
-            }
-        });
-        Self { port, posted }
+        let serve = move |stream| answer(stream, |head, body| respond(head, body, status, &object, &kept));
+        Self { port: port::serve(serve).expect("a port"), posted }
     }
 
     pub fn serve(&self, node: &mut Node) {
