@@ -182,6 +182,57 @@ fn a_kernel_that_never_answers_about_routes_is_given_up() -> Result<()> {
     Ok(())
 }
 
+/// A change of routing that does not succeed, because its request cannot be sent or the kernel's answer cannot be read: then nobody says whether
+/// it was made.
+#[test]
+fn a_change_of_routing_that_fails_or_whose_answer_is_lost_is_undone() -> Result<()> {
+    for (earlier, args, fewest) in [("", TPROXY, 10), (TPROXY, "--cleanup-only", 14)] {
+        let prepared = || -> Result<Namespace> {
+            let namespace = Namespace::pod(Families::Dual)?;
+            if !earlier.is_empty() {
+                apply(&namespace, earlier)?;
+            }
+            Ok(namespace)
+        };
+        let clean = Strace::noting("sendto,recvfrom")?;
+        prepared()?.run(&clean.command(&istio_iptables_command(&words(args))))?.ok()?;
+        let is_change = |call: &Call| {
+            let of_change = ["RTM_NEW", "RTM_DEL"].iter().any(|kind| call.text.contains(kind));
+            call.text.contains("NETLINK:[ROUTE")
+                && if call.name == "sendto" {
+                    of_change
+                } else {
+                    call.text.contains("nlmsg_type=NLMSG_ERROR")
+                }
+        };
+        let calls: Vec<Call> = clean.calls()?.into_iter().filter(is_change).collect();
+        ensure!(calls.len() >= fewest, "{args}: {calls:?}");
+        let problems = common::in_parallel(2, &calls, |_, Call { name, nth, .. }| {
+            let namespace = prepared()?;
+            let before = namespace.snapshot()?;
+            let strace =
+                Strace::noting("sendto,recvfrom")?.tampering(&format!("{name}:error=EPERM:when={nth}"));
+            let output = namespace.run(&strace.command(&istio_iptables_command(&words(args))))?;
+            ensure!(strace.trace()?.contains("INJECTED"), "{name} {nth} was not met");
+            let left = changes(&namespace, &before)?;
+            let is_fine = output.code() == Some(1) && left.is_empty();
+            Ok(if is_fine {
+                Vec::new()
+            } else {
+                vec![format!("{name} {nth}: {left:?}: {}", errors(&output))]
+            })
+        });
+        assert!(
+            problems.is_empty(),
+            "{args}: {} of {}:\n{}",
+            problems.len(),
+            calls.len(),
+            problems.join("\n")
+        );
+    }
+    Ok(())
+}
+
 /// What may stand in the place of TPROXY's policy rule. Each is one argument list of `ip rule add`.
 const IN_ITS_PLACE: [&str; 6] = [
     "not fwmark 0x539 lookup 133",

@@ -15,13 +15,13 @@ pub struct RunError {
 }
 
 impl ApplyError {
-    /// Whether the kernel has refused what was asked of it: then nothing of that is in force. When a socket fails, or a
-    /// helper program, that cannot be told.
+    /// Whether nothing of what was asked of the kernel is in force, because it has refused it. When its answer is lost, or a
+    /// helper program fails, that cannot be told.
     pub(crate) fn says_that_nothing_was_done(&self) -> bool {
         if let Self::Netlink(error) = self {
             return !matches!(error, NetlinkError::Socket { .. });
         }
-        matches!(self, Self::Route(error) if error.is_answer())
+        matches!(self, Self::Route(error) if error.says_that_nothing_was_done())
     }
 }
 

@@ -37,13 +37,20 @@ const DUMP_ATTEMPTS: usize = 20;
 pub struct RouteError {
     what: String,
     cause: Errno,
+    /// Whether something may be done all the same: a part of it, or all, and the kernel's word about it is lost.
+    may_be_done: bool,
 }
 
 impl RouteError {
-    /// Whether the kernel has said no; otherwise it said nothing.
+    /// Nothing of it is done.
+    const fn refused(what: String, cause: Errno) -> Self {
+        Self { what, cause, may_be_done: false }
+    }
+
+    /// Whether nothing of it is done, for certain.
     #[cfg(feature = "write")]
-    pub(crate) fn is_answer(&self) -> bool {
-        self.cause != Errno::ETIMEDOUT
+    pub(crate) const fn says_that_nothing_was_done(&self) -> bool {
+        !self.may_be_done
     }
 }
 
@@ -83,7 +90,7 @@ impl RouteSocket {
     pub fn open() -> Result<Self, RouteError> {
         let socket = NetlinkSocket::open(NETLINK_ROUTE);
         let socket =
-            socket.map_err(|cause| RouteError { what: "open a routing socket".to_owned(), cause })?;
+            socket.map_err(|cause| RouteError::refused("open a routing socket".to_owned(), cause))?;
         Ok(Self { socket })
     }
 
@@ -113,7 +120,7 @@ impl RouteSocket {
         what: &str,
         concerns: fn(&[u8]) -> bool,
     ) -> Result<Vec<Dumped>, RouteError> {
-        let failed = |cause| RouteError { what: what.to_owned(), cause };
+        let failed = |cause| RouteError::refused(what.to_owned(), cause);
         for _ in 0..DUMP_ATTEMPTS {
             let mut dumped = Vec::new();
             let question = self.message(request, NLM_F_REQUEST | NLM_F_DUMP);

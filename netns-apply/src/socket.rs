@@ -103,17 +103,32 @@ impl NetlinkSocket {
         }
     }
 
-    /// Asks one question and hands over the messages of its answer; answers to earlier questions are passed over.
+    /// Asks for a list and hands over the messages of the answer; answers to earlier questions are passed over.
     ///
     /// `take` may stop the reading with an error.
     pub(crate) fn ask<E: From<Errno>>(
         &mut self,
         question: &[u8],
         sequence: u32,
+        take: impl FnMut(&Message<'_>) -> Result<(), E>,
+    ) -> Result<Ended, E> {
+        self.send(question)?;
+        Ok(match self.answer(sequence, take)? {
+            // What changes while it is listed.
+            Ended::Refused(answer) if [Errno::EINTR, Errno::EAGAIN].contains(&code(&answer)) => {
+                Ended::Interrupted
+            }
+            ended => ended,
+        })
+    }
+
+    /// Hands over the messages that answer what was sent under this number, up to the last.
+    pub(crate) fn answer<E: From<Errno>>(
+        &mut self,
+        sequence: u32,
         mut take: impl FnMut(&Message<'_>) -> Result<(), E>,
     ) -> Result<Ended, E> {
         let deadline = Self::deadline();
-        self.send(question)?;
         let mut interrupted = false;
         loop {
             let messages = match self.receive(deadline) {
@@ -131,7 +146,7 @@ impl NetlinkSocket {
                     None => take(&message)?,
                     Some(Answer { code: 0, .. }) if interrupted => return Ok(Ended::Interrupted),
                     Some(Answer { code: 0, .. }) => return Ok(Ended::Whole),
-                    Some(answer) => return Ok(refused(answer)),
+                    Some(answer) => return Ok(Ended::Refused(answer)),
                 }
             }
         }
@@ -174,15 +189,6 @@ impl NetlinkSocket {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-fn refused(answer: Answer) -> Ended {
-    // What changes while it is listed.
-    if [Errno::EINTR, Errno::EAGAIN].contains(&code(&answer)) {
-        Ended::Interrupted
-    } else {
-        Ended::Refused(answer)
     }
 }
 

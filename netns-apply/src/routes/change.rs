@@ -42,8 +42,8 @@ impl RouteSocket {
         let question = self.message(&message, flags);
         match self.acknowledged(&question) {
             Ok(()) => Ok(true),
-            Err(Errno::EEXIST) => Ok(false),
-            Err(cause) => Err(RouteError { what: format!("add {item}"), cause }),
+            Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(false),
+            Err(cause) => Err(cause.of(format!("add {item}"))),
         }
     }
 
@@ -65,31 +65,47 @@ impl RouteSocket {
         self.removed(&question, || format!("remove {}", found.item))
     }
 
-    /// Makes again what was removed, as it was.
+    /// Makes again what was removed, as it was, unless it was not removed: the kernel takes the same policy rule twice.
     pub(crate) fn put_back(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        let question = self.repeat(found, kind_of(found.item), ADD);
-        match self.acknowledged(&question) {
-            Ok(()) | Err(Errno::EEXIST) => Ok(()),
-            Err(cause) => Err(RouteError { what: format!("put back {}", found.item), cause }),
-        }
+        let message = message_of(found);
+        let is_it = |one: &FoundRouting| one.item == found.item && one.message == message;
+        if self.observe()?.iter().any(is_it) { Ok(()) } else { self.make(found) }
     }
 
     /// Puts a policy rule that is marked for removal in the place of this one.
     pub(crate) fn condemn(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        self.put_back(&found.condemn())?;
-        self.remove(found)
+        let marked = found.condemn();
+        if message_of(&marked) == found.message {
+            // A kernel that knows no protocols of policy rules.
+            return Ok(());
+        }
+        self.make(&marked)?;
+        self.remove(found).map_err(|error| RouteError { may_be_done: true, ..error })
     }
 
     /// Puts a policy rule in the place of the one that was marked for removal.
     pub(crate) fn pardon(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        let marked = found.condemn();
+        if message_of(&marked) == found.message {
+            return Ok(());
+        }
         self.put_back(found)?;
-        self.remove(&found.condemn())
+        self.remove(&marked)
+    }
+
+    fn make(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        let question = self.repeat(found, kind_of(found.item), ADD);
+        match self.acknowledged(&question) {
+            Ok(()) | Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(()),
+            Err(cause) => Err(cause.of(format!("put back {}", found.item))),
+        }
     }
 
     fn removed(&mut self, question: &Question, what: impl Fn() -> String) -> Result<(), RouteError> {
         match self.acknowledged(question) {
-            Err(cause) if !GONE.contains(&cause) => Err(RouteError { what: what(), cause }),
-            Ok(()) | Err(_) => Ok(()),
+            Ok(()) => Ok(()),
+            Err(Unacknowledged::Refused(cause)) if GONE.contains(&cause) => Ok(()),
+            Err(cause) => Err(cause.of(what())),
         }
     }
 
@@ -97,7 +113,7 @@ impl RouteSocket {
     fn repeat(&mut self, found: &FoundRouting, kind: u16, flags: u16) -> Question {
         const HEADER: usize = 16;
         let sequence = self.socket.next_sequence();
-        let message = if found.condemned { condemned(&found.message) } else { found.message.clone() };
+        let message = message_of(found);
         let length = HEADER.saturating_add(message.len());
         let mut bytes = Vec::with_capacity(length);
         bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
@@ -109,12 +125,38 @@ impl RouteSocket {
         Question { bytes, sequence }
     }
 
-    fn acknowledged(&mut self, question: &Question) -> Result<(), Errno> {
-        match self.socket.ask(&question.bytes, question.sequence, |_| Ok::<(), Errno>(()))? {
-            Ended::Whole | Ended::Interrupted => Ok(()),
-            Ended::Refused(answer) => Err(code(&answer)),
+    fn acknowledged(&mut self, question: &Question) -> Result<(), Unacknowledged> {
+        // What is not sent is not done.
+        self.socket.send(&question.bytes).map_err(Unacknowledged::Refused)?;
+        match self.socket.answer(question.sequence, |_| Ok::<(), Errno>(())) {
+            Ok(Ended::Whole | Ended::Interrupted) => Ok(()),
+            Ok(Ended::Refused(answer)) => Err(Unacknowledged::Refused(code(&answer))),
+            Err(cause) => Err(Unacknowledged::Lost(cause)),
         }
     }
+}
+
+/// Why the kernel has not said that something is done.
+#[derive(Debug, Clone, Copy)]
+enum Unacknowledged {
+    /// It is not.
+    Refused(Errno),
+    /// It may be, but what the kernel said could not be read.
+    Lost(Errno),
+}
+
+impl Unacknowledged {
+    fn of(self, what: String) -> RouteError {
+        match self {
+            Self::Refused(cause) => RouteError::refused(what, cause),
+            Self::Lost(cause) => RouteError { what, cause, may_be_done: true },
+        }
+    }
+}
+
+/// The kernel's message about it, marked where it is to be.
+fn message_of(found: &FoundRouting) -> Vec<u8> {
+    if found.condemned { condemned(&found.message) } else { found.message.clone() }
 }
 
 /// The message about a policy rule with another protocol: the kernel repeats this attribute in every one since 4.17.
