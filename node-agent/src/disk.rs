@@ -36,6 +36,10 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// When there is none.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
+    /// Whether a path is a link to something that is not there. A disk without links has none.
+    fn leads_nowhere(&self, _path: &Path) -> bool {
+        false
+    }
     /// Opens a file to be read.
     ///
     /// # Errors
@@ -155,6 +159,10 @@ impl Disk for Real {
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         fs::metadata(path).map(|known| Stat::from(&known))
+    }
+
+    fn leads_nowhere(&self, path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok() && matches!(path.try_exists(), Ok(false))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>> {

@@ -405,7 +405,7 @@ impl Installer {
     /// Reads the configuration directory: files that matter, and what was known of each before it was read.
     ///
     /// # Errors
-    /// When it cannot be listed.
+    /// When it cannot be listed, or a file that is ours by its name cannot be looked at.
     pub fn directory(&self) -> Result<(Directory, BTreeMap<String, Stat>), DiskError> {
         let net = &self.settings.paths.net;
         let names = context(self.disk.list(net), "list", net)?;
@@ -413,7 +413,16 @@ impl Installer {
         let (mut files, mut stats) = (Vec::new(), BTreeMap::new());
         for name in names.filter(|name| Directory::matters(name)) {
             let path = net.join(&name);
-            let Ok(stat) = self.disk.stat(&path) else { continue };
+            let stat = match self.disk.stat(&path) {
+                Ok(stat) => stat,
+                // Removed since, or a link that leads nowhere.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) if plan::is_loaded(&name) => {
+                    files.push(File { name, text: Err(error.to_string()) });
+                    continue;
+                }
+                Err(error) => return context(Err(error), "look at", &path),
+            };
             if stat.is_file {
                 let text = disk::read_text(self.disk(), &path).map_err(|error| error.error.to_string());
                 stats.insert(name.clone(), stat);

@@ -7,6 +7,7 @@ use crate::disk::{self, DiskError};
 use crate::install::Installer;
 use crate::kubeconfig;
 use crate::plan::{self, Edit, Leftover};
+use crate::settings::Paths;
 
 /// What the API server says about the agent's own DaemonSet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,6 +136,7 @@ pub enum RemovalError {
 pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
     let _lock = installer.lock().map_err(|error| vec![RemovalError::from(error)])?;
     let (mut errors, may_call) = remove_entries(installer);
+    errors.extend(hidden(installer));
     if may_call {
         errors.push(RemovalError::Kept);
     } else {
@@ -149,6 +151,18 @@ pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
     }
     errors.extend(installer.sweep_locked().err().map(RemovalError::from));
     if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// The directories that are links to nowhere: what is behind them on the node, this container does not see.
+fn hidden(installer: &Installer) -> impl Iterator<Item = RemovalError> {
+    let Paths { net, bin, run, .. } = &installer.settings().paths;
+    [net, bin, run].into_iter().filter(|path| installer.disk().leads_nowhere(path)).map(|path| {
+        let error = std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            "it is a link to something that is not there, or not mounted here; what is behind it stays",
+        );
+        DiskError { doing: "remove anything from", path: path.clone(), error }.into()
+    })
 }
 
 /// Takes our entry out of every configuration, and says whether one may still call the plugin.

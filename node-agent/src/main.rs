@@ -1,11 +1,11 @@
 //! `install-cni`: reads its settings, starts logging, runs what was asked for.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use install_cni::agent;
 use install_cni::disk::Real;
 use install_cni::install::Installer;
@@ -80,13 +80,19 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     }
 }
 
-/// Sees to it that there is a thread beside this one. Whether one can be made is tried out first, for tokio only panics.
+/// Sees to it that there is a thread beside this one. Where the kernel makes none, tokio panics, and has no other way to say so.
 fn with_a_thread(runtime: Runtime) -> anyhow::Result<Runtime> {
-    let tried = thread::Builder::new().spawn(|| ()).context(
-        "no thread can be made, so nothing can be done; look for a limit on processes (pids.max of the container, podPidsLimit, ulimit -u)",
-    )?;
-    let _ = tried.join();
-    runtime.block_on(runtime.spawn_blocking(|| ()))?;
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| ()));
+    let made = panic::catch_unwind(AssertUnwindSafe(|| runtime.spawn_blocking(|| ())));
+    panic::set_hook(hook);
+    let made = made.map_err(|panicked| {
+        let why = panicked.downcast_ref::<String>().map_or("the kernel refuses", String::as_str);
+        anyhow!(
+            "no thread can be made, so nothing can be done: {why}; look for a limit on processes (pids.max of the container, podPidsLimit, ulimit -u)"
+        )
+    })?;
+    runtime.block_on(made)?;
     Ok(runtime)
 }
 

@@ -15,6 +15,7 @@ use crate::disk::{DiskError, context};
 use crate::install::{Conflist, InstallError, Installer, Pass};
 use crate::kubeconfig;
 use crate::leave::{self, RemovalError};
+use crate::plan::Obstacle;
 use crate::ready::Reason;
 use crate::settings::Paths;
 
@@ -56,8 +57,13 @@ pub enum OnceError {
     #[error(transparent)]
     Install(#[from] InstallError),
     /// Every step was taken, and pods would not be redirected all the same.
-    #[error("{0}; what can be installed is in place, run it again when that is put right")]
-    NotCalled(Reason),
+    #[error("{reason}{}; what can be installed is in place, run it again when that is put right", before(.reason, .obstacle.as_ref()))]
+    NotCalled {
+        /// Why not.
+        reason: Reason,
+        /// What the steps met, which may have passed since.
+        obstacle: Option<Obstacle>,
+    },
 }
 
 /// Why nothing was removed, or not everything.
@@ -72,6 +78,14 @@ pub enum UninstallError {
     /// Something resisted.
     #[error(transparent)]
     Removal(#[from] RemovalError),
+}
+
+/// What was the matter before, where that is not what is the matter now.
+fn before(reason: &Reason, obstacle: Option<&Obstacle>) -> String {
+    let is_said = |obstacle: &Obstacle| matches!(reason, Reason::Directory(now) if now == obstacle);
+    obstacle
+        .filter(|obstacle| !is_said(obstacle))
+        .map_or_else(String::new, |obstacle| format!(" (before: {obstacle})"))
 }
 
 /// Sees to it that the node's directories are there. The one of the plugin's credentials is made: it is ours alone, and gone after each boot.
@@ -115,7 +129,9 @@ pub fn install(installer: &Installer) -> Result<Done, OnceError> {
 pub fn install_alone(installer: &Installer) -> Result<Done, OnceError> {
     installer.sweep().map_err(OnceError::Sweep)?;
     let changed = pass(installer)?;
-    let credentials = installer.check_once().map_err(OnceError::NotCalled)?;
+    let credentials = installer
+        .check_once()
+        .map_err(|reason| OnceError::NotCalled { reason, obstacle: changed.obstacle.clone() })?;
     Ok(Done::Installed { changed, credentials })
 }
 

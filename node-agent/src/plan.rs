@@ -85,7 +85,8 @@ impl Directory {
     }
 }
 
-fn is_loaded(name: &str) -> bool {
+/// Whether a runtime reads a file of this name.
+pub(crate) fn is_loaded(name: &str) -> bool {
     LOADED.iter().any(|end| name.ends_with(end))
 }
 
@@ -122,9 +123,13 @@ pub enum Edit {
 pub enum Obstacle {
     /// There is no file to chain into.
     #[error(
-        "no network configuration that the runtime can load in the directory; waiting for the network plugin to write one"
+        "no network configuration that the runtime can load in the directory{}; waiting for the network plugin to write one",
+        in_brackets(.unloadable)
     )]
-    NoNetwork,
+    NoNetwork {
+        /// Files that it cannot load, with the reason.
+        unloadable: Vec<(String, String)>,
+    },
     /// The file that the user named is missing or cannot be loaded.
     #[error("{file}, named by CNI_CONF_NAME, {because}; waiting for it")]
     NoPinned {
@@ -190,7 +195,7 @@ impl Obstacle {
     #[must_use]
     pub const fn concerns_pods(&self) -> bool {
         match self {
-            Self::NoNetwork
+            Self::NoNetwork { .. }
             | Self::NoPinned { .. }
             | Self::NoOriginal(_)
             | Self::Foreign { .. }
@@ -207,7 +212,7 @@ impl Obstacle {
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::NoNetwork => "no_network",
+            Self::NoNetwork { .. } => "no_network",
             Self::NoPinned { .. } => "no_pinned",
             Self::NoOriginal(_) => "no_original",
             Self::Foreign { .. } => "foreign",
@@ -219,6 +224,17 @@ impl Obstacle {
             Self::Stale(_) => "stale",
         }
     }
+}
+
+/// Files with what is the matter with each, behind what is said of all; as many as one reads.
+fn in_brackets(files: &[(String, String)]) -> String {
+    const SHOWN: usize = 3;
+    let mut words: Vec<String> =
+        files.iter().take(SHOWN).map(|(name, reason)| format!("{name}: {reason}")).collect();
+    if files.len() > SHOWN {
+        words.push(format!("{} more", files.len() - SHOWN));
+    }
+    if words.is_empty() { String::new() } else { format!(" ({})", words.join("; ")) }
 }
 
 /// What has to change, and what is wrong as long as it has not.
@@ -360,7 +376,8 @@ fn network<'d>(
         let is_network = |name: &str, conf: &NetConf<'_>| {
             !conf.is_only_ours() && !ownership::is_our_copy(directory, name, conf)
         };
-        return others.find(|(name, conf)| is_network(name, conf)).ok_or(Obstacle::NoNetwork);
+        let found = others.find(|(name, conf)| is_network(name, conf));
+        return found.ok_or_else(|| Obstacle::NoNetwork { unloadable: directory.invalid() });
     };
     let names = siblings(pinned);
     let named = others.find(|(name, _)| names.iter().any(|sibling| sibling == name));

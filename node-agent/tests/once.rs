@@ -156,6 +156,63 @@ fn without_a_network_configuration_it_is_not_done_and_says_so() {
     assert!(node.calls_us());
 }
 
+/// Runs it while one of its system calls on a file fails, in the words of strace.
+fn run_while(node: &Node, args: &[&str], file: &Path, fault: &str) -> Output {
+    let (path, trace) = (file.display().to_string(), node.path("trace").display().to_string());
+    let (call, _) = fault.split_once(':').expect("a call and its fault");
+    let agent = node.command(args);
+    let mut strace = Command::new("strace");
+    strace.args(["-D", "-f", "-qq", "-o", &trace, "-P", &path, "-e", &format!("trace={call}")]);
+    strace
+        .args(["-e", &format!("inject={fault}")])
+        .arg(agent.get_program())
+        .args(agent.get_args())
+        .env_clear();
+    strace.envs(agent.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let done = strace.output().expect("runs");
+    assert!(fs::read_to_string(&trace).expect("a trace").contains("INJECTED"), "{fault} was not met");
+    done
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_is_named_with_the_reason() {
+    let node = bare(&[("10-calico.conflist", CALICO)]);
+    let file = node.path("net.d/10-calico.conflist");
+    let done = run_while(&node, &["install", "--once"], &file, "read:error=ENOMEM:when=1");
+    assert_ends(&done, 1, &["10-calico.conflist: Cannot allocate memory", "run it again"]);
+    assert_ends(&run(&node, &["install", "--once"]), 0, &[]);
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_not_taken_for_gone() {
+    let node = bare(&[("10-calico.conflist", CALICO)]);
+    assert_ends(&run(&node, &["install", "--once"]), 0, &[]);
+    for name in ["10-calico.conflist", "10-calico.conflist.istio-cni-original"] {
+        let done =
+            run_while(&node, &["uninstall"], &node.path("net.d").join(name), "statx:error=EACCES:when=1");
+        assert_ends(&done, 1, &[name, "ermission denied"]);
+        assert!(node.has_plugin(), "{name}: an entry may be left that needs it");
+    }
+    assert_ends(&run(&node, &["uninstall"]), 0, &[]);
+    assert_eq!(node.confs().len(), 1, "{:?}", node.confs());
+}
+
+#[test]
+fn a_directory_behind_a_link_to_nowhere_is_not_taken_for_clean() {
+    let node = bare(&[("10-calico.conflist", CALICO)]);
+    assert_ends(&run(&node, &["install", "--once"]), 0, &[]);
+    for name in ["bin", "net.d"] {
+        let (there, away) = (node.path(name), node.path("away"));
+        fs::rename(&there, &away).expect("renames");
+        std::os::unix::fs::symlink("/nowhere", &there).expect("links");
+        assert_ends(&run(&node, &["uninstall"]), 1, &[&there.display().to_string(), "a link to something"]);
+        fs::remove_file(&there).expect("removes");
+        fs::rename(&away, &there).expect("renames");
+    }
+    assert_ends(&run(&node, &["uninstall"]), 0, &[]);
+    assert!(!node.has_plugin());
+}
+
 #[test]
 fn what_belongs_to_somebody_else_stays_as_it_is() {
     let mut node = bare(&[("10-calico.conflist", CALICO)]);

@@ -137,8 +137,12 @@ fn nothing_to_chain_into_means_waiting() {
     for files in
         [&[] as &[(&str, &str)], &[("00-x.conf", "{")], &[("YYY-istio-cni.conf", r#"{"type":"istio-cni"}"#)]]
     {
-        let plan = plan(&directory(files), &chained());
-        assert_eq!(plan, Plan { target: None, obstacle: Some(Obstacle::NoNetwork), edits: Vec::new() });
+        let directory = directory(files);
+        let obstacle = Obstacle::NoNetwork { unloadable: directory.invalid() };
+        assert_eq!(
+            plan(&directory, &chained()),
+            Plan { target: None, obstacle: Some(obstacle), edits: Vec::new() }
+        );
     }
 }
 
