@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets, as many at a time as there are processors, and prints a table of what came of it.
+# Runs the fuzz targets, as many at a time as there are processors (FUZZ_JOBS), and prints a table of what came of it.
 #
 #   scripts/fuzz.sh [--smoke] [TARGET...]
 #
@@ -11,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 seconds=${FUZZ_SECONDS:-$((${FUZZ_MINUTES:-20} * 60))}
+jobs_at_once=${FUZZ_JOBS:-$(nproc)}
 sanitizer=${FUZZ_SANITIZER:-}
 is_smoke=
 if [ "${1:-}" = --smoke ]; then
@@ -71,7 +72,7 @@ run() {
 }
 
 for target in "${targets[@]}"; do
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs_at_once" ]; do wait -n || true; done
     run "$target" &
 done
 wait
@@ -97,5 +98,5 @@ for target in "${targets[@]}"; do
         tail -40 "$logs/$target"
     fi
 done
-printf '%s seconds each, sanitizer: %s, %s, %s processors\n' "$seconds" "$sanitizer" "$(uname -m)" "$(nproc)"
+printf '%s seconds each, %s at a time, sanitizer: %s, %s, %s processors\n' "$seconds" "$jobs_at_once" "$sanitizer" "$(uname -m)" "$(nproc)"
 exit "$failed"
