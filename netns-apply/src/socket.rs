@@ -113,12 +113,13 @@ impl NetlinkSocket {
         take: impl FnMut(&Message<'_>) -> Result<(), E>,
     ) -> Result<Ended, E> {
         self.send(question)?;
-        Ok(match self.answer(sequence, take)? {
-            // What changes while it is listed.
-            Ended::Refused(answer) if [Errno::EINTR, Errno::EAGAIN].contains(&code(&answer)) => {
-                Ended::Interrupted
-            }
-            ended => ended,
+        let is_change = |answer: &Answer| [Errno::EINTR, Errno::EAGAIN].contains(&code(answer));
+        let ended = self.answer(sequence, take)?;
+        // What changes while it is listed.
+        Ok(if matches!(&ended, Ended::Refused(answer) if is_change(answer)) {
+            Ended::Interrupted
+        } else {
+            ended
         })
     }
 
