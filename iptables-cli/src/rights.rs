@@ -46,7 +46,7 @@ mod tests {
     use super::*;
     use redirect_core::settings::Source;
 
-    fn of(given: &[(Key, &str)]) -> CapabilitySet {
+    fn of(given: &[(Key, &'static str)]) -> CapabilitySet {
         let mut settings = RawSettings::new();
         for (key, value) in given {
             settings.set(*key, *value, Source::CommandLine);
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn a_run_keeps_what_its_settings_ask_for() {
         let rules = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW;
-        let cases: [(&[(Key, &str)], CapabilitySet); 9] = [
+        let cases: [(&[(Key, &'static str)], CapabilitySet); 9] = [
             (&[], rules),
             (&[(Key::NetworkNamespace, "/run/netns/x")], rules | CapabilitySet::SYS_ADMIN),
             (&[(Key::DryRun, "true")], CapabilitySet::empty()),
