@@ -71,7 +71,9 @@ check() {
 # A compressed archive of what is in a folder, whose bytes depend on that and on the date alone.
 pack() {
     local folder=$1 archive=$2 date=$3
-    tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=go=u,go-w --mtime="@$date" --directory "$folder" . | gzip --no-name --best >"$archive"
+    # By their names: Helm reads no archive whose names begin with a dot.
+    # shellcheck disable=SC2046 # a list of names without spaces
+    tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=go=u,go-w --mtime="@$date" --directory "$folder" $(ls "$folder") | gzip --no-name --best >"$archive"
 }
 
 make_all() {
@@ -154,12 +156,12 @@ verify() {
         [ -f "$file" ] || { problem "$file is missing"; continue; }
         list=$(tar --list --gzip --file "$file")
         for said in $programs LICENSE; do
-            grep -qx "./$said" <<<"$list" || problem "$file has no $said"
+            grep -qx "$said" <<<"$list" || problem "$file has no $said"
         done
     done
     file=istio-cni-$version.tgz
     if [ -f "$file" ]; then
-        said=$(tar --extract --gzip --to-stdout --file "$file" ./istio-cni/Chart.yaml | sed -n 's/^version: *//p')
+        said=$(tar --extract --gzip --to-stdout --file "$file" istio-cni/Chart.yaml | sed -n 's/^version: *//p')
         [ "$said" = "$version" ] || problem "$file holds version $said of the chart"
     else
         problem "$file is missing"

@@ -143,10 +143,10 @@ work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 for architecture in amd64 arm64; do
     mkdir "$work/$architecture"
     for program in istio-cni istio-iptables istio-validation install-cni redirectctl LICENSE; do echo x >"$work/$architecture/$program"; done
-    tar -C "$work/$architecture" -czf "sidecar-cni-$version-linux-$architecture.tar.gz" .
+    tar -C "$work/$architecture" -czf "sidecar-cni-$version-linux-$architecture.tar.gz" $(ls "$work/$architecture")
 done
 mkdir -p "$work/chart/istio-cni" && echo "version: $version" >"$work/chart/istio-cni/Chart.yaml"
-tar -C "$work/chart" -czf "istio-cni-$version.tgz" .
+tar -C "$work/chart" -czf "istio-cni-$version.tgz" istio-cni
 for name in install-cni proxy-init validator; do
     mkdir -p "$work/$name/blobs/sha256"
     echo "{\"annotations\":{\"org.opencontainers.image.revision\":\"$commit\"}}" >"$work/$name/blobs/sha256/1"
