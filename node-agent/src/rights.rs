@@ -66,7 +66,9 @@ mod tests {
     const RULES: CapabilitySet =
         CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_ADMIN).union(CapabilitySet::NET_RAW);
 
-    fn of(action: Action, env: &[(&str, &str)], reloads: bool) -> CapabilitySet {
+    type Environment<'a> = &'a [(&'a str, &'a str)];
+
+    fn of(action: Action, env: Environment<'_>, reloads: bool) -> CapabilitySet {
         let required = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
         let env = required.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let Ok(Line::Work(words)) = crate::settings::command_line().read([]) else {
@@ -79,7 +81,7 @@ mod tests {
     #[test]
     fn an_agent_keeps_what_is_switched_on_or_may_be() {
         let processes = FILES | RULES | CapabilitySet::SYS_PTRACE;
-        let cases: [(&[(&str, &str)], bool, CapabilitySet); 8] = [
+        let cases: [(Environment<'_>, bool, CapabilitySet); 8] = [
             (&[], false, FILES),
             (&[("REPAIR_DELETE_PODS", "true")], false, FILES),
             (&[("DRIFT_WATCH_INTERVAL", "5m")], false, FILES | RULES),
