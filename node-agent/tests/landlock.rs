@@ -254,3 +254,24 @@ fn an_agent_whose_directory_is_not_there_yet_is_not_confined_and_says_so() {
     agent.wait_ready();
     assert!(node.calls_us());
 }
+
+/// The test itself may do everything, as root on a node. In a container an agent has less to begin with.
+#[test]
+fn an_agent_keeps_the_capabilities_of_what_is_switched_on() {
+    // CHOWN, DAC_OVERRIDE, FOWNER; NET_ADMIN, NET_RAW, SYS_ADMIN; SYS_PTRACE.
+    let (files, rules, processes) = (0b1011_u64, 1 << 12 | 1 << 13 | 1 << 21, 1 << 19);
+    for (switch, wanted) in [
+        (("REPAIR_DELETE_PODS", "true"), files),
+        (("DRIFT_WATCH_INTERVAL", "1m"), files | rules),
+        (("REPAIR_REPAIR_PODS", "true"), files | rules | processes),
+    ] {
+        let mut node = node();
+        node.set(switch.0, switch.1);
+        let agent = node.start_ready();
+        let status = fs::read_to_string(format!("/proc/{}/status", agent.id())).expect("reads");
+        for set in ["CapPrm", "CapEff", "CapBnd"] {
+            assert!(status.contains(&format!("{set}:\t{wanted:016x}\n")), "{switch:?} {set}: {status}");
+        }
+        assert!(status.contains("NoNewPrivs:\t1\n"), "{switch:?}: {status}");
+    }
+}
