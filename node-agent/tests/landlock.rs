@@ -151,6 +151,8 @@ fn a_confined_agent_repairs_a_pod_where_it_stands() {
 #[test]
 fn one_shot_modes_work_confined() {
     let node = node();
+    // As after each boot.
+    fs::remove_dir(node.path("run")).expect("removes");
     for (args, is_there) in [(&["install", "--once"][..], true), (&["uninstall"], false)] {
         let mut command = node.command(args);
         let done = command.args(["--log_output_level", "cni-agent:debug"]).output().expect("runs");

@@ -7,6 +7,7 @@ use netns_apply::capabilities::{self, SYS_PTRACE};
 use netns_apply::pod::remember_hosts;
 
 use super::{Confined, allowed, confine, outside};
+use crate::once;
 use crate::rights::looks_at_processes;
 use crate::settings::{Action, Settings, TemplateSource};
 
@@ -26,6 +27,10 @@ pub fn begin(action: Action, settings: &Settings, folder: Option<&Path>) {
     }
     match try_begin(action, settings, folder) {
         Ok(confined) => log::log!(target: SCOPE, level, "{confined}"),
+        // What ends at once says itself what it misses.
+        Err(error) if level == log::Level::Debug => {
+            log::debug!(target: SCOPE, "not confined by Landlock: {error}");
+        }
         Err(error) => log::warn!(target: SCOPE, "not confined by Landlock: {error}"),
     }
 }
@@ -33,12 +38,15 @@ pub fn begin(action: Action, settings: &Settings, folder: Option<&Path>) {
 fn try_begin(action: Action, settings: &Settings, folder: Option<&Path>) -> anyhow::Result<Confined> {
     // What a confined process sees of process 1 is nothing.
     remember_hosts();
-    if action == Action::Run {
-        // Where it cannot be made, the agent will say so that needs it.
-        let _ = fs::create_dir_all(&settings.paths.run);
-        if looks_at_processes(settings, folder.is_some()) && capabilities::has(SYS_PTRACE) != Some(false) {
-            outside::start()?;
-        }
+    // The run directory is gone after each boot. Where it cannot be made, what needs it will say so.
+    match action {
+        Action::Run => drop(fs::create_dir_all(&settings.paths.run)),
+        Action::Once => drop(once::prepare(&settings.paths)),
+        Action::Uninstall | Action::TaintController => {}
+    }
+    let looks = action == Action::Run && looks_at_processes(settings, folder.is_some());
+    if looks && capabilities::has(SYS_PTRACE) != Some(false) {
+        outside::start()?;
     }
     let template = match &settings.entry.template {
         Some(TemplateSource::File(file)) => fs::read_to_string(file).ok(),
