@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test kernels picture fuzz inject msrv faults hunt scale race scan heal trace swap rollouts runtimes images reproducible seccomp chart guides manifests page check setup bench release
+.PHONY: demo test kernels picture fuzz inject msrv faults hunt scale race scan heal trace swap rollouts runtimes images reproducible release-candidate seccomp chart guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -186,3 +186,9 @@ bench:
 release:
 	scripts/setup-apt.sh release
 	scripts/release.sh
+
+# What a release consists of, in the folder OUT, of a commit that has its version's tag (docs/releasing.md). Publishes nothing.
+release-candidate:
+	scripts/setup-apt.sh
+	scripts/setup-apt.sh cross
+	scripts/release-candidate.sh make "$(OUT)"

@@ -23,8 +23,16 @@ step "lints of what makes the web page"
 cargo clippy --locked -p tools --features page --bin page -- -D warnings
 
 step "dependency rules"
-# Advisories are left to whoever has the network for them: `cargo deny check advisories`.
 cargo deny --log-level error check bans licenses sources
+
+step "advisories about dependencies"
+# Findings fail; a machine that cannot get the database says so, and whoever can runs `cargo deny check advisories` (docs/releasing.md).
+if fetched=$(timeout 300 cargo deny --log-level error fetch db 2>&1); then
+    cargo deny --log-level error --offline check advisories
+else
+    printf '%s\n' "$fetched" | tail -n 3 >&2
+    echo "NOT CHECKED: advisories, because https://github.com/rustsec/advisory-db cannot be had from here" >&2
+fi
 
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet

@@ -14,6 +14,8 @@ pub use cni_core::{conf, fields, pod_source, selection, wire};
 use commands::Job;
 use conf::{Conf, Envelope, MOST_INPUT};
 use kernel::{Kernel, Linux};
+use netns_apply::pod::remember_hosts;
+use privileges::{CapabilitySet, NotGivenUp, keep_only};
 use redirect_core::settings::misspelt_variables;
 use std::{
     ffi::OsString,
@@ -43,7 +45,11 @@ pub fn main() -> ExitCode {
     if let Some(code) = usage::for_people(&words, has_command, io::stdin().is_terminal()) {
         return code;
     }
+    let given_up = give_up_privileges();
     let logs = logs::start();
+    if let Err(error) = given_up {
+        log::warn!(target: logs::SCOPE, "{error}");
+    }
     let configure = |conf: &Conf| {
         if let Some(logs) = &logs {
             logs::configure(logs, conf.levels.clone(), &conf.run_dir);
@@ -59,6 +65,13 @@ pub fn main() -> ExitCode {
         logs.flush();
     }
     if answer.success && printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Keeps what ADD and CHECK take: entering a namespace, reading and writing rules, and the raw socket of iptables' legacy variant. The runtime gives a plugin
+/// everything. Before any thread is made, and before anything is read.
+fn give_up_privileges() -> Result<(), NotGivenUp> {
+    remember_hosts();
+    keep_only(CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN | CapabilitySet::NET_RAW)
 }
 
 /// The runtime's environment may say something for all pods; what is nearly that has no effect.

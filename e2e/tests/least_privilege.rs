@@ -3,13 +3,19 @@
 mod common;
 mod plugin_support;
 
-use std::process::Command;
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::{istio_iptables, istio_iptables_command};
+use common::stubs::Stubs;
+use common::{istio_iptables, istio_iptables_command, with_environment};
 use e2e::netns::{Families, Namespace};
-use e2e::process::{self, Output, SHORT, prefixed};
-use plugin_support::{Invocation, RunDir, sidecar};
+use e2e::process::{self, LATE, Output, Patience, SHORT, prefixed};
+use plugin_support::{Invocation, RunDir, istio_cni, plain_kubeconfig, sidecar};
 
 const APPLY: [&str; 4] = ["-b", "*", "-i", "*"];
 const LEGACY: [&str; 2] = ["net_admin", "net_raw"];
@@ -137,4 +143,133 @@ fn the_plugin_needs_net_admin_and_sys_admin() -> Result<()> {
     invocation("DEL").under(with(&[])).run()?.silence().context("DEL")?;
     invocation("VERSION").under(with(&[])).run()?.result().context("VERSION")?;
     Ok(())
+}
+
+/// What a process may do: its permitted, effective, bounding and ambient sets, and whether programs that it starts may get more.
+fn rights(status: &str) -> Result<String> {
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+        line.map(str::trim).with_context(|| format!("no {name} in {status:?}"))
+    };
+    let set = |name| anyhow::Ok(u64::from_str_radix(field(name)?, 16)?);
+    let sets = [set("CapPrm")?, set("CapEff")?, set("CapBnd")?, set("CapAmb")?];
+    Ok(format!("{sets:x?} {}", field("NoNewPrivs")?))
+}
+
+/// Exactly these, in the words of [`rights`].
+fn exactly(bits: &[u32]) -> String {
+    let set: u64 = bits.iter().map(|bit| 1 << bit).sum();
+    format!("[{set:x}, {set:x}, {set:x}, 0] 1")
+}
+
+const DAC_OVERRIDE: u32 = 1;
+const SETGID: u32 = 6;
+const SETUID: u32 = 7;
+const NET_ADMIN: u32 = 12;
+const NET_RAW: u32 = 13;
+const SYS_MODULE: u32 = 16;
+const SYS_ADMIN: u32 = 21;
+
+/// A program in the middle of its work. It is killed when dropped.
+struct Running(Child);
+
+impl Running {
+    fn rights(&self) -> Result<String> {
+        rights(&fs::read_to_string(format!("/proc/{}/status", self.0.id()))?)
+    }
+
+    /// Waits until it may do exactly this.
+    fn wait_for(&self, wanted: &str) -> Result<()> {
+        let mut patience = Patience::new(SHORT);
+        loop {
+            let now = self.rights()?;
+            if now == wanted {
+                return Ok(());
+            }
+            ensure!(!patience.is_over(), "{now} instead of {wanted}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The test itself may do everything, as a container runtime and as root on a node.
+#[test]
+fn the_plugin_keeps_what_it_needs_of_all_that_a_runtime_gives_it() -> Result<()> {
+    let all = rights(&fs::read_to_string("/proc/self/status")?)?;
+    let ours = exactly(&[NET_ADMIN, NET_RAW, SYS_ADMIN]);
+    ensure!(all != ours, "the test cannot tell: {all}");
+    let run_dir = RunDir::new()?;
+    // A server that takes the question and does not answer: there the plugin is in the middle of its work.
+    let server = TcpListener::bind("127.0.0.1:0")?;
+    run_dir.write_kubeconfig(&plain_kubeconfig(server.local_addr()?.port()))?;
+    let namespace = Namespace::pod(Families::Dual)?;
+    let mut conf = run_dir.conf();
+    conf["prevResult"] = serde_json::json!({"cniVersion": "1.1.0", "interfaces": [], "ips": []});
+    let mut command = process::command(istio_cni(), [""; 0]);
+    command.env_clear().envs([
+        ("CNI_COMMAND", "ADD"),
+        ("CNI_CONTAINERID", "abc"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+        ("CNI_NETNS", &namespace.path().display().to_string()),
+        ("CNI_ARGS", "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"),
+    ]);
+    let mut plugin =
+        Running(command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    plugin.0.stdin.take().context("standard input")?.write_all(conf.to_string().as_bytes())?;
+    let _asked = server.accept()?;
+    let now = plugin.rights()?;
+    ensure!(now == ours, "{now} instead of {ours}");
+    Ok(())
+}
+
+/// A program of iptables that notes what it, and who started it, may do.
+const NOTES: &str = "cat /proc/$PPID/status >FOLDER/parent; cat /proc/self/status >FOLDER/own; exit 1";
+
+#[test]
+fn istio_iptables_and_its_helpers_keep_what_the_run_needs() -> Result<()> {
+    let stubs = Stubs::new()?;
+    for name in ["iptables-legacy-restore", "ip6tables-legacy-restore"] {
+        stubs.add(name, NOTES)?;
+    }
+    let namespace = Namespace::pod(Families::Dual)?;
+    let output = namespace.run(&stubs.command("-b * -i * --force-iptables-binary legacy"))?;
+    ensure!(output.code() == Some(1), "the helper fails: {output:?}");
+    let ours = exactly(&[NET_ADMIN, NET_RAW, SYS_MODULE]);
+    for who in ["parent", "own"] {
+        let noted = rights(&stubs.read(who))?;
+        ensure!(noted == ours, "{who}: {noted} instead of {ours}");
+    }
+
+    // A dry run waits here for somebody who reads what it writes.
+    let folder = tempfile::tempdir()?;
+    let pipe = folder.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
+    let file = ("DRY_RUN_FILE_PATH".to_owned(), pipe.display().to_string());
+    let mut command = with_environment(istio_iptables(), &[&APPLY[..], &["--dry-run"]].concat(), &[file]);
+    let dry = Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    dry.wait_for(&exactly(&[DAC_OVERRIDE]))
+}
+
+#[test]
+fn the_validation_keeps_no_more_than_it_takes_to_be_the_proxy() -> Result<()> {
+    let namespace = Namespace::pod(Families::Dual)?;
+    let program = e2e::program::under_test("istio-validation")?;
+    // Nothing is redirected there, so it waits for rules.
+    let args = ["-b", "*", "-i", "*", "--probe-timeout", LATE];
+    let mut command = process::command(&program, args);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let waiting = Running(namespace.enter(|| command.spawn())??);
+    waiting.wait_for(&exactly(&[SETUID, SETGID]))?;
+    let mut command = process::command(&program, args);
+    command.args(["--network-namespace", &namespace.path().display().to_string()]);
+    let waiting = Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    waiting.wait_for(&exactly(&[SETUID, SETGID, SYS_ADMIN]))
 }

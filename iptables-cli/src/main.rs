@@ -3,6 +3,7 @@
 //! Exit codes: 0 done; 1 bad input, or failed; 126 the validation found the pod not redirected.
 
 mod report;
+mod rights;
 mod run;
 
 use settings_cli::{Pages, Program};
@@ -47,5 +48,8 @@ const PROGRAM: Program = Program {
 };
 
 fn main() -> ExitCode {
-    PROGRAM.main(env::args_os().skip(1), run::run)
+    PROGRAM.main(env::args_os().skip(1), |settings| {
+        rights::give_up(settings);
+        run::run(settings)
+    })
 }

@@ -1,7 +1,7 @@
 //! What is special about pods' network namespaces: which ones are never a pod's, and what a pod with users of its own
 //! (`hostUsers: false`) needs.
 
-use crate::netns::{Netns, NetnsError};
+use crate::netns::{Netns, NetnsError, NetnsId};
 use redirect_core::options::BackendChoice;
 use std::{fmt, fs, io::ErrorKind, os::unix::fs::MetadataExt, sync::OnceLock};
 
@@ -23,6 +23,15 @@ impl fmt::Display for Hosts {
     }
 }
 
+/// The network namespace of process 1, where [`remember_hosts`] could see it.
+static INITS: OnceLock<Option<NetnsId>> = OnceLock::new();
+
+/// Looks at the network namespace of process 1, for [`hosts`] to compare with ever after. Who gives up the right to look at other processes asks first; where
+/// nobody has, each comparison looks anew.
+pub fn remember_hosts() {
+    INITS.get_or_init(|| Netns::open("/proc/1/ns/net").ok().map(|namespace| namespace.id()));
+}
+
 /// Why a namespace is the host's and must be left alone; none where it may be a pod's.
 ///
 /// # Errors
@@ -30,6 +39,9 @@ impl fmt::Display for Hosts {
 pub fn hosts(namespace: &Netns) -> Result<Option<Hosts>, NetnsError> {
     if namespace.is_own()? {
         return Ok(Some(Hosts::Own));
+    }
+    if let Some(Some(inits)) = INITS.get() {
+        return Ok((*inits == namespace.id()).then_some(Hosts::Inits));
     }
     match namespace.is_inits() {
         Ok(true) => Ok(Some(Hosts::Inits)),

@@ -12,6 +12,7 @@ use anyhow::bail;
 use tokio::sync::watch::{self, Receiver};
 
 use crate::cluster::{Connection, LastSeen};
+use crate::confine;
 use crate::disk::Real;
 use crate::drift;
 use crate::fight::{Fight, suspect};
@@ -96,11 +97,16 @@ pub async fn run(
     repair.abort();
     taint.abort();
     keeping.abort();
-    if let End::Lost(directory) = end {
-        bail!(
+    match end {
+        End::Told => {}
+        End::Lost(directory) => bail!(
             "the node's directory behind {} was removed and made anew, and this container still sees the old one; ending, so that the kubelet starts a container that sees the new one",
             directory.display()
-        );
+        ),
+        End::Moved(directory) => bail!(
+            "{} is another directory than the one that this process confined itself to (LANDLOCK), so it may not write there; ending, so that whoever started it starts another",
+            directory.display()
+        ),
     }
     state.set(Phase::Leaving);
     tokio::select! {
@@ -117,6 +123,8 @@ enum End {
     Told,
     /// A directory of the node is not the one it sees any more.
     Lost(PathBuf),
+    /// A directory is another one than that which it confined itself to.
+    Moved(PathBuf),
 }
 
 /// A file that is left to another writer for a while.
@@ -245,6 +253,9 @@ impl Agent {
         loop {
             if let Some(lost) = self.installer.lost_directory() {
                 return Some(End::Lost(lost.to_owned()));
+            }
+            if let Some(moved) = confine::moved() {
+                return Some(End::Moved(moved.to_owned()));
             }
             let tick = tokio::time::Instant::now() + TICK;
             let changed = async {

@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use install_cni::agent;
+use install_cni::confine;
 use install_cni::disk::Real;
 use install_cni::install::Installer;
 use install_cni::once::{self, Done};
 use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
 use install_cni::reload::{Reading, Reloader, Sources};
+use install_cni::rights;
 use install_cni::settings::{Action, Problem, Settings, command_line};
 use install_cni::taint::cluster;
+use privileges::keep_only;
 use settings_cli::Line;
 use tokio::runtime::Runtime;
 
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     for notice in notices {
         log::warn!(target: SCOPE, "{notice}");
     }
+    give_up_what_is_not_needed(action, &settings, reloader.as_ref());
     let done = match action {
         Action::Run => run(settings, reloader, &logs),
         Action::Once => install_once(settings),
@@ -50,6 +54,14 @@ fn main() -> ExitCode {
     };
     logs.flush();
     done
+}
+
+/// Before there is any other thread.
+fn give_up_what_is_not_needed(action: Action, settings: &Settings, reloader: Option<&Reloader>) {
+    if let Err(error) = keep_only(rights::needed(action, settings, reloader.is_some())) {
+        log::warn!(target: SCOPE, "{error}");
+    }
+    confine::begin(action, settings, reloader.map(Reloader::folder).as_deref());
 }
 
 fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {

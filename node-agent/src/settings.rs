@@ -48,6 +48,8 @@ pub struct Settings {
     pub repair: RepairSettings,
     /// What the taint controllers are told.
     pub taint: TaintSettings,
+    /// Whether the agent confines itself to its directories.
+    pub landlock: bool,
     /// How the agent logs.
     pub logging: logging::Config,
 }
@@ -238,6 +240,7 @@ impl Settings {
             drift: drift(&mut raw),
             repair: repair(&mut raw),
             taint: taint::read(&mut raw),
+            landlock: raw.switch("LANDLOCK"),
             logging,
         };
         let notices = notice::all(&raw, env);

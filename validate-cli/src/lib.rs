@@ -52,7 +52,7 @@ use stop::Stop;
 
 pub use reason::{Reason, Remedy};
 pub use report::report;
-pub use run::{RunError, run};
+pub use run::{RunError, needed, run};
 pub use verdict::{Check, Path, Unproven, Verdict};
 pub use walk::Identity;
 

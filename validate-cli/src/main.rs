@@ -1,6 +1,7 @@
 //! `istio-validation`: the init container that holds a pod back while its traffic would bypass the proxy.
 
-use istio_validation::{RunError, report, run};
+use istio_validation::{RunError, needed, report, run};
+use privileges::keep_only;
 use redirect_core::settings::{Key, RawSettings};
 use settings_cli::{Pages, Program};
 use std::{env, process::ExitCode};
@@ -47,6 +48,9 @@ fn main() -> ExitCode {
 }
 
 fn validate(settings: &RawSettings) -> ExitCode {
+    if let Err(error) = keep_only(needed(settings)) {
+        log::warn!(target: logging::DEFAULT_SCOPE, "{error}");
+    }
     match run(settings) {
         Ok(verdict) => {
             let file = settings.get(Key::TerminationLog).0;

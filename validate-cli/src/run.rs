@@ -8,6 +8,7 @@ use netns_apply::{
     facts::{self, NameFiles},
     netns::{Netns, NetnsError},
 };
+use privileges::CapabilitySet;
 use redirect_core::{
     Redirect,
     options::BackendChoice,
@@ -40,6 +41,20 @@ pub enum RunError {
         /// Why not.
         cause: NetnsError,
     },
+}
+
+/// The capabilities that a validation with these settings needs: none in a pod, where it runs as the proxy's user. Root sends its packets as the proxy, enters
+/// the namespace that is named, and writes the verdict where it is told to, which may be in somebody else's directory.
+#[must_use]
+pub fn needed(settings: &RawSettings) -> CapabilitySet {
+    let mut needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+    if !settings.get(Key::NetworkNamespace).0.is_empty() {
+        needed |= CapabilitySet::SYS_ADMIN;
+    }
+    if settings.get(Key::TerminationLog).1 != Source::Default {
+        needed |= CapabilitySet::DAC_OVERRIDE;
+    }
+    needed
 }
 
 /// Validates what these settings ask for. While the pod has no address it waits for one, within the same time.

@@ -14,6 +14,7 @@ use netns_apply::pod::hosts;
 
 use super::action::Trouble;
 use super::processes::{Census, namespace_of};
+use crate::confine::outside;
 use pod_netns::{Survey, Unfound};
 
 /// A pod, as it is looked for.
@@ -33,6 +34,14 @@ pub fn open(wanted: &Wanted<'_>, mounted: &Path, proc: &Path) -> Result<Netns, T
     if wanted.addresses.is_empty() {
         return Err(Trouble::new("not_found", Unfound::NoAddress));
     }
+    let (uid, addresses) = (wanted.uid.to_owned(), wanted.addresses.to_vec());
+    let (mounted, proc) = (mounted.to_owned(), proc.to_owned());
+    // Who is confined sees no processes.
+    outside::run(move || find(&Wanted { uid: &uid, addresses: &addresses }, &mounted, &proc))
+        .unwrap_or_else(|| Err(Trouble::new("not_found", "the search for the pod's processes panicked")))
+}
+
+fn find(wanted: &Wanted<'_>, mounted: &Path, proc: &Path) -> Result<Netns, Trouble> {
     let unknown = |error: std::io::Error| {
         let text = format!(
             "cannot tell which processes are the pod's: {error}; mount the host's /proc there, or name it in MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities"

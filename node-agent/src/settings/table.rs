@@ -63,6 +63,7 @@ pub const SETTINGS: &[Row] = &[
     used("ctrlz_address", &[], TEXT, "localhost", "Address of run-time control."),
     used("daemonset-name", &["DAEMONSET_NAME"], TEXT, "istio-cni-node", "The agent's own DaemonSet, which tells an upgrade from removal."),
     used("settings-dir", &["SETTINGS_DIR"], Path, "", "Folder of a mounted ConfigMap, from which some settings are read again whenever it changes; empty: none."),
+    used("landlock", &["LANDLOCK"], Switch, "true", "Where the kernel has Landlock, the agent confines itself to the directories of these settings (docs/privileges.md)."),
     used("", &["LOG_OUTPUT_LEVEL"], Takes::Levels, "", "What flag --log_output_level says, where that is not given."),
     used("", &["EXCLUDE_NAMESPACES"], LIST, "", "Namespaces whose pods are left alone."),
     used("", &["POD_NAMESPACE"], TEXT, "", "The agent's namespace."),

@@ -55,6 +55,7 @@ pub const AGENT_VARIABLES: &[&str] = &[
     "HEALTH_PORT",
     "ISTIO_OWNED_CNI_CONFIG",
     "KUBECONFIG_MODE",
+    "LANDLOCK",
     "LOG_LEVEL",
     "LOG_OUTPUT_LEVEL",
     "MONITORING_ADDRESS",

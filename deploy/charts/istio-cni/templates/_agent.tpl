@@ -59,6 +59,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- if ne (int .healthPort) 8000 }}{{ $_ := set $config "HEALTH_PORT" .healthPort }}{{ end }}
 {{- if ne (int .monitoringPort) 15014 }}{{ $_ := set $config "MONITORING_PORT" .monitoringPort }}{{ end }}
 {{- with .monitoringAddress }}{{ $_ := set $config "MONITORING_ADDRESS" . }}{{ end }}
+{{- if not .landlock }}{{ $_ := set $config "LANDLOCK" false }}{{ end }}
 {{- $_ := include "istio-cni.merge" (dict "into" $config "from" .env) }}
 {{- range $name, $value := $config }}
 {{ $name }}: {{ include "istio-cni.scalar" (toString $value) }}

@@ -80,7 +80,7 @@ everything that is wrong with what was given.
 {{- if hasKey ($values.podLabels | default dict) "k8s-app" }}
 {{- $refuse = append $refuse "podLabels: k8s-app is what the DaemonSet selects its pods by" }}
 {{- end }}
-{{- $switches := dict "DRIFT_WATCH_INTERVAL" "driftWatch.interval" "DRIFT_HEAL" "driftWatch.heal" "NODE_TAINT" "nodeTaint.enabled" "NODE_CONDITION" "nodeCondition.enabled" "REPAIR_ENABLED" "repair.enabled" "REPAIR_REPAIR_PODS" "repair.repairPods" "REPAIR_DELETE_PODS" "repair.deletePods" "REPAIR_LABEL_PODS" "repair.labelPods" "PLUGIN_SERVICE_ACCOUNT" "pluginToken.enabled" "HEALTH_PORT" "healthPort" "MONITORING_PORT" "monitoringPort" }}
+{{- $switches := dict "DRIFT_WATCH_INTERVAL" "driftWatch.interval" "DRIFT_HEAL" "driftWatch.heal" "NODE_TAINT" "nodeTaint.enabled" "NODE_CONDITION" "nodeCondition.enabled" "REPAIR_ENABLED" "repair.enabled" "REPAIR_REPAIR_PODS" "repair.repairPods" "REPAIR_DELETE_PODS" "repair.deletePods" "REPAIR_LABEL_PODS" "repair.labelPods" "PLUGIN_SERVICE_ACCOUNT" "pluginToken.enabled" "LANDLOCK" "landlock" "HEALTH_PORT" "healthPort" "MONITORING_PORT" "monitoringPort" }}
 {{- range $name, $_ := $values.env }}
 {{- with get $switches $name }}
 {{- $refuse = append $refuse (printf "env.%s: set %s, which sees to what goes with it as well" $name .) }}

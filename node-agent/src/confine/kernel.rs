@@ -1,0 +1,142 @@
+//! Having it obeyed.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access as _, AccessFs, BitFlags, PathBeneath, PathFd, PathFdError, RestrictionStatus, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, make_bitflags,
+};
+
+use super::{Access, Allowed, watch};
+
+/// What is asked for: of the newest interface that this was tried with. An older kernel obeys what it knows.
+const NEWEST: ABI = ABI::V6;
+
+/// How the agent is shut in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Confined {
+    /// By everything that was asked for.
+    Wholly,
+    /// By what this kernel knows of it.
+    Partly,
+    /// Not: the kernel has no Landlock, or it is off, or a seccomp profile keeps it away.
+    Unsupported,
+}
+
+impl fmt::Display for Confined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Wholly => "confined by Landlock to the directories of its settings",
+            Self::Partly => {
+                "confined by Landlock to the directories of its settings, as far as this kernel can: a newer one does more"
+            }
+            Self::Unsupported => {
+                "not confined by Landlock: this kernel does not have it (5.13 and newer), or it is switched off, or a seccomp profile forbids it"
+            }
+        })
+    }
+}
+
+/// Why the agent is not shut in.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfineError {
+    /// Something that has to be written to is not there, so that it could never be.
+    #[error("{} is not there yet", .0.display())]
+    Missing(PathBuf),
+    /// A path cannot be looked at.
+    #[error("{}: {cause}", path.display())]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        cause: io::Error,
+    },
+    /// The same, of the path as a place for rules.
+    #[error(transparent)]
+    Open(#[from] PathFdError),
+    /// The kernel does not take the rules.
+    #[error(transparent)]
+    Rules(#[from] RulesetError),
+}
+
+/// Shuts in the calling thread, and those that it makes. Nothing is done where this fails.
+///
+/// # Errors
+/// Something to be written to is not there, or the kernel does not take the rules.
+pub fn confine(allowed: &[Allowed]) -> Result<Confined, ConfineError> {
+    let mut rules = Vec::new();
+    let mut written = Vec::new();
+    for Allowed { path, access } in allowed {
+        for place in places(path, *access)? {
+            rules.push(PathBeneath::new(PathFd::new(&place)?, rights(*access)));
+        }
+        if is_written(*access) {
+            written.push(path.clone());
+        }
+    }
+    let ruleset = Ruleset::default()
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?
+        .add_rules(rules.into_iter().map(Ok::<_, RulesetError>))?;
+    let RestrictionStatus { ruleset, .. } = ruleset.restrict_self()?;
+    Ok(match ruleset {
+        RulesetStatus::FullyEnforced => {
+            watch::remember(&written);
+            Confined::Wholly
+        }
+        RulesetStatus::PartiallyEnforced => {
+            watch::remember(&written);
+            Confined::Partly
+        }
+        RulesetStatus::NotEnforced => Confined::Unsupported,
+    })
+}
+
+const fn is_written(access: Access) -> bool {
+    match access {
+        Access::Write | Access::WriteAndRun => true,
+        Access::Read | Access::Run | Access::Device => false,
+    }
+}
+
+fn rights(access: Access) -> BitFlags<AccessFs> {
+    let read = make_bitflags!(AccessFs::{ReadFile | ReadDir});
+    let write = make_bitflags!(AccessFs::{
+        WriteFile | Truncate | MakeReg | MakeDir | MakeSock | RemoveFile | RemoveDir
+    });
+    match access {
+        Access::Read => read,
+        Access::Run => read | AccessFs::Execute,
+        Access::Write => read | write,
+        Access::WriteAndRun => read | write | AccessFs::Execute,
+        Access::Device => make_bitflags!(AccessFs::{ReadFile | WriteFile}),
+    }
+}
+
+/// Where the rules about a path are put: on directories, because files are replaced by others of their name, and rules are about what has the name now. A file
+/// that is a link is read where it leads, too. What may be read and is not there yet is where it will be made.
+fn places(path: &Path, access: Access) -> Result<Vec<PathBuf>, ConfineError> {
+    match access {
+        Access::Write | Access::WriteAndRun => match path.is_dir() {
+            true => Ok(vec![path.to_owned()]),
+            false => Err(ConfineError::Missing(path.to_owned())),
+        },
+        Access::Device => Ok(path.exists().then(|| path.to_owned()).into_iter().collect()),
+        Access::Read | Access::Run => {
+            let real = path.canonicalize().ok();
+            let found = [Some(path), real.as_deref()].into_iter().flatten().filter_map(directory_of);
+            let mut found: Vec<PathBuf> = found.collect();
+            found.dedup();
+            Ok(found)
+        }
+    }
+}
+
+/// The directory that this is, or that it is or will be in; none where that is the root.
+fn directory_of(path: &Path) -> Option<PathBuf> {
+    let found = path.ancestors().find(|path| path.is_dir())?;
+    (found != Path::new("/")).then(|| found.to_owned())
+}
