@@ -57,12 +57,12 @@ pub enum OnceError {
     #[error(transparent)]
     Install(#[from] InstallError),
     /// Every step was taken, and pods would not be redirected all the same.
-    #[error("{reason}{}; what can be installed is in place, run it again when that is put right", before(.reason, .obstacle.as_ref()))]
+    #[error("{reason}{}; what can be installed is in place, run it again when that is put right", before(.reason, .obstacle.as_deref()))]
     NotCalled {
         /// Why not.
         reason: Reason,
         /// What the steps met, which may have passed since.
-        obstacle: Option<Obstacle>,
+        obstacle: Option<Box<Obstacle>>,
     },
 }
 
@@ -129,9 +129,10 @@ pub fn install(installer: &Installer) -> Result<Done, OnceError> {
 pub fn install_alone(installer: &Installer) -> Result<Done, OnceError> {
     installer.sweep().map_err(OnceError::Sweep)?;
     let changed = pass(installer)?;
-    let credentials = installer
-        .check_once()
-        .map_err(|reason| OnceError::NotCalled { reason, obstacle: changed.obstacle.clone() })?;
+    let credentials = installer.check_once().map_err(|reason| OnceError::NotCalled {
+        reason,
+        obstacle: changed.obstacle.clone().map(Box::new),
+    })?;
     Ok(Done::Installed { changed, credentials })
 }
 
