@@ -104,7 +104,8 @@ images: setup
 	scripts/setup-kube.sh helm
 	scripts/setup-kube.sh envoy
 	deploy/build-images.sh "$${CARGO_TARGET_DIR:-target}/images"
-	IMAGES="$${CARGO_TARGET_DIR:-target}/images" cargo test --locked -p e2e --test images_node -- --ignored
+	export IMAGES="$${CARGO_TARGET_DIR:-target}/images"; \
+	cargo test --locked -p tools --test images -- --ignored && cargo test --locked -p e2e --test images_node -- --ignored
 
 # Builds all programs and images for both architectures in two clones in different folders, and compares every byte; prints their sums. Four release
 # builds, so `make check` compares one program of each kind only.
