@@ -145,11 +145,13 @@ page:
 	export PAGE="$$(scripts/page.sh)" && mkdir -p docs/page && \
 	PAGE_PICTURES="$(CURDIR)/docs/page" cargo test --locked -p e2e --test page_browser -- --ignored --test-threads=2
 
-# The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent. Takes
+# The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent, built as it is shipped. Takes
 # Python with venv, and matplotlib from PyPI.
 picture: setup
+	scripts/setup-apt.sh release
 	python3 -m venv target/picture && target/picture/bin/pip install --quiet matplotlib==3.11.2
-	PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
+	folder="$$(scripts/release.sh install-cni)" && \
+	INSTALL_CNI="$$folder/install-cni" PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
 		cargo test --locked -p install-cni --test monitoring_live
 
 # Writes what is generated: of the chart deploy/istio-cni-node.yaml, deploy/taint-controller.yaml and the chart's values.yaml; of their list the seccomp
