@@ -62,7 +62,7 @@ trace:
 # deletes fewer and has no bound on time.
 heal:
 	scripts/setup-apt.sh
-	export INSTALL_CNI="$$(scripts/release.sh install-cni)/install-cni"; \
+	folder="$$(scripts/release.sh install-cni)" && export INSTALL_CNI="$$folder/install-cni" && \
 	HEALS=1000 cargo test --locked -p install-cni --test heal_random -- --nocapture --test-threads=1 && \
 	IDLE_SECONDS=600 cargo test --locked -p install-cni --test idle an_agent_that_heals -- --nocapture
 
@@ -104,7 +104,8 @@ images: setup
 	scripts/setup-kube.sh helm
 	scripts/setup-kube.sh envoy
 	deploy/build-images.sh "$${CARGO_TARGET_DIR:-target}/images"
-	IMAGES="$${CARGO_TARGET_DIR:-target}/images" cargo test --locked -p e2e --test images_node -- --ignored
+	export IMAGES="$${CARGO_TARGET_DIR:-target}/images"; \
+	cargo test --locked -p tools --test images -- --ignored && cargo test --locked -p e2e --test images_node -- --ignored
 
 # Builds all programs and images for both architectures in two clones in different folders, and compares every byte; prints their sums. Four release
 # builds, so `make check` compares one program of each kind only.
@@ -134,21 +135,23 @@ guides: setup
 	scripts/setup-apt.sh guides
 	scripts/setup-apt.sh release
 	scripts/setup-kube.sh helm
-	export PROGRAMS_AMD64="$$(scripts/release.sh install-cni istio-cni istio-iptables istio-validation)"; \
+	folder="$$(scripts/release.sh install-cni istio-cni istio-iptables istio-validation)" && export PROGRAMS_AMD64="$$folder" && \
 	cargo test --locked -p e2e --test guides_node -- --ignored --test-threads=1
 
 # The web page, in target/site: the documentation, and redirectctl's plan, diff and trace in the browser. Tried in a real one; writes the pictures
 # of it in docs/page.
 page:
 	scripts/setup-apt.sh page
-	export PAGE="$$(scripts/page.sh)" && mkdir -p docs/page && \
+	folder="$$(scripts/page.sh)" && export PAGE="$$folder" && mkdir -p docs/page && \
 	PAGE_PICTURES="$(CURDIR)/docs/page" cargo test --locked -p e2e --test page_browser -- --ignored --test-threads=2
 
-# The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent. Takes
+# The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent, built as it is shipped. Takes
 # Python with venv, and matplotlib from PyPI.
 picture: setup
+	scripts/setup-apt.sh release
 	python3 -m venv target/picture && target/picture/bin/pip install --quiet matplotlib==3.11.2
-	PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
+	folder="$$(scripts/release.sh install-cni)" && \
+	INSTALL_CNI="$$folder/install-cni" PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
 		cargo test --locked -p install-cni --test monitoring_live
 
 # Writes what is generated: of the chart deploy/istio-cni-node.yaml, deploy/taint-controller.yaml and the chart's values.yaml; of their list the seccomp
@@ -177,7 +180,7 @@ check:
 # Side-by-side measurements of the programs as shipped; the results are ratios, because machines differ.
 bench:
 	scripts/setup-apt.sh
-	export BENCH_BIN="$$(scripts/release.sh istio-cni istio-iptables istio-validation)"; \
+	folder="$$(scripts/release.sh istio-cni istio-iptables istio-validation)" && export BENCH_BIN="$$folder" && \
 	for bench in side-by-side throughput packets validation; do \
 		cargo run --release --locked --quiet -p benches --bin $$bench || exit 1; \
 	done

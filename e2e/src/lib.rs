@@ -22,6 +22,7 @@
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
 //! | [`machine`] | a copy of this machine that may be changed and is thrown away |
+//! | [`privileges`] | the table of capabilities that the documents show, to be run |
 //! | [`guides`] | the commands that the documents show, to be run |
 //!
 //! Whatever a value of these modules started or made is gone when the value is dropped, also when the test
@@ -44,6 +45,7 @@ pub mod machine;
 pub mod netns;
 pub mod node;
 pub mod port;
+pub mod privileges;
 pub mod process;
 pub mod program;
 pub mod retries;

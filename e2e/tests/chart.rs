@@ -14,6 +14,7 @@ use chart_support::{
     chart, chart_file, daemon_set, find, objects, project, rendered, rendered_without_tests, rendering,
     values_files, yaml,
 };
+use e2e::privileges;
 use e2e::process::{self, SHORT};
 use e2e::tools;
 use serde_json::{Value, json};
@@ -407,6 +408,84 @@ fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Resu
     ] {
         ensure!(template(fixed.clone())? != before, "{fixed} does not roll the pods");
     }
+    Ok(())
+}
+
+/// The value that switches a feature on, as docs/install.md names it; all values of which it takes; and what the agent does then, as docs/privileges.md
+/// has it.
+fn privileged_features() -> [(&'static str, Value, &'static str); 7] {
+    let [watch, heal, in_place, delete, label, taint, condition] = features().map(|(_, values)| values);
+    let only_installs = "installs and keeps the plugin";
+    [
+        ("repair.repairPods", in_place, "repairs in place"),
+        ("repair.deletePods", delete, only_installs),
+        ("repair.labelPods", label, only_installs),
+        ("driftWatch.interval", watch, "watches for drift"),
+        ("driftWatch.heal", heal, "heals"),
+        ("nodeTaint.enabled", taint, "probes for taint or condition"),
+        ("nodeCondition.enabled", condition, "probes for taint or condition"),
+    ]
+}
+
+/// What a container may do beyond what any process may, as setpriv(1) has the names.
+fn capabilities(container: &Value) -> Result<BTreeSet<String>> {
+    let capabilities = &container["securityContext"]["capabilities"];
+    ensure!(capabilities["drop"] == json!(["ALL"]), "{capabilities}");
+    let added = capabilities["add"].as_array().cloned().unwrap_or_default();
+    added.iter().map(|name| Ok(name.as_str().context("no name")?.to_lowercase())).collect()
+}
+
+fn agents_capabilities(values: &Value) -> Result<BTreeSet<String>> {
+    let objects = objects(&rendered(values)?)?;
+    capabilities(&daemon_set(&objects)?["spec"]["template"]["spec"]["containers"][0])
+}
+
+/// The table of docs/install.md: by value, the capabilities.
+fn told_by_the_guide() -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let page = fs::read_to_string(project().join("docs/install.md"))?;
+    let lines = page.lines().skip_while(|line| !line.starts_with("| value | capabilities |")).skip(2);
+    let row = |line: &str| -> Result<(String, BTreeSet<String>)> {
+        let value = line.split('`').nth(1).context("no value")?;
+        let told = line.split('|').nth(2).context("no capabilities")?.trim();
+        let names = told.split(';').next().unwrap_or_default().split(", ").filter(|name| *name != "none");
+        Ok((value.to_owned(), names.map(str::to_lowercase).collect()))
+    };
+    lines.take_while(|line| line.starts_with('|')).map(row).collect()
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
+fn the_agent_gets_the_capabilities_that_the_pages_name_and_no_others() -> Result<()> {
+    let needs = |does: &str| anyhow::Ok(BTreeSet::from_iter(privileges::needs("install-cni", does)?));
+    let off = json!({"repair": {"enabled": false}});
+    ensure!(agents_capabilities(&off)? == needs("installs and keeps the plugin")?);
+    let mut told = told_by_the_guide()?;
+    let (mut together, mut of_all) = (json!({}), BTreeSet::new());
+    for (value, values, does) in privileged_features() {
+        let (is, needed) = (agents_capabilities(&values)?, needs(does)?);
+        ensure!(is == needed, "{value}: the chart gives {is:?}, docs/privileges.md says {needed:?}");
+        let told = told.remove(value);
+        ensure!(told.as_ref() == Some(&is), "{value}: the chart gives {is:?}, docs/install.md says {told:?}");
+        for (name, fields) in values.as_object().context("no values")? {
+            for (field, value) in fields.as_object().context("no fields")? {
+                together[name][field] = value.clone();
+            }
+        }
+        of_all.extend(needed);
+    }
+    // Of several repairs one is made; the last of the table is not the one with capabilities.
+    together["repair"] = json!({"enabled": true, "repairPods": true});
+    ensure!(agents_capabilities(&together)? == of_all, "{together}");
+    let more = needs("the same where the node's directories belong to somebody else")?;
+    let asked: Vec<String> = more.iter().map(|name| name.to_uppercase()).collect();
+    ensure!(agents_capabilities(&json!({"repair": {"enabled": false}, "extraCapabilities": asked}))? == more);
+
+    let controller = objects(&controller(&json!({}))?.join("\n"))?;
+    let deployment =
+        controller.iter().find(|object| object["kind"] == "Deployment").context("no Deployment")?;
+    let is = capabilities(&deployment["spec"]["template"]["spec"]["containers"][0])?;
+    ensure!(is == BTreeSet::from_iter(privileges::needs("install-cni taint-controller", "taints nodes")?));
+    ensure!(told.remove("taintController.enabled") == Some(is) && told.is_empty(), "{told:?}");
     Ok(())
 }
 

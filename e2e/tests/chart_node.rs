@@ -5,6 +5,8 @@
 mod agent_support;
 mod chart_support;
 
+use std::collections::BTreeSet;
+
 use agent_support::{
     LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready, metric, wait_loaded,
 };
@@ -13,10 +15,11 @@ use chart_support::rendered_without_tests;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, sidecar_pod};
 use e2e::process::until;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The agent's own profile.
 const PROFILE: &str = include_str!("../../deploy/seccomp/install-cni.json");
+const PRIVILEGES: &str = include_str!("../../docs/privileges.md");
 
 #[test]
 #[ignore = "needs helm: make chart"]
@@ -33,6 +36,27 @@ fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of
     assert_redirected(&node, &pod)?;
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("\twarn\t") && !log.contains("\terror\t"), "{log}");
+    ensure_the_page_tells_of_the_runtimes_profile(&node)
+}
+
+/// The calls that containerd's profile lets the agent make, whatever their arguments are: as many as docs/privileges.md says, give or take what another
+/// version of containerd brings.
+fn ensure_the_page_tells_of_the_runtimes_profile(node: &Node<'_>) -> Result<()> {
+    let agents =
+        node.ctr(&["containers", "list", "-q", "labels.\"io.kubernetes.container.name\"==install-cni"])?;
+    let info: Value = serde_json::from_str(&node.ctr(&["containers", "info", agents.stdout.trim()])?.stdout)?;
+    let rules =
+        info.pointer("/Spec/linux/seccomp/syscalls").and_then(Value::as_array).context("no profile")?;
+    let allowing = rules.iter().filter(|rule| rule["action"] == "SCMP_ACT_ALLOW" && rule["args"].is_null());
+    let names = allowing.flat_map(|rule| rule["names"].as_array().into_iter().flatten());
+    let names: BTreeSet<&str> = names.filter_map(Value::as_str).collect();
+    for name in ["mount", "bpf", "perf_event_open"] {
+        ensure!(names.contains(name), "{name} is not let through");
+    }
+    let (_, told) =
+        PRIVILEGES.split_once("the runtime's profile, which lets through ").context("no number")?;
+    let told: usize = told.split(' ').next().unwrap_or_default().parse()?;
+    ensure!(told.abs_diff(names.len()) <= 20, "{} calls are let through, the page says {told}", names.len());
     Ok(())
 }
 

@@ -1,7 +1,10 @@
 //! The programs with exactly the capabilities that docs/privileges.md says they need, and with one fewer: then they name it, and change nothing.
+//!
+//! The agent's part is in `node-agent/tests/privileges.rs`.
 
 mod common;
 mod plugin_support;
+mod validation_support;
 
 use std::fs;
 use std::io::Write;
@@ -14,29 +17,14 @@ use anyhow::{Context, Result, ensure};
 use common::stubs::Stubs;
 use common::{istio_iptables, istio_iptables_command, with_environment};
 use e2e::netns::{Families, Namespace};
+use e2e::privileges::{needs, one_fewer, only, rows};
 use e2e::process::{self, LATE, Output, Patience, SHORT, prefixed};
 use plugin_support::{Invocation, RunDir, istio_cni, plain_kubeconfig, sidecar};
+use validation_support::{INJECTED, PROXY, validate};
 
 const APPLY: [&str; 4] = ["-b", "*", "-i", "*"];
-const LEGACY: [&str; 2] = ["net_admin", "net_raw"];
-
-/// Runs a program as root with these capabilities, and no way to get more: as a container does that drops all and adds some.
-fn with(capabilities: &[&str]) -> Vec<String> {
-    let added: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
-    let bounds = format!("--bounding-set=-all{added}");
-    ["setpriv", &bounds, "--inh-caps=-all", "--ambient-caps=-all", "--no-new-privs", "--"]
-        .map(str::to_owned)
-        .into()
-}
-
-/// All ways to leave one out, with the one that is left out.
-fn one_fewer<'a>(all: &[&'a str]) -> Vec<(Vec<&'a str>, String)> {
-    let without = |out: &&'a str| all.iter().copied().filter(|name| name != out).collect();
-    all.iter().map(|out| (without(out), format!("CAP_{}", out.to_uppercase()))).collect()
-}
-
-fn confined(capabilities: &[&str], command: &Command) -> Command {
-    let words = with(capabilities);
+fn confined<S: AsRef<str>>(capabilities: &[S], command: &Command) -> Command {
+    let words = only(capabilities);
     prefixed(&words.iter().map(String::as_str).collect::<Vec<_>>(), command)
 }
 
@@ -47,101 +35,166 @@ fn ensure_names(output: &Output, missing: &str) -> Result<()> {
     Ok(())
 }
 
+/// A row that is added is red until a test asks for what it needs.
 #[test]
-fn istio_iptables_needs_net_admin_in_a_pod() -> Result<()> {
+fn every_row_of_the_page_is_asked_for_by_a_test() -> Result<()> {
+    let tests = [include_str!("least_privilege.rs"), include_str!("../../node-agent/tests/privileges.rs")];
+    for row in rows()? {
+        let asks = format!("needs(\"{}\", \"{}\")", row.program, row.does);
+        ensure!(tests.iter().any(|test| test.contains(&asks)), "no test has {asks}");
+    }
+    Ok(())
+}
+
+#[test]
+fn istio_iptables_needs_what_the_page_says_in_a_pod() -> Result<()> {
+    let needed = needs("istio-iptables", "applies, checks, removes rules in its own network namespace")?;
+    ensure!(!needed.is_empty());
     for backend in [&[][..], &["--native-nftables"]] {
         let namespace = Namespace::pod(Families::Dual)?;
-        let args = [&APPLY[..], backend].concat();
-        let output = namespace.run(&confined(&[], &istio_iptables_command(&args)))?;
-        ensure_names(&output, "CAP_NET_ADMIN")?;
-        ensure!(namespace.state_with_nft()?.is_pristine(), "{backend:?}");
-
-        namespace.run(&confined(&["net_admin"], &istio_iptables_command(&args)))?.ok()?;
-        let applied = namespace.snapshot()?;
-        let cleanup = [&["--cleanup-only"][..], backend].concat();
-        let output = namespace.run(&confined(&[], &istio_iptables_command(&cleanup)))?;
-        ensure_names(&output, "CAP_NET_ADMIN")?;
-        let changes = namespace.snapshot()?.changes_since(&applied);
-        ensure!(changes.is_empty(), "{changes:?}");
-        namespace.run(&confined(&["net_admin"], &istio_iptables_command(&cleanup)))?.ok()?;
-        ensure!(namespace.state_with_nft()?.is_pristine(), "{backend:?}");
+        let apply = istio_iptables_command(&[&APPLY[..], backend].concat());
+        let cleanup = istio_iptables_command(&[&["--cleanup-only"][..], backend].concat());
+        for (some, missing) in one_fewer(&needed) {
+            ensure_names(&namespace.run(&confined(&some, &apply))?, &missing)?;
+            ensure!(namespace.state_with_nft()?.is_pristine(), "{backend:?}");
+            namespace.run(&confined(&needed, &apply))?.ok()?;
+            let applied = namespace.snapshot()?;
+            ensure_names(&namespace.run(&confined(&some, &cleanup))?, &missing)?;
+            let changes = namespace.snapshot()?.changes_since(&applied);
+            ensure!(changes.is_empty(), "{changes:?}");
+            namespace.run(&confined(&needed, &cleanup))?.ok()?;
+            ensure!(namespace.state_with_nft()?.is_pristine(), "{backend:?}");
+        }
     }
     Ok(())
 }
 
 #[test]
 fn the_legacy_variant_needs_net_raw_as_well() -> Result<()> {
+    let needed =
+        needs("istio-iptables", "the same with the legacy variant of iptables, or beside rules of that")?;
+    let few = needs("istio-iptables", "applies, checks, removes rules in its own network namespace")?;
     let namespace = Namespace::pod(Families::Dual)?;
-    for (some, missing) in one_fewer(&LEGACY) {
+    for (some, missing) in one_fewer(&needed) {
         let apply = istio_iptables_command(&[&APPLY[..], &["--force-iptables-binary", "legacy"]].concat());
         ensure_names(&namespace.run(&confined(&some, &apply))?, &missing)?;
         let left = namespace.sh("iptables-legacy-save; ip6tables-legacy-save")?;
         ensure!(!left.stdout.contains("ISTIO"), "without {missing}: {}", left.stdout);
-        namespace.run(&confined(&LEGACY, &apply))?.ok()?;
+        namespace.run(&confined(&needed, &apply))?.ok()?;
         // What is in legacy tables has to be seen by whoever writes others.
-        let output =
-            namespace.run(&confined(&["net_admin"], &istio_iptables_command(&["--cleanup-only"])))?;
-        ensure_names(&output, "CAP_NET_RAW")?;
-        namespace.run(&confined(&LEGACY, &istio_iptables_command(&["--cleanup-only"])))?.ok()?;
+        let cleanup = istio_iptables_command(&["--cleanup-only"]);
+        ensure_names(&namespace.run(&confined(&few, &cleanup))?, "CAP_NET_RAW")?;
+        namespace.run(&confined(&needed, &cleanup))?.ok()?;
     }
     ensure!(namespace.state_with_nft()?.is_pristine());
     Ok(())
 }
 
 #[test]
-fn a_dry_run_needs_nothing() -> Result<()> {
+fn a_dry_run_is_for_anybody() -> Result<()> {
+    let needed = needs("istio-iptables", "--dry-run")?;
+    ensure!(needed.is_empty());
     let namespace = Namespace::pod(Families::Dual)?;
     let command = istio_iptables_command(&[&APPLY[..], &["--dry-run"]].concat());
-    let (as_root, as_nobody) =
-        (namespace.run(&command)?.ok()?, namespace.run(&confined(&[], &command))?.ok()?);
-    ensure!(
-        as_root.stdout == as_nobody.stdout && as_root.stdout.contains("ISTIO_REDIRECT"),
-        "{}",
-        as_nobody.stdout
-    );
+    let as_root = namespace.run(&command)?.ok()?;
+    ensure!(as_root.stdout.contains("ISTIO_REDIRECT"), "{}", as_root.stdout);
+    let somebody = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"];
+    for command in [confined(&needed, &command), prefixed(&somebody, &confined(&needed, &command))] {
+        let output = namespace.run(&command)?.ok()?;
+        ensure!(output.stdout == as_root.stdout, "{}", output.stdout);
+    }
     Ok(())
 }
 
 #[test]
 fn another_network_namespace_is_entered_with_sys_admin() -> Result<()> {
-    const NEEDED: [&str; 2] = ["net_admin", "sys_admin"];
+    let needed = needs("istio-iptables", "--network-namespace")?;
     let namespace = Namespace::pod(Families::Dual)?;
     let path = namespace.path().display().to_string();
     let mut command = process::command(istio_iptables(), APPLY);
     command.args(["--network-namespace", &path]);
-    for (some, missing) in one_fewer(&NEEDED) {
+    for (some, missing) in one_fewer(&needed) {
         ensure_names(&process::run(&mut confined(&some, &command), SHORT)?, &missing)?;
         ensure!(namespace.state_with_nft()?.is_pristine(), "without {missing}");
     }
-    process::run(&mut confined(&NEEDED, &command), SHORT)?.ok()?;
+    process::run(&mut confined(&needed, &command), SHORT)?.ok()?;
     ensure!(!namespace.state_with_nft()?.is_pristine());
     Ok(())
 }
 
+/// The harness runs it as the proxy's user without any capability, whatever it validates.
+#[test]
+fn the_validation_needs_nothing() -> Result<()> {
+    ensure!(needs("istio-validation", "proves that the pod is redirected")?.is_empty());
+    let namespace = Namespace::pod(Families::Dual)?;
+    common::apply(&namespace, INJECTED)?;
+    let problems = validate(&namespace, PROXY, "--probe-timeout 5s")?.problems("redirected");
+    ensure!(problems.is_empty(), "{problems:?}");
+    Ok(())
+}
+
+/// A pod in a folder of manifests, and its namespace.
+struct Plugin {
+    run_dir: RunDir,
+    namespace: Namespace,
+}
+
+impl Plugin {
+    fn new() -> Result<Self> {
+        let run_dir = RunDir::new()?;
+        run_dir.write_manifest("web.json", &sidecar("web", &[]))?;
+        Ok(Self { run_dir, namespace: Namespace::pod(Families::Dual)? })
+    }
+
+    fn invocation(&self, command: &str) -> Invocation {
+        let mut conf = self.run_dir.manifest_conf();
+        conf["prevResult"] = serde_json::json!({"cniVersion": "1.1.0", "interfaces": [], "ips": []});
+        Invocation::new(command, &conf).netns(&self.namespace).pod("default", "web")
+    }
+
+    /// ADD and CHECK: with all of them they succeed, and with one fewer name it and change nothing.
+    fn ensure_needs(&self, needed: &[String]) -> Result<()> {
+        let run =
+            |command: &str, capabilities: &[String]| self.invocation(command).under(only(capabilities)).run();
+        let before = self.namespace.snapshot()?;
+        for (some, missing) in one_fewer(needed) {
+            let (_, text) = run("ADD", &some)?.error()?;
+            ensure!(text.contains(&missing), "ADD without {missing}: {text}");
+            let changes = self.namespace.snapshot()?.changes_since(&before);
+            ensure!(changes.is_empty(), "ADD without {missing}: {changes:?}");
+        }
+        run("ADD", needed)?.result().context("ADD")?;
+        let after = self.namespace.snapshot()?;
+        ensure!(!after.changes_since(&before).is_empty(), "ADD changes nothing");
+        for (some, missing) in one_fewer(needed) {
+            let (_, text) = run("CHECK", &some)?.error()?;
+            ensure!(text.contains(&missing), "CHECK without {missing}: {text}");
+        }
+        run("CHECK", needed)?.silence().context("CHECK")?;
+        ensure!(self.namespace.snapshot()?.changes_since(&after).is_empty(), "CHECK changes something");
+        Ok(())
+    }
+}
+
 #[test]
 fn the_plugin_needs_net_admin_and_sys_admin() -> Result<()> {
-    const NEEDED: [&str; 2] = ["net_admin", "sys_admin"];
-    let run_dir = RunDir::new()?;
-    run_dir.write_manifest("web.json", &sidecar("web", &[]))?;
-    let namespace = Namespace::pod(Families::Dual)?;
-    let mut conf = run_dir.manifest_conf();
-    conf["prevResult"] = serde_json::json!({"cniVersion": "1.1.0", "interfaces": [], "ips": []});
-    let invocation = |command: &str| Invocation::new(command, &conf).netns(&namespace).pod("default", "web");
-    for (some, missing) in one_fewer(&NEEDED) {
-        let (_, text) = invocation("ADD").under(with(&some)).run()?.error()?;
-        ensure!(text.contains(&missing), "ADD without {missing}: {text}");
-        ensure!(namespace.state_with_nft()?.is_pristine(), "ADD without {missing}");
-    }
-    invocation("ADD").under(with(&NEEDED)).run()?.result().context("ADD")?;
-    ensure!(!namespace.state_with_nft()?.is_pristine());
-    for (some, missing) in one_fewer(&NEEDED) {
-        let (_, text) = invocation("CHECK").under(with(&some)).run()?.error()?;
-        ensure!(text.contains(&missing), "CHECK without {missing}: {text}");
-    }
-    invocation("CHECK").under(with(&NEEDED)).run()?.silence().context("CHECK")?;
+    let plugin = Plugin::new()?;
+    plugin.ensure_needs(&needs("istio-cni", "ADD, CHECK")?)?;
     // The namespace goes with the pod, and its rules with it.
-    invocation("DEL").under(with(&[])).run()?.silence().context("DEL")?;
-    invocation("VERSION").under(with(&[])).run()?.result().context("VERSION")?;
+    let few = needs("istio-cni", "DEL, VERSION")?;
+    plugin.invocation("DEL").under(only(&few)).run()?.silence().context("DEL")?;
+    plugin.invocation("VERSION").under(only(&few)).run()?.result().context("VERSION")?;
+    Ok(())
+}
+
+#[test]
+fn the_plugin_needs_net_raw_as_well_with_the_legacy_variant() -> Result<()> {
+    let plugin = Plugin::new()?;
+    // Rules of that variant are what makes it choose that one.
+    plugin.namespace.sh("iptables-legacy -t nat -A PREROUTING -p udp --dport 7 -j RETURN")?.ok()?;
+    plugin.ensure_needs(&needs("istio-cni", "ADD, CHECK with the legacy variant of iptables")?)?;
+    let rules = plugin.namespace.sh("iptables-legacy-save -t nat")?.ok()?.stdout;
+    ensure!(rules.contains("ISTIO_REDIRECT"), "{rules}");
     Ok(())
 }
 

@@ -252,7 +252,7 @@ fn hint(error: &io::Error) -> &'static str {
         ),
         (
             io::ErrorKind::PermissionDenied,
-            " (check the container's user, its DAC_OVERRIDE capability and the node's SELinux labels)",
+            " (where this belongs to somebody else, the agent's container needs CAP_DAC_OVERRIDE; where it does not, check the container's user and the node's SELinux labels)",
         ),
     ];
     hints.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, hint)| hint)

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
@@ -18,6 +17,7 @@ use serde_json::Value;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
+use crate::disk;
 use crate::metrics::{Metrics, ResultLabel};
 use crate::serve::{self, Answer};
 
@@ -144,8 +144,7 @@ impl LogServer {
     /// # Errors
     /// When directory or socket cannot be made.
     pub fn start(run: &Path, metrics: Arc<Metrics>, logs: Option<logging::Handle>) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(run)
-            .with_context(|| format!("cannot make the run directory {}", run.display()))?;
+        disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
         let path = run.join(logging::SOCKET_NAME);
         let emit = move |entry: &Entry| {
             if let Some(logs) = &logs {
@@ -153,8 +152,7 @@ impl LogServer {
             }
         };
         let receiver = Arc::new(Receiver::new(metrics, Box::new(emit)));
-        let listener =
-            bind(&path).with_context(|| format!("cannot make the log socket {}", path.display()))?;
+        let listener = disk::context(bind(&path), "make the log socket", &path)?;
         let running = tokio::spawn(run_server(listener, receiver.clone()));
         Ok(Self { path, receiver, running })
     }

@@ -349,34 +349,3 @@ fn start_in(node: &Node, program: &[&str]) -> Background {
     let command: Command = prefixed(program, &node.command(&["--ctrlz_port=0"]));
     Background::start("install-cni", &command, &node.path("log")).expect("starts").killed_on_drop()
 }
-
-/// Runs a program with no more capabilities than these.
-fn setpriv(capabilities: &str) -> [String; 4] {
-    let bounds = format!("--bounding-set={capabilities}");
-    ["setpriv".into(), bounds, "--inh-caps=-all".into(), "--no-new-privs".into()]
-}
-
-#[test]
-fn two_capabilities_are_needed_and_no_more() {
-    let mut node = node();
-    let mut sandboxes = Sandboxes::new(&mut node);
-    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
-    redirect(&web);
-    let _api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
-    for (capabilities, lacks) in [
-        ("-all", "CAP_NET_ADMIN and CAP_SYS_ADMIN"),
-        ("-all,+sys_admin", "CAP_NET_ADMIN;"),
-        ("-all,+net_admin", "CAP_SYS_ADMIN;"),
-    ] {
-        let agent = start_in(&node, &setpriv(capabilities).each_ref().map(String::as_str));
-        wait_at_least(&node, &blind("no_capability"), 1.0);
-        let log = agent.log();
-        assert!(log.contains(&format!("the container lacks {lacks}")), "{capabilities}: {log}");
-    }
-    let enough = setpriv("-all,+sys_admin,+net_admin");
-    let agent = start_in(&node, &enough.each_ref().map(String::as_str));
-    wait_at_least(&node, &check("as_planned"), 2.0);
-    web.sh(DELETE_RULE).expect("deletes");
-    wait(&node, "the gauge", || is(&node, DRIFTED, 1.0));
-    assert_eq!(agent.log().matches("sees nothing").count(), 3, "the three before it: {}", agent.log());
-}

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use cyclonedx_bom::models::bom::Bom;
 use cyclonedx_bom::validation::Validate as _;
 use flate2::read::GzDecoder;
-use oci_spec::image::{ImageConfiguration, ImageIndex, ImageManifest, MediaType};
+use oci_spec::image::{Arch, Descriptor, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os};
 use tempfile::{TempDir, tempdir};
 
 const REFERENCE: &str = "localhost/mesh/install-cni:9.8.7";
@@ -113,6 +113,52 @@ impl Layout {
         ImageIndex::from_reader(&self.0[Path::new("index.json")].1[..]).expect("an index")
     }
 
+    /// What a descriptor names.
+    fn content(&self, descriptor: &Descriptor) -> &[u8] {
+        let content = self.blob(descriptor.digest().as_ref());
+        assert_eq!(descriptor.size(), content.len() as u64, "{descriptor:?}");
+        content
+    }
+
+    /// The descriptors of the images for all architectures, each with its platform: what a registry is given, and a node chooses from.
+    fn platforms(&self) -> Vec<Descriptor> {
+        let top = self.index();
+        let [named] = &top.manifests()[..] else { panic!("{top:?}") };
+        assert_eq!((top.schema_version(), named.media_type()), (2, &MediaType::ImageIndex));
+        let index = ImageIndex::from_reader(self.content(named)).expect("an index");
+        assert_eq!((index.schema_version(), index.media_type()), (2, &Some(MediaType::ImageIndex)));
+        index.manifests().clone()
+    }
+
+    /// Holds the index to the architectures, each image to its platform, and all there is to what these name.
+    fn check_platforms(&self) {
+        let mut named = vec![self.index().manifests()[0].clone()];
+        let platforms = self.platforms();
+        for (descriptor, (architecture, variant)) in
+            platforms.iter().zip([(Arch::Amd64, None), (Arch::ARM64, Some("v8".to_owned()))])
+        {
+            let platform = descriptor.platform().as_ref().expect("a platform");
+            let of = (platform.os(), platform.architecture(), platform.variant());
+            assert_eq!(of, (&Os::Linux, &architecture, &variant));
+            assert_eq!(*descriptor.media_type(), MediaType::ImageManifest);
+            let manifest = ImageManifest::from_reader(self.content(descriptor)).expect("a manifest");
+            assert_eq!(
+                (manifest.schema_version(), manifest.media_type()),
+                (2, &Some(MediaType::ImageManifest))
+            );
+            assert_eq!(*manifest.config().media_type(), MediaType::ImageConfig);
+            let config = ImageConfiguration::from_reader(self.content(manifest.config())).expect("a config");
+            assert_eq!((config.os(), config.architecture(), config.variant()), of);
+            let [layer] = &manifest.layers()[..] else { panic!("{manifest:?}") };
+            assert_eq!(*layer.media_type(), MediaType::ImageLayerGzip);
+            self.content(layer);
+            named.extend([descriptor.clone(), manifest.config().clone(), layer.clone()]);
+        }
+        assert_eq!(platforms.len(), 2);
+        let blobs = self.0.keys().filter(|path| path.starts_with("blobs")).count();
+        assert_eq!(blobs, named.len(), "something is in the archive that nothing names");
+    }
+
     /// Configuration and files of the image that a manifest's descriptor names.
     fn image(&self, digest: &str) -> (ImageConfiguration, BTreeMap<PathBuf, (u32, Vec<u8>)>) {
         let manifest = ImageManifest::from_reader(self.blob(digest)).expect("a manifest");
@@ -161,19 +207,12 @@ fn an_image_for_two_architectures_is_as_the_specification_has_it() {
         !layout.0.contains_key(Path::new("manifest.json")),
         "docker's list has room for one architecture"
     );
-    let top = layout.index();
-    let annotations = top.manifests()[0].annotations().clone().expect("annotations");
+    layout.check_platforms();
+    let annotations = layout.index().manifests()[0].annotations().clone().expect("annotations");
     assert_eq!(annotations["io.containerd.image.name"], REFERENCE);
     assert_eq!(annotations["org.opencontainers.image.ref.name"], "9.8.7");
-    assert_eq!(*top.manifests()[0].media_type(), MediaType::ImageIndex);
-    let index = ImageIndex::from_reader(layout.blob(top.manifests()[0].digest().as_ref())).expect("an index");
-    for (descriptor, (name, machine)) in index.manifests().iter().zip([("amd64", AMD64), ("arm64", ARM64)]) {
-        let platform = descriptor.platform().as_ref().expect("a platform");
+    for (descriptor, machine) in layout.platforms().iter().zip([AMD64, ARM64]) {
         let (config, files) = layout.image(descriptor.digest().as_ref());
-        assert_eq!(
-            (platform.architecture().to_string(), config.architecture().to_string()),
-            (name.into(), name.into())
-        );
         let plugin = &files[Path::new("opt/cni/bin/istio-cni")];
         assert_eq!(*plugin, (0o755, program(machine, false, 2000)));
         let labels = config.labels_of_config().expect("labels");
@@ -181,7 +220,62 @@ fn an_image_for_two_architectures_is_as_the_specification_has_it() {
         assert_eq!(labels["org.opencontainers.image.revision"], "abc");
         assert_eq!(labels["org.opencontainers.image.version"], env!("CARGO_PKG_VERSION"));
     }
-    assert_eq!(index.manifests().len(), 2);
+}
+
+/// The programs of an image, by their paths.
+fn programs_of(image: &str) -> &'static [&'static str] {
+    match image {
+        "install-cni" => &["opt/cni/bin/istio-cni", "usr/local/bin/install-cni"],
+        "proxy-init" => &["usr/local/bin/istio-iptables"],
+        _ => &["usr/local/bin/istio-validation"],
+    }
+}
+
+/// The list of parts beside an archive is about the programs that are in it, and names the compiler's standard library.
+fn check_list_of_parts(file: &Path, image: &str, files: &BTreeMap<PathBuf, (u32, Vec<u8>)>) {
+    let bom = Bom::parse_from_json_v1_5(File::open(file).expect("a list of parts")).expect("CycloneDX");
+    let components = bom.components.expect("components").0;
+    for path in programs_of(image) {
+        let sum = <sha2::Sha256 as sha2::Digest>::digest(&files[Path::new(path)].1);
+        let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+        let listed = components.iter().find(|component| *component.name == format!("/{path}"));
+        let hashes = listed.and_then(|listed| listed.hashes.clone()).expect("a program with its sum").0;
+        assert_eq!(hashes[0].content.0, sum, "{} is about another {path}", file.display());
+    }
+    let rustc = Command::new("rustc").arg("--version").output().expect("rustc");
+    let rustc = String::from_utf8(rustc.stdout).expect("UTF-8");
+    let library = components.iter().find(|component| *component.name == *"rust-std").expect("rust-std");
+    let version = library.version.as_ref().expect("a version").to_string();
+    assert_eq!(Some(version.as_str()), rustc.split(' ').nth(1));
+}
+
+/// The size of an image for amd64 in MiB, as docs/images.md has it.
+fn recorded_size(image: &str) -> f64 {
+    let page = include_str!("../../docs/images.md");
+    let row =
+        page.lines().find_map(|line| line.strip_prefix(&format!("| `{image}` | "))?.strip_suffix(" MiB |"));
+    row.expect("a size").parse().expect("a number")
+}
+
+#[test]
+#[ignore = "needs the images: make images"]
+fn shipped_archives_are_as_the_specification_has_it_and_as_large_as_recorded() {
+    let folder = std::env::var_os("IMAGES").expect("IMAGES names the folder of the archives");
+    // Relative to the workspace, where make runs, and not to this package, where cargo runs tests.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+    for image in NAMES {
+        let layout = Layout(files(&fs::read(folder.join(format!("{image}.tar"))).expect("an archive")));
+        layout.check_platforms();
+        for (descriptor, name) in layout.platforms().iter().zip(["amd64", "arm64"]) {
+            let (_, files) = layout.image(descriptor.digest().as_ref());
+            check_list_of_parts(&folder.join(format!("{image}.{name}.cdx.json")), image, &files);
+        }
+        let amd64 = ImageManifest::from_reader(layout.content(&layout.platforms()[0])).expect("a manifest");
+        let kib = u32::try_from(amd64.layers()[0].size() / 1024).expect("a size");
+        let (is, recorded) = (f64::from(kib) / 1024.0, recorded_size(image));
+        // As the sizes of the programs: 5 %, and what is lost in one decimal.
+        assert!((is - recorded).abs() < recorded * 0.05 + 0.05, "{image}: {is:.2} MiB, recorded {recorded}");
+    }
 }
 
 #[test]

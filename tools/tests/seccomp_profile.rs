@@ -1,5 +1,6 @@
 //! The seccomp profile in `deploy/seccomp` is what its list says, and lets nothing through that is a way out of a container.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -67,4 +68,14 @@ fn what_is_not_listed_is_refused_and_no_way_out_is_listed() {
             "{name}"
         );
     }
+}
+
+#[test]
+fn the_page_tells_how_many_calls_are_let_through() {
+    let profile = profile();
+    let rules = profile["syscalls"].as_array().expect("rules");
+    let allowing = rules.iter().filter(|rule| rule["action"] == "SCMP_ACT_ALLOW");
+    let calls: BTreeSet<&str> = allowing.flat_map(names).collect();
+    let page = include_str!("../../docs/privileges.md");
+    assert!(page.contains(&format!("is the agent's own: {} calls", calls.len())), "{} calls", calls.len());
 }

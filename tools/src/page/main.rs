@@ -1,6 +1,7 @@
 //! Makes the web page: the documentation as HTML, and the page that answers questions with its program. Plain files: no server of ours, nothing from
 //! another machine, nothing written into a page as script or style.
 
+mod contents;
 mod markdown;
 mod site;
 

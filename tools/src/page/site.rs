@@ -7,53 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
+use crate::contents::{self, CONTENTS};
 use crate::markdown::{self, Page};
-
-/// All pages in their order, under their headings.
-const CONTENTS: &[(&str, &[&str])] = &[
-    (
-        "Begin",
-        &["README.md", "docs/install.md", "docs/comparison.md", "docs/compatibility.md", "docs/faq.md"],
-    ),
-    (
-        "When something is wrong",
-        &[
-            "docs/troubleshooting.md",
-            "docs/redirectctl.md",
-            "docs/page.md",
-            "docs/validation.md",
-            "docs/alerts.md",
-        ],
-    ),
-    (
-        "How it works",
-        &[
-            "docs/life.md",
-            "docs/capture.md",
-            "docs/cni-plugin.md",
-            "docs/agent.md",
-            "docs/repair.md",
-            "docs/taint.md",
-            "docs/backends.md",
-        ],
-    ),
-    (
-        "Reference",
-        &[
-            "docs/settings.md",
-            "docs/images.md",
-            "docs/node-image.md",
-            "docs/performance.md",
-            "docs/cni-spec.md",
-            "docs/dependencies.md",
-        ],
-    ),
-    ("For programs", &["redirect-core/README.md", "netns-apply/README.md"]),
-    (
-        "The project",
-        &["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/releasing.md", "CHANGELOG.md"],
-    ),
-];
 
 /// What is around the text of a document.
 const TEMPLATE: &str = include_str!("../../../web/docs.html");
@@ -85,16 +40,10 @@ pub(crate) fn write(project: &Path, folder: &Path) -> Result<()> {
 
 /// Whether every document has its place among the contents.
 fn complete(project: &Path) -> Result<()> {
-    let mut missing = Vec::new();
-    for entry in fs::read_dir(project.join("docs"))? {
-        let name = format!("docs/{}", entry?.file_name().to_string_lossy());
-        if name.ends_with(".md") && !CONTENTS.iter().any(|(_, names)| names.contains(&name.as_str())) {
-            missing.push(name);
-        }
-    }
+    let missing = contents::without_a_place(project)?;
     ensure!(
         missing.is_empty(),
-        "no place in the contents of the page (tools/src/page/site.rs): {}",
+        "no place in the contents of the page (tools/src/page/contents.rs): {}",
         missing.join(", ")
     );
     Ok(())
