@@ -49,7 +49,10 @@ const CONTENTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("For programs", &["redirect-core/README.md", "netns-apply/README.md"]),
-    ("The project", &["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]),
+    (
+        "The project",
+        &["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/mutants.md", "CHANGELOG.md"],
+    ),
 ];
 
 /// What is around the text of a document.
