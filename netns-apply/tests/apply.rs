@@ -154,6 +154,15 @@ impl Stubs {
     }
 }
 
+/// What another thread waits for happens also when the test fails before: then nobody waits for ever.
+struct Finally<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 #[test]
 fn a_plan_is_put_in_force_once_replaced_and_removed() {
     for backend in BACKENDS {
@@ -211,7 +220,8 @@ fn a_run_that_only_adds_waits_for_nobody_and_others_wait() {
             let options = ApplyOptions { programs, ..options(BackendChoice::Restore(Some(Variant::Nft))) };
             namespace.enter(|| apply(&plan("REDIRECT", "80"), &options)).unwrap()
         });
-        let started = || Ok((stubs.lines("started") > 0).then_some(()));
+        let go = Finally(|| fs::write(stubs.0.path().join("go"), "").unwrap());
+        let started = || Ok((stubs.lines("started") > 0 || holder.is_finished()).then_some(()));
         e2e::process::until("the lock is held", LONG, &[], started).unwrap();
         namespace
             .enter(|| {
@@ -228,7 +238,7 @@ fn a_run_that_only_adds_waits_for_nobody_and_others_wait() {
                 assert_in_force(&plan("TPROXY", "81"), &impatient);
             })
             .unwrap();
-        fs::write(stubs.0.path().join("go"), "").unwrap();
+        drop(go);
         holder.join().unwrap().unwrap();
     });
 }
@@ -459,6 +469,7 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
                 }
             })
         });
+        let ended = Finally(|| done.store(true, Ordering::Relaxed));
         let undone: Vec<Aftermath> = (0..8)
             .map(|_| {
                 let legacy = options(BackendChoice::Restore(Some(Variant::Legacy)));
@@ -475,7 +486,7 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
                     .unwrap()
             })
             .collect();
-        done.store(true, Ordering::Relaxed);
+        drop(ended);
         writer.join().unwrap().unwrap();
         undone
     });
