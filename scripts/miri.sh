@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Files are read (the recordings); nothing else of the machine is touched. Properties try two cases: Miri is some hundred times slower.
+# Files are read (the recordings); nothing else of the machine is touched. Properties try two cases: Miri is a hundred times slower and more.
 export MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 PROPTEST_DISABLE_FAILURE_PERSISTENCE=true
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri
 
@@ -15,8 +15,6 @@ miri() {
     cargo +nightly miri test --locked --quiet --package "$package" --lib -- "$@"
 }
 
-# Whole rulesets are judged and traced there, with thousands of packets each: minutes a test.
-miri redirect-core --skip interference:: --skip trace::tests
-miri netns-apply wire:: capabilities:: facts::
-miri cluster-client kubeconfig:: outage:: pauses::
-miri logging entry:: level:: flags::
+miri redirect-core values:: parse:: rule:: settings:: differences:: redirect:: trace::set \
+    netlink::foreign netlink::reading netlink::sets netlink::wire netlink::xt
+miri logging entry:: flags:: level::

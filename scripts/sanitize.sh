@@ -19,7 +19,7 @@ sanitized test --package netns-apply
 sanitized build --package istio-iptables
 export ISTIO_IPTABLES=$folder/$target/debug/istio-iptables
 # What cannot find a fault on purpose finds none.
-nm "$ISTIO_IPTABLES" | grep -q __asan_init || { echo "sanitize.sh: istio-iptables is built without the sanitizer" >&2; exit 1; }
+grep -q __asan_init <(nm "$ISTIO_IPTABLES") || { echo "sanitize.sh: istio-iptables is built without the sanitizer" >&2; exit 1; }
 names=()
 for name in "${tests[@]}"; do names+=(--test "$name"); done
 cargo test --locked --package e2e "${names[@]}"
