@@ -185,10 +185,15 @@ impl<'a> Run<'a> {
                     return outcome(self, &seen);
                 }
                 Ok(()) => passes += 1,
-                Err(ApplyError::Netlink(NetlinkError::Changed)) if Instant::now() < self.deadline => {}
+                Err(ApplyError::Netlink(NetlinkError::Changed)) if self.has_time() => {}
                 Err(cause) => return Err(cause),
             }
         }
+    }
+
+    /// Whether others may still be waited for.
+    fn has_time(&self) -> bool {
+        Instant::now() < self.deadline
     }
 
     /// Whether what the rules need is there.

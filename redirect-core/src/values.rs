@@ -820,6 +820,13 @@ mod tests {
     }
 
     #[test]
+    fn a_masked_mark_looks_at_its_bits_alone() {
+        let mark = MaskedMark::new(0x0530, 0x0ff0).unwrap();
+        assert!([0x0530, 0xf53f].iter().all(|other| mark.covers(*other)));
+        assert!([0, 0x0520, 0x0570, 0x0ff0].iter().all(|other| !mark.covers(*other)));
+    }
+
+    #[test]
     fn durations_have_units() {
         assert_eq!(parse_duration("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));

@@ -80,7 +80,7 @@ impl Run<'_> {
                 return Err(NetlinkError::NoNfTables.into());
             };
             match connection.commit(&transaction, base, self.deadline) {
-                Err(NetlinkError::Changed) if Instant::now() < self.deadline => {}
+                Err(NetlinkError::Changed) if self.has_time() => {}
                 result => return Ok(result?),
             }
         }

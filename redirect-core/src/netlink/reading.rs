@@ -345,11 +345,14 @@ mod tests {
     use super::*;
     use crate::{
         Family,
+        interference::ruleset::Condition,
         netlink::{
-            abi::{ct, meta},
+            abi::{base, ct, meta},
             decode, seen,
             wire::Writer,
         },
+        rule::{Is, Match},
+        values::PortRange,
     };
     use alloc::string::ToString;
 
@@ -420,6 +423,39 @@ mod tests {
             }),
         ]);
         assert_eq!(seen::rule(rule.attributes()).to_string(), "-p tcp");
+    }
+
+    #[test]
+    fn what_is_not_understood_is_a_condition() {
+        let limit: Body = |out| out.u64(1, 5);
+        let match_by_name: Body = |out| out.text(attribute::xt::NAME, "connlimit");
+        for (name, body, words) in [("limit", limit, "limit"), ("match", match_by_name, "-m connlimit")] {
+            let conditions = seen::rule(list(&[(name, body)]).attributes()).conditions;
+            assert_eq!(conditions, [Condition::Unknown(words.into())], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_comparison_of_order_reaches_to_the_first_or_the_last_value() {
+        fn compare(out: &mut Writer, operator: u32) {
+            out.u32(attribute::cmp::REGISTER, 1);
+            out.u32(attribute::cmp::OPERATOR, operator);
+            out.nested(attribute::cmp::DATA, |data| {
+                data.bytes(attribute::data::VALUE, &1024_u16.to_be_bytes());
+            });
+        }
+        let port: Body = |out| {
+            out.u32(attribute::payload::DESTINATION, 1);
+            out.u32(attribute::payload::BASE, base::TRANSPORT);
+            out.u32(attribute::payload::OFFSET, 2);
+            out.u32(attribute::payload::LENGTH, 2);
+        };
+        let (at_most, at_least): (Body, Body) = (|out| compare(out, 3), |out| compare(out, 5));
+        for (order, first, last) in [(at_most, 0, 1024), (at_least, 1024, u16::MAX)] {
+            let conditions = seen::rule(list(&[("payload", port), ("cmp", order)]).attributes()).conditions;
+            let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
+            assert_eq!(conditions, [Condition::Plain(range)]);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is encoded is what iptables-nft sends, and what is encoded can be read back.
 
 use super::{
-    Batch, BatchError, Messages, NativeForm, NativeState, Observed,
+    Batch, BatchError, Messages, NativeForm, NativeState, Observed, Obstacle,
     abi::{attribute, flags, kind, meta},
     decode,
     expression::Expressions,
@@ -248,6 +248,36 @@ fn what_was_sent_is_what_is_observed() {
     for family in Family::BOTH {
         assert_eq!(observed.state(family), plan.rules(family).state(), "{family}");
     }
+}
+
+#[test]
+fn native_tables_that_were_sent_are_observed() {
+    let plan = plan(&[(Key::InboundPorts, "*"), (Key::OutboundRanges, "*"), (Key::DualStack, "true")]);
+    let (nothing, wanted) = (Observed::at(1), NativeState::wanted(&plan, NativeForm::Plain));
+    let mut batch = Batch::new(&nothing);
+    batch.native_change(nothing.native(), &wanted);
+    let mut observed = in_force(batch.finish().unwrap().bytes());
+    assert_eq!(observed.native(), &wanted);
+    assert_eq!(observed.generation(), Some(2));
+    // A chain that nobody sent is one more.
+    let mut writer = Writer::default();
+    writer.message(Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 1, resource: 0 }, |body| {
+        body.text(attribute::chain::TABLE, "istio-proxy-nat");
+        body.text(attribute::chain::NAME, "another");
+    });
+    observed.take(&Messages::new(&writer.finish().unwrap()).next().unwrap());
+    assert_ne!(observed.native(), &wanted);
+}
+
+#[test]
+fn what_keeps_a_table_from_acting_is_told_with_a_remedy() {
+    let table = String::from("ip nat");
+    let dormant = Obstacle::Dormant { table: table.clone() }.to_string();
+    assert!(
+        dormant.contains("table ip nat is dormant") && dormant.contains("nft 'add table ip nat { flags ; }'")
+    );
+    let owned = Obstacle::Owned { table, owner: 4711 }.to_string();
+    assert!(owned.contains("table ip nat is owned") && owned.contains("4711"), "{owned}");
 }
 
 #[test]

@@ -509,4 +509,20 @@ mod tests {
         tcp[8] = 1;
         assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");
     }
+
+    #[test]
+    fn a_redirection_that_no_plan_makes_is_somebody_elses() {
+        let redirect = |count: u32, flags: u32, first: u16, last: u16| {
+            let mut info = [0; 24];
+            info[0..4].copy_from_slice(&count.to_ne_bytes());
+            info[4..8].copy_from_slice(&flags.to_ne_bytes());
+            info[16..18].copy_from_slice(&first.to_be_bytes());
+            info[18..20].copy_from_slice(&last.to_be_bytes());
+            decode_target("REDIRECT", 0, &info, Family::V4)
+        };
+        assert_eq!(redirect(1, 2, 15001, 15001), Some(Target::Redirect(Port::known(15001))));
+        assert_eq!(redirect(1, 2, 15001, 15002), None, "one port of several");
+        assert_eq!(redirect(1, 2 | 4, 15001, 15001), None, "chosen at random");
+        assert_eq!(redirect(2, 2, 15001, 15001), None, "more than one range");
+    }
 }

@@ -565,6 +565,21 @@ mod tests {
     }
 
     #[test]
+    fn help_says_what_a_value_is() {
+        for (key, name) in [
+            (Key::ProxyPort, "PORT"),
+            (Key::InboundPorts, "PORTS"),
+            (Key::OutboundRanges, "RANGES"),
+            (Key::ExcludeInterfaces, "INTERFACES"),
+            (Key::InterceptionMode, "WORD"),
+            (Key::DualStack, "BOOL"),
+            (Key::OwnerGroups, "IDS"),
+        ] {
+            assert_eq!(key.setting().kind.value_name(), name, "{key:?}");
+        }
+    }
+
+    #[test]
     fn every_row_says_what_it_means() {
         for setting in SETTINGS {
             assert!(setting.meaning.ends_with('.'), "{:?}", setting.key);

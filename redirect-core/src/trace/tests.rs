@@ -5,7 +5,7 @@ use crate::{
     render,
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
-use alloc::format;
+use alloc::{format, string::ToString};
 
 fn plan(settings: &[(Key, &'static str)]) -> crate::RulePlan {
     let mut raw = RawSettings::new();
@@ -55,6 +55,30 @@ fn the_usual_ways() {
         assert_eq!(rules.fate(&itself), to_proxy(Listener::Inbound, 15006, true), "{mode}");
         assert_eq!(rules.fate(&proxy("127.0.0.6:1", "10.1.0.2:80")), Fate::Untouched);
     }
+}
+
+#[test]
+fn where_a_packet_ends_is_told_in_words() {
+    for (listener, port, words) in [
+        (Listener::Outbound, 15001, "proxy, outbound listener (port 15001)"),
+        (Listener::Inbound, 15006, "proxy, inbound listener (port 15006)"),
+        (Listener::Dns, 15053, "proxy, DNS listener (port 15053)"),
+    ] {
+        assert_eq!(to_proxy(listener, port, true).to_string(), words);
+    }
+}
+
+#[test]
+fn a_process_that_calls_its_own_pod_goes_over_lo() {
+    for own in ["127.0.0.1:80", "10.1.0.2:80"] {
+        assert_eq!(app(own).interface, Interface::Named("lo".into()), "{own}");
+    }
+    assert_eq!(app("192.0.2.1:80").interface, Interface::Elsewhere);
+}
+
+#[test]
+fn a_datagram_has_no_flags() {
+    assert_eq!((app("192.0.2.1:80").flags, app("192.0.2.1:80").over_udp().flags), (TcpFlags::SYN, 0));
 }
 
 #[test]

@@ -63,6 +63,7 @@ pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
             "docs/releasing.md",
             "docs/faults.md",
             "docs/fuzzing.md",
+            "docs/mutants.md",
             "CHANGELOG.md",
         ],
     ),
