@@ -9,9 +9,12 @@
 //! | [`cnitool`] | a CNI client that passes exactly what it is told |
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
 //! | [`process`] | commands, waiting with patience, servers in the background |
+//! | [`parallel`] | work on a few threads |
 //! | [`port`] | ports of loopback that nobody else has |
+//! | [`meddler`] | a process without privilege that does with sockets whatever it likes |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
 //! | [`dice`] | numbers that look random and are the same every time |
+//! | [`killing`] | programs killed at random moments |
 //! | [`retries`] | why a test tries again, and a note of each time it did |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
@@ -40,10 +43,13 @@ pub mod dice;
 pub mod faults;
 pub mod guides;
 pub mod image;
+pub mod killing;
 pub mod kube;
 pub mod machine;
+pub mod meddler;
 pub mod netns;
 pub mod node;
+pub mod parallel;
 pub mod port;
 pub mod privileges;
 pub mod process;

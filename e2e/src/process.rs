@@ -290,6 +290,22 @@ pub fn until<T>(
     Err(anyhow!("{problem}\n{tails}"))
 }
 
+/// Children of this process that live, by id and name. What they leave behind when they end is among them where this process is a
+/// subreaper.
+pub fn children() -> Result<Vec<String>> {
+    let parent = format!(" {} ", std::process::id());
+    let mut children = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        // `ID (NAME) STATE PARENT ...`; the name may hold anything.
+        let Some((name, rest)) = stat.rsplit_once(") ") else { continue };
+        if !rest.starts_with('Z') && rest[1..].starts_with(&parent) {
+            children.push(name.to_owned());
+        }
+    }
+    Ok(children)
+}
+
 fn group_of(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(child.id()).expect("a process id is a positive i32"))
 }

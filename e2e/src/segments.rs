@@ -4,10 +4,11 @@
 //! wants to answer itself.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::poll::PollFlags;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, recv, sendto, setsockopt,
     socket, sockopt,
@@ -306,6 +307,15 @@ impl Wire {
                 Err(nix::errno::Errno::EAGAIN) => return Ok(passed),
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// What has been seen since the last look, as soon as there is something, or when the time is over.
+    pub fn seen_within(&self, time: Duration) -> Result<Vec<Segment>> {
+        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(self.seen.as_fd(), PollFlags::POLLIN)], time) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => self.forget(),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -3,12 +3,12 @@
 
 mod common;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, ensure};
@@ -73,7 +73,7 @@ impl Pod {
 
 /// Accepts what is handed to the proxy and does with it what comes to its mind: greets, ends, resets, half closes, or forgets it for a while.
 struct MoodyProxy {
-    accepted: Arc<AtomicUsize>,
+    moods: Arc<Mutex<Kinds>>,
     closed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -86,27 +86,29 @@ impl MoodyProxy {
             Ok(listener)
         };
         let listeners = pod.enter(|| -> Result<_> { Ok([open(false)?, open(true)?]) })??;
-        let (accepted, closed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counter, stop) = (Arc::clone(&accepted), Arc::clone(&closed));
+        let (moods, closed) = (Arc::new(Mutex::new(Kinds::new())), Arc::new(AtomicBool::new(false)));
+        let (had, stop) = (Arc::clone(&moods), Arc::clone(&closed));
         let thread = thread::spawn(move || {
             let (mut dice, mut kept) = (Dice::new(seed), VecDeque::new());
             while !stop.load(Ordering::Relaxed) {
                 let mut fds = listeners.each_ref().map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
                 let _ = poll(&mut fds, PollTimeout::from(20_u8));
                 for (stream, _) in listeners.iter().filter_map(|one| one.accept().ok()) {
-                    counter.fetch_add(1, Ordering::Relaxed);
-                    kept.extend(moody(stream, &mut dice));
+                    let (mood, stream) = moody(stream, &mut dice);
+                    *had.lock().unwrap_or_else(PoisonError::into_inner).entry(mood).or_default() += 1;
+                    kept.extend(stream);
                 }
                 while kept.len() > 32 {
                     kept.pop_front();
                 }
             }
         });
-        Ok(Self { accepted, closed, thread: Some(thread) })
+        Ok(Self { moods, closed, thread: Some(thread) })
     }
 
-    fn accepted(&self) -> usize {
-        self.accepted.load(Ordering::Relaxed)
+    /// What it has done with how many of the connections that it accepted.
+    fn moods(&self) -> Kinds {
+        self.moods.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -117,24 +119,24 @@ impl Drop for MoodyProxy {
     }
 }
 
-/// The connection, where it is kept. The client may break it at any time.
-fn moody(mut stream: TcpStream, dice: &mut Dice) -> Option<TcpStream> {
+/// What becomes of a connection, and itself where it is kept. The client may break it at any time.
+fn moody(mut stream: TcpStream, dice: &mut Dice) -> (&'static str, Option<TcpStream>) {
     let _ = stream.set_nonblocking(true);
     if dice.one_in(2) {
         let _ = stream.write_all(b"proxy\n");
     }
     match dice.below(5) {
-        0 => None,
+        0 => ("closed by the proxy", None),
         1 => {
             let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
             let _ = setsockopt(&stream, sockopt::Linger, &at_once);
-            None
+            ("reset by the proxy", None)
         }
         2 => {
             let _ = stream.shutdown(std::net::Shutdown::Write);
-            Some(stream)
+            ("half closed by the proxy", Some(stream))
         }
-        _ => Some(stream),
+        _ => ("forgotten by the proxy for a while", Some(stream)),
     }
 }
 
@@ -154,6 +156,7 @@ struct Hunter<'a> {
     /// Answers to a SYN that are not acknowledged.
     unanswered: Vec<Segment>,
     sent: usize,
+    kinds: Kinds,
     answered: usize,
     marker: u16,
 }
@@ -161,7 +164,8 @@ struct Hunter<'a> {
 impl<'a> Hunter<'a> {
     fn new(wire: &'a Wire, v6: bool, seed: u64) -> Self {
         let (known, unanswered) = (HashMap::new(), Vec::new());
-        Self { wire, v6, dice: Dice::new(seed), known, unanswered, sent: 0, answered: 0, marker: 30_000 }
+        let (dice, kinds) = (Dice::new(seed), Kinds::new());
+        Self { wire, v6, dice, known, unanswered, sent: 0, kinds, answered: 0, marker: 30_000 }
     }
 
     /// Sends a batch. When this returns the pod has dealt with all of it, and every connection that it wanted to open is open.
@@ -198,6 +202,9 @@ impl<'a> Hunter<'a> {
         let (identification, backwards) = (u16::try_from(self.dice.below(65_536))?, self.dice.one_in(2));
         self.wire.send_as(&segment, &delivery, identification, backwards)?;
         self.sent += 1;
+        for kind in kinds(&segment, &delivery) {
+            *self.kinds.entry(kind).or_default() += 1;
+        }
         // What it would send next; wrong where nobody took it, which is as good.
         let length = u32::try_from(segment.payload.len())? + u32::from(flags & (SYN | FIN) != 0);
         self.known.insert(port, Known { sequence: segment.sequence.wrapping_add(length), ..known });
@@ -303,12 +310,58 @@ impl<'a> Hunter<'a> {
     }
 }
 
+/// How often there was what.
+type Kinds = BTreeMap<&'static str, usize>;
+
+/// What is unusual about a segment.
+fn kinds(segment: &Segment, delivery: &Delivery) -> impl Iterator<Item = &'static str> {
+    let flags = segment.flags;
+    let fragments = delivery.cut.is_some_and(|cut| cut > 0);
+    let padding = match (delivery.padding.is_some(), segment.source.is_ipv6()) {
+        (false, _) => None,
+        (true, false) => Some("options of IPv4"),
+        (true, true) => Some("extension headers of IPv6"),
+    };
+    [
+        (flags & SYN != 0 && flags & !SYN != 0).then_some("SYN with other flags"),
+        (flags & SYN != 0 && !segment.payload.is_empty()).then_some("SYN with data"),
+        (flags & RST != 0).then_some("reset by the client"),
+        (flags & (SYN | FIN | RST) == FIN).then_some("end by the client"),
+        (flags == 0).then_some("no flag"),
+        fragments.then_some("two fragments"),
+        padding,
+        (!delivery.options.is_empty()).then_some("options of TCP"),
+        delivery.is_damaged.then_some("wrong checksum"),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// All of them, and what a proxy does.
+const KINDS: [&str; 15] = [
+    "SYN with other flags",
+    "SYN with data",
+    "reset by the client",
+    "end by the client",
+    "no flag",
+    "two fragments",
+    "options of IPv4",
+    "extension headers of IPv6",
+    "options of TCP",
+    "wrong checksum",
+    "closed by the proxy",
+    "reset by the proxy",
+    "half closed by the proxy",
+    "forgotten by the proxy for a while",
+    "while nobody sees the pod's resets",
+];
+
 /// What a hunt came to.
 #[derive(Default)]
 struct Bag {
     sent: usize,
     answered: usize,
-    accepted: usize,
+    kinds: Kinds,
     through: Vec<String>,
 }
 
@@ -328,6 +381,9 @@ fn hunt(mode: &str, form: &str, segments: usize, prepare: impl Fn(&Namespace) ->
             let lossy = hunter.dice.one_in(2).then(|| Lossy::new(&pod.topology.pod)).transpose()?;
             let from = hunter.sent;
             hunter.batch()?;
+            if lossy.is_some() {
+                *hunter.kinds.entry("while nobody sees the pod's resets").or_default() += BATCH;
+            }
             drop(lossy);
             let reached = pod.reached();
             if !reached.is_empty() {
@@ -341,9 +397,16 @@ fn hunt(mode: &str, form: &str, segments: usize, prepare: impl Fn(&Namespace) ->
         }
         bag.sent += hunter.sent;
         bag.answered += hunter.answered;
+        add(&mut bag.kinds, &hunter.kinds);
     }
-    bag.accepted = pod.proxy.accepted();
+    add(&mut bag.kinds, &pod.proxy.moods());
     Ok(bag)
+}
+
+fn add(all: &mut Kinds, more: &Kinds) {
+    for (kind, count) in more {
+        *all.entry(kind).or_default() += count;
+    }
 }
 
 #[test]
@@ -351,30 +414,36 @@ fn nothing_thrown_from_outside_gets_past_the_proxy() -> Result<()> {
     let segments = std::env::var("HUNT").map_or(Ok(SEGMENTS), |many| many.parse()).context("HUNT")?;
     let places: Vec<(&str, &str)> =
         MODES.iter().flat_map(|mode| FORMS.iter().map(move |form| (*mode, *form))).collect();
-    let total = std::sync::Mutex::new(Bag::default());
+    let total = Mutex::new(Bag::default());
     let problems = common::in_parallel(2, &places, |_, (mode, form)| {
         let bag = hunt(mode, form, segments / places.len(), |_| Ok(()))
             .with_context(|| format!("{mode} {form}"))?;
         ensure!(
-            bag.accepted > 0 && bag.answered > 0,
+            bag.kinds.contains_key("forgotten by the proxy for a while") && bag.answered > 0,
             "{mode} {form}: the proxy saw nobody, so nothing is shown"
         );
-        let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
         total.sent += bag.sent;
         total.answered += bag.answered;
-        total.accepted += bag.accepted;
+        add(&mut total.kinds, &bag.kinds);
         Ok(bag.through)
     });
-    let total = total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!(
-        "{} segments, {} times a SYN was answered, {} connections accepted by the proxy, {} ways past it",
+        "{} segments, {} times a SYN was answered, {} ways past the proxy; {:?}",
         total.sent,
         total.answered,
-        total.accepted,
-        problems.len()
+        problems.len(),
+        total.kinds
     );
     assert!(problems.is_empty(), "{} ways past the proxy:\n{}", problems.len(), problems.join("\n"));
     assert!(total.sent >= segments, "only {} segments", total.sent);
+    let missing: Vec<_> = KINDS.into_iter().filter(|kind| !total.kinds.contains_key(kind)).collect();
+    assert!(
+        missing.is_empty() && total.kinds.len() == KINDS.len(),
+        "none of {missing:?} in {:?}",
+        total.kinds
+    );
     Ok(())
 }
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Result, ensure};
 use common::in_parallel;
-use common::killing::{Moments, Random};
+use e2e::dice::Dice;
+use e2e::killing::Moments;
 use e2e::netns::{Families, Namespace, State};
 use e2e::process;
 use plugin_support::{Invocation, RunDir, sidecar};
@@ -115,16 +116,16 @@ fn kill_runs(kills: usize, plans: &[&str]) -> Result<()> {
     });
     let states = states.collect::<Result<Vec<_>>>()?;
     let moments = Moments::of(|| run(&Namespace::pod(Families::Dual)?, plans[0]))?;
-    let random = Random::of_this_run();
+    let dice = Dice::of_this_run("REDIRECT_SEED");
     let (old, new) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let walks: Vec<usize> = (0..THREADS).collect();
     let problems = in_parallel(THREADS, &walks, |walk, _| {
         let namespace = Namespace::pod(Families::Dual)?;
-        let (mut random, mut now) = (random.branch(walk), plans.len() - 1);
+        let (mut dice, mut now) = (dice.branch(walk), plans.len() - 1);
         for kill in 0..kills / THREADS {
             let next = (now + 1 + kill % (plans.len() - 1)) % plans.len();
-            let step = || format!("from {:?} to {:?}, {random:?}", plans[now], plans[next]);
-            let mut numbers = random.clone();
+            let step = || format!("from {:?} to {:?}, {dice:?}", plans[now], plans[next]);
+            let mut numbers = dice.clone();
             let mut has_ended = false;
             moments.kill_one(&mut numbers, || {
                 if std::mem::replace(&mut has_ended, true) {
@@ -142,7 +143,7 @@ fn kill_runs(kills: usize, plans: &[&str]) -> Result<()> {
             if !differences.is_empty() {
                 return Ok(vec![format!("{}, completed: {}", step(), differences.join("\n"))]);
             }
-            (random, now) = (numbers, next);
+            (dice, now) = (numbers, next);
         }
         Ok(Vec::new())
     });

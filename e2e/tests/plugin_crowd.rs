@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::{Families, Namespace};
-use e2e::process::LATE;
+use e2e::process::{LATE, children};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_child_subreaper;
@@ -103,19 +103,4 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     let mut names = entries.collect::<Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
-}
-
-/// Children of this process that live, by id and name.
-fn children() -> Result<Vec<String>> {
-    let parent = format!(" {} ", std::process::id());
-    let mut children = Vec::new();
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        // `ID (NAME) STATE PARENT ...`; the name may hold anything.
-        let Some((name, rest)) = stat.rsplit_once(") ") else { continue };
-        if !rest.starts_with('Z') && rest[1..].starts_with(&parent) {
-            children.push(name.to_owned());
-        }
-    }
-    Ok(children)
 }

@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use common::in_parallel;
-use common::killing::{Moments, Random};
+use e2e::dice::Dice;
+use e2e::killing::Moments;
 use e2e::netns::{Families, Namespace, State};
 
 /// Runs that have to be killed before they end, of each kind.
@@ -25,15 +26,15 @@ const CONFIGURATIONS: [&str; 5] = [
 #[test]
 fn an_apply_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
     let plans = plans()?;
-    let random = Random::of_this_run();
+    let dice = Dice::of_this_run("REDIRECT_SEED");
     let attempts: Vec<usize> = (0..KILLS).collect();
     let problems = in_parallel(THREADS, &attempts, |index, _| {
-        let (plan, mut random) = (&plans[index % plans.len()], random.branch(index));
-        let (after, namespace) = plan.moments.kill_one(&mut random, || {
+        let (plan, mut dice) = (&plans[index % plans.len()], dice.branch(index));
+        let (after, namespace) = plan.moments.kill_one(&mut dice, || {
             let namespace = Namespace::pod(Families::Dual)?;
             Ok((start(&namespace, plan.args, &[])?, namespace))
         })?;
-        plan.mends(&namespace, &format!("{random:?}, killed after {after:?}"), &[])
+        plan.mends(&namespace, &format!("{dice:?}, killed after {after:?}"), &[])
     });
     assert!(problems.is_empty(), "{} of {KILLS}:\n{}", problems.len(), problems.join("\n"));
     Ok(())
@@ -42,7 +43,7 @@ fn an_apply_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
 #[test]
 fn a_reconcile_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
     let plans = plans()?;
-    let random = Random::of_this_run();
+    let dice = Dice::of_this_run("REDIRECT_SEED");
     // One namespace for each: from configuration to configuration, as long as it lives.
     let walks: Vec<usize> = (0..THREADS).collect();
     let problems = in_parallel(THREADS, &walks, |walk, _| {
@@ -54,12 +55,12 @@ fn a_reconcile_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
             let before = &plans[(walk + step * distance) % plans.len()];
             let plan = &plans[(walk + (step + 1) * distance) % plans.len()];
             before.put_in_force(&namespace)?;
-            let mut random = random.branch(walk * KILLS + step);
-            let (after, ()) = plan.moments.kill_one(&mut random, || {
+            let mut dice = dice.branch(walk * KILLS + step);
+            let (after, ()) = plan.moments.kill_one(&mut dice, || {
                 before.put_in_force(&namespace)?;
                 Ok((start(&namespace, plan.args, &["--reconcile"])?, ()))
             })?;
-            let when = format!("{random:?}, over {:?}, killed after {after:?}", before.args);
+            let when = format!("{dice:?}, over {:?}, killed after {after:?}", before.args);
             problems.extend(plan.mends(&namespace, &when, &["--reconcile"])?);
         }
         Ok(problems)

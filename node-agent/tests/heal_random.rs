@@ -11,8 +11,8 @@ use e2e::netns::{Namespace, Snapshot};
 use e2e::process::until;
 use netns_apply::notify::{Heard, Subscription};
 use pods::{
-    LIMIT, PodApi, Proc, Sandboxes, THEIRS, lost_or_added, mesh_pod, metric, mismatch, redirect_as, wait,
-    wait_at_least,
+    LIMIT, PodApi, Proc, Sandboxes, THEIRS, deletions, lost_or_added, mesh_pod, metric, mismatch,
+    redirect_as, wait, wait_at_least,
 };
 use process::{CALICO, Node};
 use proptest::test_runner::{RngAlgorithm, TestRng};
@@ -21,31 +21,6 @@ use serde_json::json;
 
 /// How many deletions there are for one pod.
 const PER_POD: usize = 20;
-/// What is deleted of a pod's redirection, where connections are redirected.
-const REDIRECT: [&str; 6] = [
-    "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT",
-    "iptables-nft -t nat -D PREROUTING -p tcp -j ISTIO_INBOUND",
-    "iptables-nft -t nat -D ISTIO_OUTPUT 1",
-    "iptables-nft -t nat -F ISTIO_REDIRECT",
-    "iptables-nft -t nat -F ISTIO_OUTPUT; iptables-nft -t nat -F OUTPUT",
-    "nft flush table ip nat; iptables-nft -t nat -A THEIRS -p tcp --dport 7 -j RETURN",
-];
-/// Likewise, where they go to the proxy as they are.
-const TPROXY: [&str; 6] = [
-    "ip rule del lookup 133",
-    "ip route flush table 133",
-    "iptables-nft -t mangle -F ISTIO_TPROXY",
-    "iptables-nft -t mangle -F",
-    "iptables-nft -t mangle -D PREROUTING -p tcp -j ISTIO_INBOUND",
-    "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT",
-];
-/// Likewise, in native tables.
-const NATIVE: [&str; 4] = [
-    "nft delete table inet istio-proxy-nat",
-    "nft flush table inet istio-proxy-nat",
-    "nft flush ruleset inet; nft 'table inet theirs { chain out { type filter hook output priority 0; tcp dport 7 counter; }; }'",
-    "nft flush chain inet istio-proxy-nat istio-output",
-];
 const MODE: &str = "sidecar.istio.io/interceptionMode";
 
 /// A pod, and what it was at first.
@@ -66,11 +41,7 @@ impl Victim {
         let choice = if is_native { BackendChoice::NativeNft } else { BackendChoice::Auto };
         redirect_as(&namespace, annotations, choice);
         namespace.sh(THEIRS).expect("others' rules");
-        let deletions = match (is_native, is_tproxy) {
-            (true, _) => &NATIVE[..],
-            (false, true) => &TPROXY[..],
-            (false, false) => &REDIRECT[..],
-        };
+        let deletions = deletions(is_native, is_tproxy);
         let ears =
             || [Subscription::to_rules().expect("listens"), Subscription::to_routing().expect("listens")];
         let ears = namespace.enter(ears).expect("enters");

@@ -11,7 +11,7 @@ use std::time::Duration;
 use e2e::netns::Namespace;
 use e2e::process::{SHORT, until};
 use pods::{PodApi, Sandboxes, check, mesh_pod, metric, read_and_unread, redirect, wait_rounds};
-use process::{Agent, CALICO, Node, get};
+use process::{Agent, CALICO, Node, get, memory_kib};
 use serde_json::Value;
 
 /// Clock ticks per second of `/proc/PID/stat`: the same on every Linux that runs this.
@@ -35,12 +35,6 @@ fn all_pods() -> Vec<Value> {
         mesh_pod(&format!("web-{count}"), &[&v4, &v6])
     };
     (1..=PODS).map(pod).collect()
-}
-
-fn memory_kib(id: u32, what: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{id}/status")).expect("a process");
-    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("a size");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
 fn processor_seconds(id: u32) -> f64 {

@@ -1,10 +1,9 @@
 //! What the tests of `istio-iptables` share: the program, running it in a namespace, spreading work.
 
 // Every test program takes what it needs of this module.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod crafted;
-pub mod killing;
 pub mod mesh;
 pub mod packets;
 pub mod recording;
@@ -13,14 +12,14 @@ pub mod told;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread;
+use std::sync::OnceLock;
 
 use anyhow::{Result, ensure};
 use e2e::netns::Namespace;
 use e2e::process::{self, Output};
 use e2e::program;
+
+pub use e2e::parallel::in_parallel;
 
 /// The PATH programs under test get.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -56,30 +55,4 @@ pub fn apply(namespace: &Namespace, args: &str) -> Result<Output> {
     let output = run(namespace, &words)?.ok()?;
     ensure!(output.stdout.is_empty(), "standard output: {}", output.stdout);
     Ok(output)
-}
-
-/// Runs `work` on every item, on a few threads; returns the problems in the order of the items.
-pub fn in_parallel<T: Sync>(
-    threads: usize,
-    items: &[T],
-    work: impl Fn(usize, &T) -> Result<Vec<String>> + Sync,
-) -> Vec<String> {
-    let next = AtomicUsize::new(0);
-    let problems = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = items.get(index) else { return };
-                    let found = work(index, item).unwrap_or_else(|error| vec![format!("{error:#}")]);
-                    let found = found.into_iter().map(|problem| (index, problem));
-                    problems.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
-                }
-            });
-        }
-    });
-    let mut problems = problems.into_inner().unwrap_or_else(PoisonError::into_inner);
-    problems.sort();
-    problems.into_iter().map(|(_, problem)| problem).collect()
 }

@@ -19,6 +19,7 @@ use netns_apply::ApplyOptions;
 use netns_apply::facts::addresses;
 use netns_apply::pod::{Outside, suitable};
 use redirect_core::RulePlan;
+use redirect_core::netlink::NativeForm;
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::NamespaceFacts;
@@ -221,10 +222,21 @@ pub fn mismatch(
     annotations: &[(&str, &str)],
     choice: BackendChoice,
 ) -> Option<String> {
+    mismatch_in(namespace, annotations, choice, NativeForm::Plain)
+}
+
+/// Likewise, with native rules written in this form.
+pub fn mismatch_in(
+    namespace: &Namespace,
+    annotations: &[(&str, &str)],
+    choice: BackendChoice,
+    native_form: NativeForm,
+) -> Option<String> {
     let outside = Outside::of_this_process();
     let verified = namespace.enter(|| {
         let backend = suitable(choice, outside.finds_this_foreign());
-        netns_apply::verify(&plan(annotations), &ApplyOptions { backend, ..ApplyOptions::default() })
+        let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
+        netns_apply::verify(&plan(annotations), &options)
     });
     verified.expect("enters").expect("looks").map(|mismatch| mismatch.to_string())
 }
@@ -378,4 +390,39 @@ pub fn lost_or_added(namespace: &Namespace, before: &Snapshot) -> Vec<String> {
         !change.line.starts_with("the same lines in another order") && !is_numbered(change.line.trim_end())
     });
     changes.map(ToString::to_string).collect()
+}
+
+/// What is deleted of a pod's redirection, where connections are redirected.
+const REDIRECT: [&str; 6] = [
+    "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT",
+    "iptables-nft -t nat -D PREROUTING -p tcp -j ISTIO_INBOUND",
+    "iptables-nft -t nat -D ISTIO_OUTPUT 1",
+    "iptables-nft -t nat -F ISTIO_REDIRECT",
+    "iptables-nft -t nat -F ISTIO_OUTPUT; iptables-nft -t nat -F OUTPUT",
+    "nft flush table ip nat; iptables-nft -t nat -A THEIRS -p tcp --dport 7 -j RETURN",
+];
+/// Likewise, where they go to the proxy as they are.
+const TPROXY: [&str; 6] = [
+    "ip rule del lookup 133",
+    "ip route flush table 133",
+    "iptables-nft -t mangle -F ISTIO_TPROXY",
+    "iptables-nft -t mangle -F",
+    "iptables-nft -t mangle -D PREROUTING -p tcp -j ISTIO_INBOUND",
+    "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT",
+];
+/// Likewise, in native tables.
+const NATIVE: [&str; 4] = [
+    "nft delete table inet istio-proxy-nat",
+    "nft flush table inet istio-proxy-nat",
+    "nft flush ruleset inet; nft 'table inet theirs { chain out { type filter hook output priority 0; tcp dport 7 counter; }; }'",
+    "nft flush chain inet istio-proxy-nat istio-output",
+];
+
+/// What somebody may delete of a pod's redirection.
+pub fn deletions(is_native: bool, is_tproxy: bool) -> &'static [&'static str] {
+    match (is_native, is_tproxy) {
+        (true, _) => &NATIVE,
+        (false, true) => &TPROXY,
+        (false, false) => &REDIRECT,
+    }
 }

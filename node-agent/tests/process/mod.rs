@@ -269,6 +269,11 @@ impl Agent<'_> {
     }
 
     pub fn kill(mut self) {
+        self.kill_now();
+    }
+
+    /// Kills it where it is; another may take its place.
+    pub fn kill_now(&mut self) {
         self.child.kill().expect("kills");
         self.child.wait().expect("waits");
     }
@@ -401,4 +406,11 @@ pub fn failure(code: u16) -> String {
     format!(
         r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Failure","message":"no","reason":"{reason}","code":{code}}}"#
     )
+}
+
+/// A size of a process, by its name in `/proc/PID/status` with a colon.
+pub fn memory_kib(id: u32, what: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).expect("a process");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("a size");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
