@@ -522,6 +522,33 @@ fn a_table_that_sleeps_is_an_obstacle_where_the_plan_uses_it() {
     assert!(sleeping("inet istio-proxy-nat", BackendChoice::NativeNft).unwrap().changed);
 }
 
+/// The kernel takes no base chain into a table that wakes, and lets none go from it, within the same transaction.
+#[test]
+fn a_native_table_that_sleeps_is_woken_whatever_base_chains_it_has() {
+    let options = options(BackendChoice::NativeNft);
+    let hook = "type nat hook prerouting priority -100; policy accept;";
+    for chains in [
+        String::new(),
+        format!("chain istio-prerouting {{ {hook} }}"),
+        format!("chain of-somebody-else {{ {hook} }}"),
+        "chain istio-inbound {\n return\n }".to_owned(),
+    ] {
+        for table in ["istio-proxy-nat", "istio-proxy-mangle"] {
+            let namespace = namespace();
+            let outcome = namespace.enter(|| {
+                run("nft", &["-f", "-"], &format!("table inet {table} {{\n flags dormant\n {chains}\n}}"));
+                let outcome = apply(&plan("TPROXY", "80"), &options)?;
+                assert_in_force(&plan("TPROXY", "80"), &options);
+                cleanup(&options)?;
+                Ok::<Outcome, RunError>(outcome)
+            });
+            let outcome = outcome.unwrap().unwrap_or_else(|error| panic!("{table} {{ {chains} }}: {error}"));
+            assert!(outcome.changed);
+            assert!(namespace.state_with_nft().unwrap().is_pristine());
+        }
+    }
+}
+
 #[test]
 fn rules_of_others_in_the_other_variant_are_warned_of() {
     for (backend, other) in [

@@ -66,15 +66,25 @@ impl<'a> Batch<'a> {
     /// Adds what turns the native tables `now` in force into `wanted`.
     pub fn native_change(&mut self, now: &'a NativeState, wanted: &'a NativeState) {
         for (name, _) in now.tables.iter().filter(|(name, _)| !wanted.tables.contains_key(*name)) {
-            self.native_part(kind::DELETE_TABLE, 0, "removal of a native table", |body| {
-                body.text(attribute::table::NAME, name);
-            });
+            self.remove_native_table(name);
         }
         for name in NFT_TABLES {
             if let Some(wanted) = wanted.tables.get(name) {
-                TableChange { name, now: now.tables.get(name).map(Arc::as_ref), wanted }.write(self);
+                let change = TableChange { name, now: now.tables.get(name).map(Arc::as_ref), wanted };
+                if change.can_be_made_in_place() {
+                    change.write(self);
+                } else {
+                    self.remove_native_table(name);
+                    TableChange { now: None, ..change }.write(self);
+                }
             }
         }
+    }
+
+    fn remove_native_table(&mut self, name: &str) {
+        self.native_part(kind::DELETE_TABLE, 0, "removal of a native table", |body| {
+            body.text(attribute::table::NAME, name);
+        });
     }
 
     fn native_part(&mut self, kind: u16, flags: u16, words: &'a str, body: impl FnOnce(&mut Writer)) {
@@ -90,6 +100,16 @@ struct TableChange<'a> {
 }
 
 impl<'a> TableChange<'a> {
+    /// The kernel takes no base chain into a table whose flags change in the same transaction, and lets none go from it
+    /// (`__NFT_TABLE_F_UPDATE` in `nf_tables_api.c`).
+    fn can_be_made_in_place(&self) -> bool {
+        let Some(now) = self.now else { return true };
+        let is_hooked = |chain: &ChainState| chain.hook.is_some();
+        let mut chains = now.chains.iter().chain(&self.wanted.chains);
+        now.flags == self.wanted.flags
+            || !chains.any(|(name, chain)| is_hooked(chain) && self.kept_chain(name).is_none())
+    }
+
     fn write(&self, batch: &mut Batch<'a>) {
         if self.now.is_none_or(|now| now.flags != self.wanted.flags) {
             batch.native_part(kind::NEW_TABLE, flags::CREATE, "a native table", |body| {
