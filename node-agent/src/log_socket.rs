@@ -182,8 +182,11 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
         Ok(()) | Err(_) => {}
     }
     let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    match std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
+        // Somebody who cleans up removes it at this moment; `keep` makes it anew.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(listener),
+    }
 }
 
 /// Accepts those who may say what the plugin does: root, which runtimes are, and the agent's own user. Everybody else is hung up on, also where
