@@ -74,8 +74,8 @@ impl Node {
 
     /// The program's clock of the day is told by what is returned; what counts up goes on as it is.
     pub fn fake_clock(&mut self) -> impl Fn(&str) + use<> {
-        // Where the program may read, also when it is confined.
-        let clock = self.path("run/clock");
+        // Where every program may read, also when it is confined.
+        let clock = self.path("account/clock");
         fs::write(&clock, "+0").expect("writes");
         let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
         assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
