@@ -51,6 +51,7 @@ pub fn interfaces() -> io::Result<Vec<String>> {
 }
 
 /// [`addresses`] and [`interfaces`], of one answer of the kernel's.
+#[cfg(feature = "write")]
 pub(crate) fn addresses_and_interfaces() -> io::Result<(Vec<IpAddr>, Vec<String>)> {
     let entries: Vec<InterfaceAddress> = getifaddrs()?.collect();
     Ok((addresses_of(entries.iter().cloned()), interfaces_of(entries.into_iter())))
