@@ -203,7 +203,12 @@ impl Acting {
     /// An ordinary call, as far as its socket is ordinary.
     fn call(&mut self) {
         self.note("call");
-        let Some(fd) = self.bound() else { return };
+        if let Some(fd) = self.bound() {
+            self.connect(fd);
+        }
+    }
+
+    fn connect(&mut self, fd: OwnedFd) {
         let to = self.target(&fd);
         self.tally.calls += 1;
         let _ = connect(&fd, &to);
@@ -226,10 +231,7 @@ impl Acting {
         self.note("call again with the same socket");
         let Some(fd) = self.take() else { return };
         let _ = connect_unspec(&fd);
-        let to = self.target(&fd);
-        self.tally.calls += 1;
-        let _ = connect(&fd, &to);
-        self.sockets.push_back(fd);
+        self.connect(fd);
     }
 
     /// Ties a socket that is in use to an interface, or lets go of that.

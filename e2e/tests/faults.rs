@@ -7,11 +7,10 @@
 mod faults_support;
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
 use e2e::faults::{Kind, Table, Verdict};
+use e2e::parallel::in_threads;
 use faults_support::{ALL, Fault, Operation, Story, operations};
 
 const THREADS: usize = 3;
@@ -70,7 +69,8 @@ fn whatever_fails_in_whichever_operation_nothing_is_half_done() -> Result<()> {
     let choice = Choice::new();
     let taken: Vec<Box<dyn Operation>> =
         operations().into_iter().filter(|operation| choice.takes(&**operation)).collect();
-    let stories = in_threads(taken.into_iter().map(|operation| move || Story::of(operation)).collect());
+    let stories =
+        in_threads(THREADS, taken.into_iter().map(|operation| move || Story::of(operation)).collect());
     let stories = stories.into_iter().collect::<Result<Vec<_>>>()?;
     let names: Vec<&str> = stories.iter().map(|story| story.operation.name()).collect();
     let table = Mutex::new(Table::new(&names));
@@ -97,7 +97,7 @@ fn whatever_fails_in_whichever_operation_nothing_is_half_done() -> Result<()> {
             }
         }
     });
-    let red: Vec<String> = in_threads(work.collect()).into_iter().flatten().collect();
+    let red: Vec<String> = in_threads(THREADS, work.collect()).into_iter().flatten().collect();
     let table = table.into_inner()?;
     println!("{table}");
     ensure!(red.is_empty(), "{} red:\n{}", red.len(), red.join("\n"));
@@ -120,26 +120,4 @@ fn planned(choice: &Choice, stories: &[Story], table: &Mutex<Table>) -> Result<V
         }
     }
     Ok(all)
-}
-
-/// Does all work on a few threads; the results in the order of the work.
-fn in_threads<T: Send, F: FnOnce() -> T + Send>(work: Vec<F>) -> Vec<T> {
-    let work: Vec<Mutex<Option<F>>> = work.into_iter().map(|one| Mutex::new(Some(one))).collect();
-    let done: Vec<Mutex<Option<T>>> = work.iter().map(|_| Mutex::new(None)).collect();
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(one) = work.get(at) else { return };
-                    let one = one.lock().ok().and_then(|mut one| one.take());
-                    if let (Some(one), Ok(mut done)) = (one, done[at].lock()) {
-                        *done = Some(one());
-                    }
-                }
-            });
-        }
-    });
-    done.into_iter().filter_map(|one| one.into_inner().ok().flatten()).collect()
 }

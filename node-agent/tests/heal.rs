@@ -8,8 +8,8 @@ mod process;
 use e2e::netns::{Families, Namespace};
 use e2e::process::until;
 use pods::{
-    Foreign, LIMIT, PodApi, Proc, Sandboxes, THEIRS, eth0, hosts, lost_or_added, mesh_pod, metric, mismatch,
-    redirect, redirect_as, wait, wait_at_least,
+    Foreign, LIMIT, PodApi, Proc, Sandboxes, THEIRS, eth0, hosts, lost_or_added, mesh_pod_of, metric,
+    mismatch, redirect, redirect_as, wait, wait_at_least,
 };
 use process::{CALICO, Node, get};
 use redirect_core::options::BackendChoice;
@@ -47,9 +47,7 @@ fn uid(number: u8) -> String {
 
 /// A pod whose UID is one that cgroups have.
 fn pod(name: &str, number: u8, addresses: &[&str]) -> Value {
-    let mut pod = mesh_pod(name, addresses);
-    pod["metadata"]["uid"] = json!(uid(number));
-    pod
+    mesh_pod_of(&uid(number), name, addresses)
 }
 
 /// A kind of pod, and what somebody deletes of its redirection.

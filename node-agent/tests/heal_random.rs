@@ -11,7 +11,7 @@ use e2e::netns::{Namespace, Snapshot};
 use e2e::process::until;
 use netns_apply::notify::{Heard, Subscription};
 use pods::{
-    LIMIT, PodApi, Proc, Sandboxes, THEIRS, deletions, lost_or_added, mesh_pod, metric, mismatch,
+    LIMIT, PodApi, Proc, Sandboxes, THEIRS, deletions, lost_or_added, mesh_pod_of, metric, mismatch,
     redirect_as, wait, wait_at_least,
 };
 use process::{CALICO, Node};
@@ -100,8 +100,7 @@ fn random_deletions(is_native: bool, count: usize) {
     let (mut pods, mut victims) = (Vec::new(), Vec::new());
     for number in 0..count.div_ceil(PER_POD).max(2) {
         let victim = Victim::new(number, is_native, &mut sandboxes);
-        let mut pod = mesh_pod(&format!("web-{number}"), &[&address(number)]);
-        pod["metadata"]["uid"] = json!(uid(number));
+        let mut pod = mesh_pod_of(&uid(number), &format!("web-{number}"), &[&address(number)]);
         for (key, value) in victim.annotations {
             pod["metadata"]["annotations"][key] = json!(value);
         }

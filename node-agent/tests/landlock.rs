@@ -10,24 +10,12 @@ use std::process::Command;
 
 use broken::Api;
 use e2e::netns::{Families, Topology, pod_address};
-use pods::{PodApi, Proc, Sandboxes, check, mesh_pod, wait, wait_at_least};
+use pods::{PodApi, Proc, Sandboxes, UID, check, held_back, mesh_pod_of, wait, wait_at_least};
 use process::{CALICO, FakeApi, Node, daemon_set};
-use serde_json::{Value, json};
-
-const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
-
-/// With the real plugin, which reads what it needs for its STATUS under the same rules.
-fn node() -> Node {
-    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
-    node.use_real_plugin();
-    node.set("EXCLUDE_NAMESPACES", "kube-system");
-    node
-}
+use serde_json::Value;
 
 fn pod() -> Value {
-    let mut pod = mesh_pod("web", &["10.1.0.2"]);
-    pod["metadata"]["uid"] = json!(UID);
-    pod
+    mesh_pod_of(UID, "web", &["10.1.0.2"])
 }
 
 fn is_confined(node: &Node) -> bool {
@@ -65,7 +53,7 @@ impl Projected {
 
 #[test]
 fn a_confined_agent_installs_follows_tokens_and_leaves() {
-    let mut node = node();
+    let mut node = Node::with_the_real_plugin();
     node.set("PLUGIN_SERVICE_ACCOUNT", "");
     let api = FakeApi::start(200, &daemon_set(true));
     api.serve(&mut node);
@@ -91,7 +79,7 @@ fn a_confined_agent_installs_follows_tokens_and_leaves() {
 
 #[test]
 fn a_confined_agent_watches_heals_and_probes() {
-    let mut node = node();
+    let mut node = Node::with_the_real_plugin();
     node.set("DRIFT_WATCH_INTERVAL", "1s");
     node.set("DRIFT_HEAL", "true");
     node.set("NODE_TAINT", "true");
@@ -116,7 +104,7 @@ fn a_confined_agent_watches_heals_and_probes() {
 /// The pod's processes are seen, which the kernel forbids to whoever is confined: by the one thread that is not.
 #[test]
 fn a_confined_agent_repairs_a_pod_where_it_stands() {
-    let mut node = node();
+    let mut node = Node::with_the_real_plugin();
     node.set("REPAIR_REPAIR_PODS", "true");
     let topology = Topology::new(Families::Dual).expect("namespaces");
     let mut sandboxes = Sandboxes::new(&mut node);
@@ -127,13 +115,8 @@ fn a_confined_agent_repairs_a_pod_where_it_stands() {
     let proc = Proc::new(&mut node);
     proc.add_of(77, UID, Path::new(&format!("/proc/{}/ns/net", sleeper.id())));
     let addresses = [pod_address(false), pod_address(true)].map(|address| address.to_string());
-    let mut pod = mesh_pod("web", &addresses.each_ref().map(String::as_str));
-    pod["metadata"]["uid"] = json!(UID);
-    pod["status"]["phase"] = json!("Pending");
-    let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": "containerd://1", "finishedAt": "2026-11-21T00:00:00Z"}});
-    pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "state": end}]);
     let api = Api::start(&mut node);
-    api.put(pod);
+    api.put(held_back(mesh_pod_of(UID, "web", &addresses.each_ref().map(String::as_str))));
     let agent = node.start_ready();
     assert!(is_confined(&node), "{}", node.log());
     wait_at_least(&node, "istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}", 1.0);
@@ -150,7 +133,7 @@ fn a_confined_agent_repairs_a_pod_where_it_stands() {
 
 #[test]
 fn one_shot_modes_work_confined() {
-    let node = node();
+    let node = Node::with_the_real_plugin();
     // As after each boot.
     fs::remove_dir(node.path("run")).expect("removes");
     for (args, is_there) in [(&["install", "--once"][..], true), (&["uninstall"], false)] {
@@ -228,7 +211,7 @@ fn what_is_beyond_its_directories_is_refused() {
 /// The kernel's rules are about directories, not about names.
 #[test]
 fn an_agent_whose_directory_is_exchanged_ends_and_the_next_one_works() {
-    let node = node();
+    let node = Node::with_the_real_plugin();
     // The name that the settings have is a link, as on nodes where `/opt` is read-only.
     fs::rename(node.path("net.d"), node.path("real")).expect("renames");
     std::os::unix::fs::symlink(node.path("real"), node.path("net.d")).expect("links");
@@ -247,7 +230,7 @@ fn an_agent_whose_directory_is_exchanged_ends_and_the_next_one_works() {
 
 #[test]
 fn an_agent_whose_directory_is_not_there_yet_is_not_confined_and_says_so() {
-    let node = node();
+    let node = Node::with_the_real_plugin();
     fs::rename(node.path("net.d"), node.path("later")).expect("renames");
     let agent = node.start();
     agent.wait("the line", || node.log().contains("not confined by Landlock: "));
@@ -267,7 +250,7 @@ fn an_agent_keeps_the_capabilities_of_what_is_switched_on() {
         (("DRIFT_WATCH_INTERVAL", "1m"), files | rules),
         (("REPAIR_REPAIR_PODS", "true"), files | rules | processes),
     ] {
-        let mut node = node();
+        let mut node = Node::with_the_real_plugin();
         node.set(switch.0, switch.1);
         let agent = node.start_ready();
         let status = fs::read_to_string(format!("/proc/{}/status", agent.id())).expect("reads");

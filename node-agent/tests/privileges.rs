@@ -16,7 +16,8 @@ use e2e::netns::Namespace;
 use e2e::privileges::{needs, one_fewer, only};
 use e2e::process::{Background, prefixed, until};
 use pods::{
-    LIMIT, PodApi, Proc, Sandboxes, check, mesh_pod, metric, mismatch, redirect, wait, wait_at_least,
+    LIMIT, PodApi, Proc, Sandboxes, UID, check, held_back, mesh_pod_of, metric, mismatch, redirect, wait,
+    wait_at_least,
 };
 use process::{Agent, CALICO, Node, daemon_set};
 use redirect_core::options::BackendChoice;
@@ -24,7 +25,6 @@ use serde_json::{Value, json};
 
 const DELETE_RULE: &str = "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT";
 const DRIFTED: &str = "istio_cni_drifted_pods";
-const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
 const BLIND: &str = "istio_cni_drift_rounds_total{result=\"no_capability\"}";
 
 fn node(settings: &[(&str, &str)]) -> Node {
@@ -98,9 +98,7 @@ fn drifted(node: &mut Node) -> (Sandboxes, Namespace, Value) {
     let web = sandboxes.add("cni-web", &["10.1.0.2"]);
     redirect(&web);
     web.sh(DELETE_RULE).expect("runs").ok().expect("deletes");
-    let mut pod = mesh_pod("web", &["10.1.0.2"]);
-    pod["metadata"]["uid"] = json!(UID);
-    (sandboxes, web, pod)
+    (sandboxes, web, mesh_pod_of(UID, "web", &["10.1.0.2"]))
 }
 
 #[test]
@@ -171,13 +169,10 @@ fn process_of_the_pod(node: &mut Node, web: &Namespace) -> (Proc, Background) {
 fn the_repair_in_place_needs_what_the_page_says() {
     let needed = needs("install-cni", "repairs in place").expect("a row");
     let mut node = node(&[("REPAIR_REPAIR_PODS", "true")]);
-    let (_sandboxes, web, mut pod) = drifted(&mut node);
+    let (_sandboxes, web, pod) = drifted(&mut node);
     let _processes = process_of_the_pod(&mut node, &web);
-    pod["status"]["phase"] = json!("Pending");
-    let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": "containerd://1", "finishedAt": "2026-11-21T00:00:00Z"}});
-    pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "state": end}]);
     let api = Api::start(&mut node);
-    api.put(pod);
+    api.put(held_back(pod));
     let before = web.snapshot().expect("a snapshot");
     let unable = "istio_cni_repair_attempts_total{type=\"repair\",reason=\"no_capability\"}";
     ensure_each_is_named(&node, &needed, unable, |missing| {

@@ -10,7 +10,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 
 use broken::Api;
 use e2e::netns::{Families, Namespace, Topology, pod_address, remote_address};
-use pods::{LIMIT, Proc, Sandboxes, hosts, mesh_pod, metric, redirect, wait, wait_at_least};
+use pods::{LIMIT, Proc, Sandboxes, held_back, hosts, mesh_pod_of, metric, redirect, wait, wait_at_least};
 use process::{CALICO, Node};
 use serde_json::{Value, json};
 
@@ -23,15 +23,6 @@ fn node() -> Node {
     node.set("REPAIR_REPAIR_PODS", "true");
     node.set("EXCLUDE_NAMESPACES", "kube-system");
     node
-}
-
-fn broken_pod(name: &str, uid: &str, addresses: &[&str]) -> Value {
-    let mut pod = mesh_pod(name, addresses);
-    pod["metadata"]["uid"] = json!(uid);
-    pod["status"]["phase"] = json!("Pending");
-    let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": "containerd://1", "finishedAt": "2026-11-21T00:00:00Z"}});
-    pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "state": end}]);
-    pod
 }
 
 fn failed(reason: &str) -> String {
@@ -81,7 +72,7 @@ fn a_pod_that_started_before_the_plugin_is_redirected_and_nothing_goes_on_beside
         let addresses = [own, pod_address(true)].map(|address| address.to_string());
         let addresses = addresses.each_ref().map(String::as_str);
         let api = Api::start(&mut node);
-        api.put(broken_pod("web", WEB, &addresses));
+        api.put(held_back(mesh_pod_of(WEB, "web", &addresses)));
         let _agent = node.start_ready();
         wait_at_least(&node, SUCCESS, 1.0);
         let table = if native == "true" { "istio-proxy-nat" } else { "table ip nat" };
@@ -159,7 +150,7 @@ fn a_namespace_that_is_not_surely_the_pods_is_left_alone() {
         web.ip_batch(&pods::eth0(&["10.1.0.2", "fd00:10::2"])).expect("addresses");
         let more = scene(&proc, &mut sandboxes, &web);
         let api = Api::start(&mut node);
-        api.put(broken_pod("web", WEB, &["10.1.0.2", "fd00:10::2"]));
+        api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2", "fd00:10::2"])));
         let _agent = node.start_ready();
         wait_at_least(&node, &failed(reason), 1.0);
         wait(&node, "the event", || !api.events_about("web").is_empty());
@@ -187,7 +178,7 @@ fn what_cannot_be_redirected_where_it_stands_is_said() {
         let web = sandboxes.add("cni-web", &["10.1.0.2"]);
         proc.add_of(77, WEB, &web.path());
         let api = Api::start(&mut node);
-        let mut pod = broken_pod("web", WEB, &["10.1.0.2"]);
+        let mut pod = held_back(mesh_pod_of(WEB, "web", &["10.1.0.2"]));
         change(&mut pod);
         api.put(pod);
         let _agent = node.start_ready();
@@ -204,7 +195,7 @@ fn a_pod_whose_processes_come_later_is_redirected_when_they_run() {
     // Without an infra container: between two runs nobody lives there.
     let web = sandboxes.add("6f3c8f0e", &["fd00:10::2"]);
     let api = Api::start(&mut node);
-    api.put(broken_pod("web", WEB, &["fd00:10::2"]));
+    api.put(held_back(mesh_pod_of(WEB, "web", &["fd00:10::2"])));
     let _agent = node.start_ready();
     wait_at_least(&node, &failed("no_process"), 2.0);
     proc.add_of(77, WEB, &web.path());
@@ -227,7 +218,7 @@ fn only_a_verified_repair_counts() {
     web.sh("nft 'table ip theirs { chain out { type nat hook output priority -150; meta l4proto tcp redirect to :1; }; }'")
         .expect("runs").ok().expect("adds a table");
     let api = Api::start(&mut node);
-    api.put(broken_pod("web", WEB, &["10.1.0.2"]));
+    api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2"])));
     let _agent = node.start_ready();
     wait_at_least(&node, &failed("not_verified"), 1.0);
     wait(&node, "the event", || !api.events_about("web").is_empty());
@@ -249,7 +240,7 @@ fn a_pod_that_is_redirected_and_fails_again_is_looked_at_again_and_not_changed()
     redirect(&web);
     let before = rules(&web);
     let api = Api::start(&mut node);
-    api.put(broken_pod("web", WEB, &["10.1.0.2"]));
+    api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2"])));
     let _agent = node.start_ready();
     wait_at_least(&node, SUCCESS, 1.0);
     api.change("web", |pod| {

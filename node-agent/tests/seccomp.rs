@@ -12,12 +12,10 @@ use std::process::Command;
 
 use broken::Api;
 use e2e::netns::{Families, Topology, pod_address};
-use pods::{PodApi, Proc, Sandboxes, check, mesh_pod, mismatch, wait, wait_at_least};
-use process::{CALICO, Node, get};
+use pods::{PodApi, Proc, Sandboxes, UID, check, held_back, mesh_pod_of, mismatch, wait, wait_at_least};
+use process::{Node, get};
 use redirect_core::options::BackendChoice;
-use serde_json::{Value, json};
-
-const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+use serde_json::Value;
 
 fn profile() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp/install-cni.json")
@@ -46,18 +44,8 @@ fn words(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// With the real plugin, which is asked for its VERSION and STATUS, and a certificate authority.
-fn node() -> Node {
-    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
-    node.use_real_plugin();
-    node.set("EXCLUDE_NAMESPACES", "kube-system");
-    node
-}
-
 fn pod() -> Value {
-    let mut pod = mesh_pod("web", &["10.1.0.2"]);
-    pod["metadata"]["uid"] = json!(UID);
-    pod
+    mesh_pod_of(UID, "web", &["10.1.0.2"])
 }
 
 /// One run of `install-cni` to its end.
@@ -70,7 +58,7 @@ fn run_once(node: &Node, args: &[&str]) {
 #[test]
 fn it_installs_watches_heals_probes_serves_and_leaves() {
     for native in ["false", "true"] {
-        let mut node = node();
+        let mut node = Node::with_the_real_plugin();
         node.set("NATIVE_NFTABLES", native);
         node.set("DRIFT_WATCH_INTERVAL", "1s");
         node.set("DRIFT_HEAL", "true");
@@ -106,14 +94,14 @@ fn it_installs_watches_heals_probes_serves_and_leaves() {
 
 #[test]
 fn it_installs_once() {
-    let node = node();
+    let node = Node::with_the_real_plugin();
     run_once(&node, &["install", "--once"]);
     assert!(node.has_plugin());
 }
 
 #[test]
 fn it_redirects_a_broken_pod_where_it_stands() {
-    let mut node = node();
+    let mut node = Node::with_the_real_plugin();
     node.set("REPAIR_REPAIR_PODS", "true");
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
@@ -121,13 +109,8 @@ fn it_redirects_a_broken_pod_where_it_stands() {
     sandboxes.mount("cni-web", &topology.pod.path());
     proc.add_of(77, UID, &topology.pod.path());
     let addresses = [pod_address(false), pod_address(true)].map(|address| address.to_string());
-    let mut pod = mesh_pod("web", &addresses.each_ref().map(String::as_str));
-    pod["metadata"]["uid"] = json!(UID);
-    pod["status"]["phase"] = json!("Pending");
-    let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": "containerd://1", "finishedAt": "2026-11-21T00:00:00Z"}});
-    pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "state": end}]);
     let api = Api::start(&mut node);
-    api.put(pod);
+    api.put(held_back(mesh_pod_of(UID, "web", &addresses.each_ref().map(String::as_str))));
     let agent = node.start_as(&words(&under("repair")));
     agent.wait_ready();
     wait_at_least(&node, "istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}", 1.0);

@@ -153,6 +153,24 @@ pub fn mesh_pod(name: &str, addresses: &[&str]) -> Value {
     })
 }
 
+/// A UID that cgroups have, by which a process of a pod is known.
+pub const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+
+/// A pod of the mesh with this UID.
+pub fn mesh_pod_of(uid: &str, name: &str, addresses: &[&str]) -> Value {
+    let mut pod = mesh_pod(name, addresses);
+    pod["metadata"]["uid"] = json!(uid);
+    pod
+}
+
+/// The pod, held back by its validation.
+pub fn held_back(mut pod: Value) -> Value {
+    pod["status"]["phase"] = json!("Pending");
+    let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": "containerd://1", "finishedAt": "2026-11-21T00:00:00Z"}});
+    pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "state": end}]);
+    pod
+}
+
 /// A directory in which network namespaces are mounted, as a container runtime has it. The mounts go with the value.
 pub struct Sandboxes(NetnsDirectory);
 

@@ -127,6 +127,14 @@ impl Node {
         fs::read(self.path("bin/istio-cni")).ok() == fs::read(self.path("image/istio-cni")).ok()
     }
 
+    /// One whose image has the real plugin, in a cluster whose own pods are no pods of the mesh.
+    pub fn with_the_real_plugin() -> Self {
+        let mut node = Self::new(&[("10-calico.conflist", CALICO)]);
+        node.use_real_plugin();
+        node.set("EXCLUDE_NAMESPACES", "kube-system");
+        node
+    }
+
     /// The image has the real plugin.
     pub fn use_real_plugin(&self) {
         let program = e2e::program::under_test("istio-cni").expect("istio-cni is built");
