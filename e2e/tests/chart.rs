@@ -11,8 +11,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use chart_support::{
-    chart, chart_file, daemon_set, find, objects, project, rendered, rendered_without_tests, rendering,
-    values_files, yaml,
+    changes, chart, chart_file, daemon_set, find, objects, project, rendered, rendered_without_tests,
+    rendering, values_files, yaml,
 };
 use e2e::privileges;
 use e2e::process::{self, SHORT};
@@ -355,6 +355,36 @@ fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
     let both = refusal("excludeNamespace={a},repair.repairPod=true")?;
     ensure!(both.contains("excludeNamespaces meant") && both.contains("repair.repairPods meant"), "{both}");
     Ok(())
+}
+
+#[test]
+fn every_value_has_a_change_that_is_tried() -> Result<()> {
+    let mut values = BTreeSet::new();
+    leaves("", &yaml(&chart_file("files/defaults.yaml")?)?, &mut values);
+    // Refused as a whole: tests of its own.
+    values.remove("ambient.enabled");
+    let tried: BTreeSet<String> = changes()?.keys().cloned().collect();
+    let differ: Vec<_> = values.symmetric_difference(&tried).collect();
+    ensure!(
+        differ.is_empty(),
+        "files/defaults.yaml or e2e/manifests/chart-changes.yaml alone has {differ:?}"
+    );
+    Ok(())
+}
+
+/// The paths of all values that hold no others.
+fn leaves(at: &str, value: &Value, paths: &mut BTreeSet<String>) {
+    match value.as_object().filter(|fields| !fields.is_empty()) {
+        Some(fields) => {
+            for (name, value) in fields {
+                let dot = if at.is_empty() { "" } else { "." };
+                leaves(&format!("{at}{dot}{name}"), value, paths);
+            }
+        }
+        None => {
+            paths.insert(at.to_owned());
+        }
+    }
 }
 
 #[test]

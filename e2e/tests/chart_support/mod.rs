@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::process::{self, Output, SHORT};
 use e2e::tools;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub const NAMESPACE: &str = "istio-system";
 pub const RELEASE: &str = "istio-cni";
@@ -69,6 +69,12 @@ fn rendered_with(values: &Value, more: &[&str]) -> Result<String> {
     let file = file.path().display().to_string();
     let output = rendering(&[more, &["--values", &file]].concat())?.ok();
     Ok(output.with_context(|| values.to_string())?.stdout)
+}
+
+/// A change of every value but ambient's switch, by the value's path.
+pub fn changes() -> Result<Map<String, Value>> {
+    let changes = yaml(include_str!("../../manifests/chart-changes.yaml"))?;
+    changes.as_object().cloned().context("chart-changes.yaml is no mapping")
 }
 
 /// What YAML says.
