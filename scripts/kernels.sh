@@ -7,8 +7,9 @@
 #   KERNEL_ACCEL=kvm|tcg      the processor's own virtualization, or emulation, which is ten to twenty times slower
 #   KERNEL_MINUTES=N          what one machine may take; 20, with emulation 120
 #
-# The machine has this one's files, read-only with a layer of memory above, so nothing is built for it: it runs the same test programs, which start the
-# same iptables and nft. Kernels are unpacked into the target folder; the package lists of this machine are not touched. Needs root and Debian's archive.
+# The machine has this one's files, read-only with a layer of memory above: it runs test programs built here, which start the same iptables and nft.
+# They are built with optimization, which emulation repays many times. Kernels are unpacked into the target folder; the package lists of this machine are not
+# touched. Needs root and Debian's archive.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -101,9 +102,9 @@ first_root() { # RELEASE
 
 # Each test program of the list with the folder it runs in: what the machine executes.
 write_list() { # NAME...
-    cargo build --locked --quiet --workspace --bins
-    cargo test --locked --quiet --workspace --no-run --message-format=json >"$work/built.json"
-    local name line
+    local name line tests=()
+    for name in "$@"; do tests+=(--test "$name"); done
+    cargo build --locked --quiet --profile emulated --workspace --bins "${tests[@]}" --message-format=json >"$work/built.json"
     for name in "$@"; do
         line=$(jq -r --arg name "$name" 'select(.reason == "compiler-artifact" and .executable != null and .profile.test and .target.name == $name)
             | [.target.name, .executable, (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv' "$work/built.json")

@@ -1,8 +1,15 @@
 use super::*;
 use crate::{
     Families, Redirect,
-    interference::{add_saved, ruleset::Ruleset},
+    interference::{
+        add_saved,
+        ruleset::{
+            Among, Api, Base, ChainState, Ruleset, SeenRule, Selector, Statement, TableFamily, TableName,
+            VerdictMap,
+        },
+    },
     render,
+    rule::Hook,
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use alloc::{format, string::ToString};
@@ -162,6 +169,39 @@ fn rules_of_others_are_met_as_far_as_they_are_understood() {
     }
     let trace = through("*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT", &app("192.0.2.1:80"));
     assert_eq!(trace.may, [outbound, Fate::Dropped].into());
+}
+
+#[test]
+fn what_a_verdict_map_says_ends_its_rule() {
+    let outbound = to_proxy(Listener::Outbound, 15001, true);
+    for (port, statement, fate) in [
+        (80, Statement::Continue, Fate::Dropped),
+        (81, Statement::Accept, outbound),
+        (82, Statement::Drop, Fate::Dropped),
+        (83, Statement::Goto("refused".into()), Fate::Rejected),
+        (84, Statement::Return, outbound),
+    ] {
+        let rules = behind_a_map(port, statement.clone());
+        assert_eq!(rules.fate(&app(&format!("192.0.2.1:{port}"))), fate, "{statement:?}");
+        assert_eq!(rules.fate(&app("192.0.2.1:9")), Fate::Dropped, "{statement:?}: nothing found");
+    }
+}
+
+/// A plan's rules, and a table with a map of one port to one statement, behind which everything is dropped.
+fn behind_a_map(port: u16, statement: Statement) -> Rules {
+    let range = (u128::from(port), u128::from(port));
+    let map =
+        VerdictMap { among: Among::range(Selector::DestinationPort, range), verdicts: [statement].into() };
+    let rule = |statement| SeenRule { statements: [statement].into(), ..SeenRule::default() };
+    // Before nat, which rewrites the port.
+    let base = Base { hook: Hook::Output, priority: -150, is_nat: false, drops: false, reroutes: false };
+    let output =
+        ChainState { base: Some(base), rules: [rule(Statement::Map(map)), rule(Statement::Drop)].into() };
+    let refused = ChainState { base: None, rules: [rule(Statement::Reject)].into() };
+    let mut ruleset = saved(&[], "");
+    let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
+    ruleset.table(name).chains = [("output".into(), output), ("refused".into(), refused)].into();
+    Rules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[])))
 }
 
 #[test]
