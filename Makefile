@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes images reproducible release-candidate seccomp chart guides manifests page check setup bench release
+.PHONY: demo test kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -123,6 +123,14 @@ runtimes: setup
 	scripts/setup-kube.sh runtimes
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test agent_runtimes -- --ignored
+
+# What rules bring a real Envoy in network namespaces, in both modes and families, over every backend. Fetches Envoy the first time (20 MB), so `make test`
+# has a stand-in.
+envoy:
+	scripts/setup-apt.sh
+	scripts/setup-kube.sh envoy
+	cargo build --locked --workspace --bins
+	cargo test --locked -p e2e --test envoy_packets -- --ignored --test-threads=2
 
 # Builds the images as they are shipped, for both architectures, into target/images; then runs those for this machine on nodes of containerd 1 and 2, with
 # a real Envoy as the sidecar. Builds every program twice (minutes), so `make test` does without and packs small programs only.

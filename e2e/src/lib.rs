@@ -12,6 +12,7 @@
 //! | [`parallel`] | work on a few threads |
 //! | [`port`] | ports of loopback that nobody else has |
 //! | [`meddler`] | a process without privilege that does with sockets whatever it likes |
+//! | [`envoy`] | a real Envoy as a sidecar |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
 //! | [`dice`] | numbers that look random and are the same every time |
 //! | [`killing`] | programs killed at random moments |
@@ -40,6 +41,7 @@ pub mod archive;
 pub mod cnitool;
 pub mod confined;
 pub mod dice;
+pub mod envoy;
 pub mod faults;
 pub mod guides;
 pub mod image;

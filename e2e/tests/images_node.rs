@@ -14,6 +14,7 @@ use agent_support::{
 };
 use anyhow::{Context, Result, ensure};
 use chart_support::test_pod;
+use e2e::envoy::logged;
 use e2e::kube::ApiServer;
 use e2e::node::{APP_PORT, GREETING, Node, Pod, Runtime};
 use e2e::process::{self, until};
@@ -47,11 +48,9 @@ fn ensure_passes_envoy(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
     let inside = pod.namespace()?;
     let report = Client::new(&inside).tcp(target)?.report()?;
     ensure!((report.server.as_str(), report.local) == ("peer", target), "{report:?}");
-    // Envoy logs a connection when it has ended, which the server does not before it is gone.
-    drop(peer);
-    for line in [format!("inbound to {app}"), format!("outbound to {target}")] {
+    for line in [logged("inbound", app), logged("outbound", target)] {
         until(&format!("Envoy to log {line}"), POD, &[], || {
-            Ok(pod.log("istio-proxy")?.lines().any(|logged| logged == line).then_some(()))
+            Ok(pod.log("istio-proxy")?.lines().any(|logged| logged.ends_with(&line)).then_some(()))
         })
         .with_context(|| pod.log("istio-proxy").unwrap_or_default())?;
     }

@@ -25,11 +25,13 @@ use nix::sys::socket::{
 
 const APP: u16 = 8080;
 const SERVICE: u16 = 80;
-/// Between two connections of one client: enough connections for every gap, and a machine that still does other work.
-const PAUSE: Duration = Duration::from_micros(500);
-/// Where a client's connections come from, one port after the other, all above those that are listened on: what was lost is known to the pod for a
-/// minute, and what comes from the same port until then would share its fate, long after the exchange that lost it.
+/// Where a client's connections come from, one port after the other, all above those that are listened on.
 const PORTS: RangeInclusive<u16> = 16_100..=u16::MAX;
+/// How long a port has to rest: what was lost is known to the pod for a minute, and what comes from the same port until then would share its fate, long
+/// after the exchange that lost it; and the client's own kernel keeps the port of what has ended for a minute.
+const REST: Duration = Duration::from_secs(62);
+/// Between two connections of one client, so that each port rests for as long.
+const PAUSE: Duration = REST.checked_div((*PORTS.end() - *PORTS.start()) as u32).expect("ports");
 /// How long a connection may take, and then its answer, before it counts as lost, by a patience that a machine that stands still does not use
 /// up: a packet lost to a busy machine is sent again after a second. Not longer, because some connections are lost; see below.
 const VISIT: Duration = Duration::from_secs(3);

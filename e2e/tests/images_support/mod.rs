@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use e2e::envoy::{Interception, bootstrap};
 use e2e::image::Image;
+use e2e::netns::Families;
 use e2e::node::Node;
 use e2e::tools;
 use serde_json::{Value, json};
@@ -24,44 +26,9 @@ pub fn import(node: &Node<'_>, image: &str) -> Result<String> {
 /// Gives the node Envoy, configured as a sidecar that lets every connection go on to where it was going.
 pub fn import_envoy(node: &Node<'_>) -> Result<()> {
     let envoy: PathBuf = tools::built("envoy")?;
+    let configuration = bootstrap(Families::V4, Interception::Redirect);
     let image = Image::new(ENVOY).with_busybox()?.linked_program("bin/envoy", &envoy)?;
-    node.import(&image.file("etc/envoy.json", bootstrap().to_string(), 0o644))
-}
-
-/// Both ports of a sidecar. Each connection is logged with the address it was on its way to.
-fn bootstrap() -> Value {
-    let listeners = [("inbound", 15006), ("outbound", 15001)];
-    let listeners = listeners.map(|(name, port)| {
-        json!({
-            "name": name,
-            "address": {"socket_address": {"address": "0.0.0.0", "port_value": port}},
-            "listener_filters": [{
-                "name": "envoy.filters.listener.original_dst",
-                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.listener.original_dst.v3.OriginalDst"},
-            }],
-            "filter_chains": [{"filters": [{
-                "name": "envoy.filters.network.tcp_proxy",
-                "typed_config": {
-                    "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
-                    "stat_prefix": name, "cluster": name,
-                    "access_log": [{
-                        "name": "envoy.access_loggers.stdout",
-                        "typed_config": {
-                            "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
-                            "log_format": {"text_format_source": {
-                                "inline_string": format!("{name} to %DOWNSTREAM_LOCAL_ADDRESS%\n"),
-                            }},
-                        },
-                    }],
-                },
-            }]}],
-        })
-    });
-    let cluster = |name: &str| json!({"name": name, "type": "ORIGINAL_DST", "lb_policy": "CLUSTER_PROVIDED", "connect_timeout": "5s"});
-    let mut inbound = cluster("inbound");
-    // As who the rules tell the proxy's own connections to the application from others.
-    inbound["upstream_bind_config"] = json!({"source_address": {"address": "127.0.0.6", "port_value": 0}});
-    json!({"static_resources": {"listeners": listeners, "clusters": [inbound, cluster("outbound")]}})
+    node.import(&image.file("etc/envoy.json", configuration.to_string(), 0o644))
 }
 
 /// The container that the injector puts before the proxy.
