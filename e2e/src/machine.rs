@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::guides::project;
 use crate::leftovers::temp_dir;
-use crate::netns::Namespace;
+use crate::netns::{Families, Namespace};
 use crate::node::Host;
 use crate::process::{self, Output};
 use crate::traffic::Relay;
@@ -38,7 +38,7 @@ impl Machine {
     /// A machine with these folders of programs before those of its PATH. Servers on these ports of loopback are reached at their own addresses.
     pub fn start(programs: &[&Path], ports: &[u16]) -> Result<Self> {
         let folder = temp_dir()?;
-        let host = Host::start(folder.path())?;
+        let host = Host::start(folder.path(), Families::Dual)?;
         let relays = ports.iter().map(|port| Relay::start(host.namespace(), *port)).collect::<Result<_>>()?;
         let own = std::env::var_os("PATH").context("no PATH")?;
         let own: Vec<PathBuf> = std::env::split_paths(&own).collect();

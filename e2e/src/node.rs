@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::image::Image;
 use crate::kube::ApiServer;
 use crate::leftovers::temp_dir;
-use crate::netns::Namespace;
+use crate::netns::{Families, Namespace};
 use crate::process::{self, Background, Output, SHORT, until};
 use crate::tools;
 use crate::traffic::Relay;
@@ -82,13 +82,19 @@ pub struct Node<'a> {
     _turn: File,
     name: String,
     runtime: Runtime,
+    families: Families,
     api: Option<&'a ApiServer>,
 }
 
 impl Node<'static> {
     /// A node without an API server: it runs the static pods of its manifest folder.
     pub fn standalone() -> Result<Self> {
-        Self::start(Runtime::Debian, None)
+        Self::standalone_of(Families::Dual)
+    }
+
+    /// The same with addresses of these families alone, for itself and its pods.
+    pub fn standalone_of(families: Families) -> Result<Self> {
+        Self::start(Runtime::Debian, families, None)
     }
 }
 
@@ -101,22 +107,33 @@ impl<'a> Node<'a> {
 
     /// The same with another containerd.
     pub fn joined_with(runtime: Runtime, api: &'a ApiServer) -> Result<Self> {
-        Self::start(runtime, Some(api))
+        Self::start(runtime, Families::Dual, Some(api))
     }
 
-    fn start(runtime: Runtime, api: Option<&'a ApiServer>) -> Result<Self> {
+    fn start(runtime: Runtime, families: Families, api: Option<&'a ApiServer>) -> Result<Self> {
         let turn = wait_for_turn()?;
         let folder = temp_dir()?;
         for part in ["net.d", "bin", "manifests", "state", "pod-logs", "plugins"] {
             fs::create_dir(folder.path().join(part))?;
         }
-        let host = Host::start(folder.path())?;
+        let host = Host::start(folder.path(), families)?;
         let name = host.name().to_owned();
         let relay = api.map(|api| Relay::start(host.namespace(), api.port())).transpose()?;
         config::write_all(folder.path(), runtime, &name, api)?;
         let containerd = RwLock::new(start_containerd(runtime, &host, folder.path())?);
         let kubelet = Mutex::new(None);
-        let node = Self { kubelet, containerd, _relay: relay, host, folder, _turn: turn, name, runtime, api };
+        let node = Self {
+            kubelet,
+            containerd,
+            _relay: relay,
+            host,
+            folder,
+            _turn: turn,
+            name,
+            runtime,
+            families,
+            api,
+        };
         for plugin in ["bridge", "host-local", "loopback", "portmap"] {
             node.install_plugin(&runtime.plugin(plugin)?)?;
         }
@@ -170,9 +187,9 @@ impl<'a> Node<'a> {
         self.host.root().join(path.trim_start_matches('/'))
     }
 
-    /// The conflist the node starts with: one bridge, 10.88.0.0/24 and fd88::/64. A test appends its plugin to `plugins`.
+    /// The conflist the node starts with: one bridge, 10.88.0.0/24 and fd88::/64, as far as the node has these families. A test appends its plugin to `plugins`.
     pub fn primary_conflist(&self) -> Value {
-        config::primary_conflist(&self.folder.path().join("state"))
+        config::primary_conflist(&self.folder.path().join("state"), self.families)
     }
 
     /// Puts a configuration into the configuration folder, at once and whole. containerd takes the first file by name and notices
@@ -341,7 +358,8 @@ impl<'a> Node<'a> {
 
     fn start_kubelet(&self) -> Result<()> {
         let folder = self.folder.path();
-        let command = self.command(&config::kubelet_command(folder, &self.name, self.api.is_some())?);
+        let command =
+            self.command(&config::kubelet_command(folder, &self.name, self.families, self.api.is_some())?);
         let kubelet = Background::start("kubelet", &command, &folder.join("kubelet.log"))?.killed_on_drop();
         until("the kubelet to answer", START, &[&kubelet, &self.containerd()], || Ok(self.pods().ok()))?;
         if let Some(api) = self.api {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
+use e2e::netns::Families;
 use e2e::node::{APP_PORT, GREETING, Node, PRIMARY_CONFLIST, Pod, plain_pod, sidecar_pod};
 use e2e::process::until;
 use e2e::traffic::{Client, Outcome, TcpServer};
@@ -89,6 +90,24 @@ fn static_pods_and_a_manifest_folder_need_no_cluster() -> Result<()> {
 
     plain.delete(POD)?;
     sidecar.delete(POD)?;
+    Ok(())
+}
+
+#[test]
+fn nodes_of_one_family_redirect_their_pods() -> Result<()> {
+    for (families, v6) in [(Families::V4, false), (Families::V6, true)] {
+        let node = Node::standalone_of(families)?;
+        for (backend, native) in [("iptables", false), ("native", true)] {
+            let settings = json!({"pod_manifest_dir": node.manifest_dir(), "native_nftables": native});
+            install(&node, &settings)?;
+            let sidecar = node.start_pod(&sidecar_pod(backend))?;
+            let addresses = sidecar.wait_running(POD)?;
+            ensure!(addresses.iter().all(|address| address.is_ipv6() == v6), "{addresses:?}");
+            assert_goes_through_the_proxy(&node, &sidecar, &[v6])?;
+            assert_eq!(account(&node, &sidecar)?["decision"], "redirect");
+            sidecar.delete(POD)?;
+        }
+    }
     Ok(())
 }
 

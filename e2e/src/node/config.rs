@@ -8,10 +8,11 @@ use anyhow::Result;
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use serde_json::{Value, json};
 
-use super::host::NODE_ADDRESS;
+use super::host::announced_address;
 use super::{KUBELET_READ_ONLY_PORT, Runtime};
 use crate::image::PAUSE;
 use crate::kube::ApiServer;
+use crate::netns::Families;
 use crate::{process, tools};
 
 /// Writes the configuration files of a node's work folder.
@@ -27,7 +28,11 @@ pub(super) fn write_all(folder: &Path, runtime: Runtime, name: &str, api: Option
     Ok(())
 }
 
-pub(super) fn primary_conflist(state: &Path) -> Value {
+pub(super) fn primary_conflist(state: &Path, families: Families) -> Value {
+    let ranges = [(families.has_v4(), "10.88.0.0/24", "0.0.0.0/0"), (families.has_v6(), "fd88::/64", "::/0")];
+    let ranges: Vec<_> = ranges.into_iter().filter(|(has, ..)| *has).collect();
+    let routes: Vec<Value> = ranges.iter().map(|(.., all)| json!({"dst": all})).collect();
+    let ranges: Vec<Value> = ranges.iter().map(|(_, subnet, _)| json!([{"subnet": subnet}])).collect();
     json!({
         "cniVersion": "1.0.0",
         "name": "podnet",
@@ -35,8 +40,8 @@ pub(super) fn primary_conflist(state: &Path) -> Value {
             "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
             "ipam": {
                 "type": "host-local", "dataDir": state.join("leases"),
-                "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd88::/64"}]],
-                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                "ranges": ranges,
+                "routes": routes,
             },
         }],
     })
@@ -50,7 +55,12 @@ pub(super) fn socket(folder: &Path) -> PathBuf {
     folder.join("containerd.sock")
 }
 
-pub(super) fn kubelet_command(folder: &Path, name: &str, joined: bool) -> Result<Command> {
+pub(super) fn kubelet_command(
+    folder: &Path,
+    name: &str,
+    families: Families,
+    joined: bool,
+) -> Result<Command> {
     let path = |part: &str| folder.join(part).display().to_string();
     let mut command = Command::new(tools::built("kubelet")?);
     command.args([
@@ -58,7 +68,7 @@ pub(super) fn kubelet_command(folder: &Path, name: &str, joined: bool) -> Result
         format!("--root-dir={}", path("kubelet")),
         format!("--cert-dir={}", path("kubelet-pki")),
         format!("--hostname-override={name}"),
-        format!("--node-ip={NODE_ADDRESS}"),
+        format!("--node-ip={}", announced_address(families)),
         "--v=2".to_owned(),
     ]);
     if joined {

@@ -18,9 +18,7 @@ use crate::process::{self, Background, until};
 use crate::traffic::helper;
 
 /// The node's own addresses, of its only interface.
-const ADDRESSES: [&str; 2] = ["10.87.0.2/24", "fd87::2/64"];
-/// The first of them, which the kubelet announces.
-pub(super) const NODE_ADDRESS: &str = "10.87.0.2";
+const ADDRESSES: [(&str, u8); 2] = [("10.87.0.2", 24), ("fd87::2", 64)];
 
 /// Folders that are empty and private on a node.
 const PRIVATE: [&str; 3] = ["/run", "/var/lib", "/var/log"];
@@ -48,8 +46,8 @@ pub(crate) struct Host {
 
 impl Host {
     /// Makes the namespaces. `folder` holds files of the node, under the same path inside and outside.
-    pub(crate) fn start(folder: &Path) -> Result<Self> {
-        let namespace = Namespace::empty(Families::Dual)?;
+    pub(crate) fn start(folder: &Path, families: Families) -> Result<Self> {
+        let namespace = Namespace::empty(families)?;
         // The bridge's IPv6 address serves at once, not after the seconds in which another node might object to it.
         namespace.enter(|| fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"))??;
         namespace.ip_batch(
@@ -57,8 +55,8 @@ impl Host {
              link set pe0 up\n\
              link set eth0 up\n",
         )?;
-        for address in ADDRESSES {
-            namespace.add_address("eth0", address)?;
+        for (address, length) in addresses(families) {
+            namespace.add_address("eth0", &format!("{address}/{length}"))?;
         }
         let cgroup = Cgroup::new(namespace.name())?;
         let mut command = process::command("nsenter", [format!("--net={}", namespace.path().display())]);
@@ -124,6 +122,16 @@ impl Host {
             Ok((count.stdout.trim().parse::<u32>()? <= 4).then_some(()))
         })
     }
+}
+
+fn addresses(families: Families) -> impl Iterator<Item = (&'static str, u8)> {
+    let [v4, v6] = ADDRESSES;
+    families.has_v4().then_some(v4).into_iter().chain(families.has_v6().then_some(v6))
+}
+
+/// The address that the kubelet announces.
+pub(super) fn announced_address(families: Families) -> &'static str {
+    addresses(families).map(|(address, _)| address).next().expect("a family")
 }
 
 impl Drop for Host {
