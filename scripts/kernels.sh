@@ -6,6 +6,7 @@
 #   KERNEL_TESTS="..."        names of test programs, in place of those below
 #   KERNEL_ACCEL=kvm|tcg      the processor's own virtualization, or emulation, which is ten to twenty times slower
 #   KERNEL_MINUTES=N          what one machine may take; 20, with emulation 120
+#   RECORDINGS_EVERY=N        every Nth recording only; all of them, with emulation every 10th
 #
 # The machine has this one's files, read-only with a layer of memory above: it runs test programs built here, which start the same iptables and nft.
 # They are built with optimization, which emulation repays many times. Kernels are unpacked into the target folder; the package lists of this machine are not
@@ -33,8 +34,8 @@ if [ -z "$accel" ]; then
     if [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; then accel=kvm; else accel=tcg; fi
 fi
 case $accel in
-kvm) processor=host minutes=${KERNEL_MINUTES:-20} ;;
-tcg) processor=max minutes=${KERNEL_MINUTES:-120} ;;
+kvm) processor=host minutes=${KERNEL_MINUTES:-20} every=${RECORDINGS_EVERY:-1} ;;
+tcg) processor=max minutes=${KERNEL_MINUTES:-120} every=${RECORDINGS_EVERY:-10} ;;
 *) die "KERNEL_ACCEL is kvm or tcg, not '$accel'" ;;
 esac
 
@@ -122,7 +123,7 @@ boot() { # RELEASE
     timeout --foreground "$((minutes * 60))" qemu-system-x86_64 -accel "$accel$([ "$accel" != tcg ] || echo ,thread=multi)" -cpu "$processor" -smp 2 -m 3072 \
         -nodefaults -no-user-config -display none -no-reboot -serial "file:$out/console.log" \
         -kernel "$work/$1/tree/boot/vmlinuz-$1" -initrd "$work/$1/first.cpio" \
-        -append "console=ttyS0 panic=-1 quiet mitigations=off out=$out modules=$work/$1/tree/lib/modules/$1" \
+        -append "console=ttyS0 panic=-1 quiet mitigations=off out=$out every=$every modules=$work/$1/tree/lib/modules/$1" \
         -virtfs "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap" \
         -virtfs "local,path=$out,mount_tag=out,security_model=none" </dev/null || true
     if [ ! -e "$out/finished" ]; then
@@ -140,7 +141,7 @@ read_lists "$@"
 failed=0
 for suite in "$@"; do
     unpack_kernel "$suite"
-    echo "== $release, $suite ($accel), $(date +%T)"
+    echo "== $release, $suite ($accel, of the recordings every $every.), $(date +%T)"
     boot "$release" || failed=1
     [ -s "$work/$release/out/results.tsv" ] || continue
     column -t -s "$(printf '\t')" "$work/$release/out/results.tsv"

@@ -17,6 +17,7 @@
 //! | [`dice`] | numbers that look random and are the same every time |
 //! | [`killing`] | programs killed at random moments |
 //! | [`retries`] | why a test tries again, and a note of each time it did |
+//! | [`sample`] | a sample of the recordings, where machines are slow |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
@@ -58,6 +59,7 @@ pub mod process;
 pub mod program;
 pub mod retries;
 pub mod rewrites;
+pub mod sample;
 pub mod segments;
 pub mod strace;
 pub mod terminal;

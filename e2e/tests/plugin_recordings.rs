@@ -10,6 +10,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::{Families, Namespace, State};
+use e2e::sample;
 use plugin_support::{Answer, Invocation, PodApi, RunDir, plain_kubeconfig};
 use serde_json::{Value, json};
 
@@ -49,6 +50,7 @@ fn divergences() -> Result<BTreeMap<String, Expect>> {
 fn every_recording_is_reproduced() -> Result<()> {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/plugin.json"))?;
     assert!(cases.len() >= RECORDINGS, "{} recordings", cases.len());
+    let cases = sample::of(cases);
     let (divergences, api) = (divergences()?, PodApi::start()?);
     let (next, problems) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{apply, changes, namespace, observe, recordings, run, soon};
+use common::{all_recordings, apply, changes, namespace, observe, run, soon};
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use redirect_core::{
     Family, RulePlan,
@@ -15,7 +15,7 @@ use redirect_core::{
 };
 
 fn some_plan() -> RulePlan {
-    recordings().into_iter().find(|recording| recording.name == "defaults-empty").unwrap().plan
+    all_recordings().into_iter().find(|recording| recording.name == "defaults-empty").unwrap().plan
 }
 
 #[test]

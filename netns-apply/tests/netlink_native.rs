@@ -29,7 +29,6 @@ fn found() -> NativeState {
 fn plans() -> Vec<Recording> {
     let all = recordings();
     let (native, others): (Vec<_>, Vec<_>) = all.into_iter().partition(Recording::is_native);
-    assert!(!native.is_empty());
     native.into_iter().chain(others.into_iter().step_by(5)).chain(strict_recordings()).collect()
 }
 

@@ -5,7 +5,10 @@
 #[path = "../../../redirect-core/tests/recorded/mod.rs"]
 mod recorded;
 
-use e2e::netns::{Families, Namespace};
+use e2e::{
+    netns::{Families, Namespace},
+    sample,
+};
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
 use redirect_core::{Family, RulePlan, change::Change, netlink::Observed, plan::FamilyRules};
@@ -26,8 +29,13 @@ impl Recording {
     }
 }
 
-/// The recordings of successful runs.
+/// The recordings of successful runs, or a sample of them.
 pub fn recordings() -> Vec<Recording> {
+    sample::of(all_recordings())
+}
+
+/// The recordings of successful runs.
+pub fn all_recordings() -> Vec<Recording> {
     let divergent: Vec<String> = fixtures("divergences.json")["rules"]
         .as_array()
         .unwrap()
@@ -37,7 +45,11 @@ pub fn recordings() -> Vec<Recording> {
     let all = fixtures("rules.json").as_array().unwrap().clone();
     let name = |case: &Value| case["name"].as_str().unwrap().to_owned();
     let alike = all.into_iter().filter(|case| case["exit"] == 0 && !divergent.contains(&name(case)));
-    alike.filter_map(|case| Some(Recording { name: name(&case), plan: plan(&case)?, case })).collect()
+    let all: Vec<_> =
+        alike.filter_map(|case| Some(Recording { name: name(&case), plan: plan(&case)?, case })).collect();
+    let native = all.iter().filter(|recording| recording.is_native()).count();
+    assert!(native > 0 && all.len() - native >= 250, "{} recordings, {native} of them native", all.len());
+    all
 }
 
 /// Some of the recordings, as they would be with strict capture.
@@ -46,9 +58,9 @@ pub fn strict_recordings() -> Vec<Recording> {
         case["args"].as_array_mut()?.push("--strict-capture".into());
         Some(Recording { name: format!("{name}, strict"), plan: plan(&case)?, case })
     };
-    let strict: Vec<Recording> = recordings().into_iter().step_by(6).filter_map(strict).collect();
+    let strict: Vec<Recording> = all_recordings().into_iter().step_by(6).filter_map(strict).collect();
     assert!(strict.iter().any(|recording| recording.plan.policy_routes().is_some()), "none in TPROXY mode");
-    strict
+    sample::of(strict)
 }
 
 pub fn namespace() -> Namespace {
