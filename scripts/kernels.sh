@@ -15,7 +15,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly all_suites="bullseye-security bookworm trixie sid"
-readonly all_tests="redirect_recordings redirect_packets redirect_routing netlink_native netlink_recordings netlink_backend
+readonly all_tests="redirect_recordings redirect_packets redirect_routing netlink_native netlink_recordings
     plugin_recordings plugin_behaviour validation_recordings validation_verdicts"
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
 readonly target work="$target/kernels"
