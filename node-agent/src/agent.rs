@@ -41,7 +41,7 @@ const COLLISION_WAIT: Duration = Duration::from_millis(50);
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
 /// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
 const FIRST_TOKEN: Duration = Duration::from_secs(5);
-/// How often the node's files are looked at where they cannot be watched.
+/// How often the node's files are looked at where they cannot be watched, or one of them cannot be loaded.
 const POLL: Duration = Duration::from_secs(5);
 /// How often to see whether the node's directories are still those that are mounted. No event tells.
 const TICK: Duration = Duration::from_secs(10);
@@ -383,7 +383,9 @@ impl Agent {
         if is_contested {
             self.contest(pass);
         }
-        self.hold_phase()
+        // A read that failed once, or a file elsewhere that a link leads to: the kernel does not tell when that is over.
+        let may_heal_unseen = (!pass.invalid.is_empty()).then_some(POLL);
+        self.hold_phase().or(may_heal_unseen)
     }
 
     /// Another writer undid what we did.

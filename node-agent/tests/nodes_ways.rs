@@ -55,6 +55,24 @@ fn without_inotify_it_looks_every_few_seconds() {
     assert_eq!(node.log().matches("no inotify instance left").count(), 1, "said once: {}", node.log());
 }
 
+/// A read that has failed once, or a file elsewhere that a link leads to: the kernel tells nobody when that is over.
+#[test]
+fn a_configuration_that_could_not_be_loaded_is_looked_at_again_without_an_event() {
+    let mut node = Node::new(&[]);
+    node.set("LANDLOCK", "false");
+    // Other tokens would make it look as well.
+    node.set("PLUGIN_SERVICE_ACCOUNT", "");
+    let elsewhere = node.path("elsewhere");
+    fs::write(&elsewhere, "{").expect("writes");
+    std::os::unix::fs::symlink(&elsewhere, node.path("net.d/10-calico.conflist")).expect("links");
+    let agent = node.start();
+    agent.wait("the file to be refused", || node.log().contains("cannot be loaded"));
+    // What it wrote itself wakes it as well.
+    agent.passes_at_rest();
+    fs::write(&elsewhere, CALICO).expect("writes");
+    agent.wait("the entry", || node.calls_us());
+}
+
 #[test]
 fn an_agent_with_inotify_does_not_poll() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);

@@ -15,7 +15,7 @@ use e2e::program;
 use serde_json::{Value, json};
 
 use super::api::Api;
-use super::place::Place;
+use super::place::{Healing, Place};
 use super::plugin::{add, sidecar};
 use super::run::{Invoked, Wrapping};
 use super::{Operation, PATH, SECRET};
@@ -99,12 +99,17 @@ impl Work {
         Ok(())
     }
 
-    /// It has done something, and the rule is there. What it counts that as is not asked: where a fault keeps it from looking at what it has done, it
-    /// says that it is not verified, and finds it as planned at its next look.
+    /// It has tried to, and then found all as planned twice without another attempt. What it counts attempts as is not asked: where a fault keeps it from
+    /// looking at what it has done, it says that this is not verified. And what an attempt does may be undone before it ends.
     fn is_healed(place: &Place) -> bool {
-        let find = "iptables-nft -t nat -C OUTPUT -j ISTIO_OUTPUT";
-        let is_back = || place.network().and_then(|pod| pod.sh(find)).is_ok();
-        place.rule_lost.get() && total(place, "istio_cni_heal_attempts_total") >= 1.0 && is_back()
+        let Some(since) = place.rule_lost.get() else { return false };
+        let now = Healing::now(place);
+        if now.attempts > since.attempts {
+            place.rule_lost.set(Some(now));
+        }
+        now.attempts >= 1.0
+            && now.attempts <= since.attempts
+            && now.found_as_planned >= since.found_as_planned + 2.0
     }
 }
 
@@ -134,11 +139,18 @@ fn metric(place: &Place, name: &str) -> f64 {
     value.and_then(|value| value.parse().ok()).unwrap_or_default()
 }
 
-/// The sum of a metric over its labels.
-fn total(place: &Place, name: &str) -> f64 {
-    let text = get(place.ports[1], "/metrics").unwrap_or_default();
-    let of_it = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-    of_it.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+impl Healing {
+    fn now(place: &Place) -> Self {
+        let text = get(place.ports[1], "/metrics").unwrap_or_default();
+        let sum = |name: &str| {
+            let counted = text.lines().filter(|line| line.starts_with(name));
+            counted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+        };
+        Self {
+            attempts: sum("istio_cni_heal_attempts_total{"),
+            found_as_planned: sum("istio_cni_drift_checks_total{result=\"as_planned\"}"),
+        }
+    }
 }
 
 fn is_ready(place: &Place) -> bool {
@@ -270,10 +282,11 @@ impl Operation for Work {
             Self::RepairLabel => pod()
                 .is_some_and(|pod: Value| !pod["metadata"]["labels"]["cni.istio.io/uninitialized"].is_null()),
             Self::Heal => {
-                if !place.rule_lost.get() && metric(place, "istio_cni_heal_watched_pods") >= 1.0 {
+                if place.rule_lost.get().is_none() && metric(place, "istio_cni_heal_watched_pods") >= 1.0 {
                     // It may be lost from an earlier run.
                     let delete = "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT || true";
-                    place.rule_lost.set(place.network().and_then(|pod| pod.sh(delete)).is_ok());
+                    let lost = place.network().and_then(|pod| pod.sh(delete));
+                    place.rule_lost.set(lost.is_ok().then(|| Healing::now(place)));
                 }
                 Self::is_healed(place)
             }

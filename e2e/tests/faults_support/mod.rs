@@ -357,7 +357,7 @@ fn play_once(
     if !operation.goes_on() {
         return invoked.run(wrapping, None);
     }
-    place.rule_lost.set(false);
+    place.rule_lost.set(None);
     let looks = Cell::new(0);
     let goal = |process: u32| {
         looks.set(looks.get() + 1);

@@ -22,6 +22,13 @@ const FILLER: &str = "filler";
 /// Where what was replaced waits.
 const ASIDE: &str = "aside";
 
+/// What an agent has done about drift so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Healing {
+    pub attempts: f64,
+    pub found_as_planned: f64,
+}
+
 /// A stage for one injection. All of it is gone when the value is dropped.
 pub struct Place {
     folder: TempDir,
@@ -41,8 +48,8 @@ pub struct Place {
     pub proc: Option<String>,
     /// The agent's ports: health, metrics, control.
     pub ports: [u16; 3],
-    /// Whether a rule was taken away, to be healed.
-    pub rule_lost: Cell<bool>,
+    /// Where a rule was taken away, to be healed: what the agent had done until then, or until its last attempt.
+    pub rule_lost: Cell<Option<Healing>>,
 }
 
 /// What a file is replaced by.
@@ -96,7 +103,7 @@ impl Place {
             runtime: None,
             proc: None,
             ports: [0; 3],
-            rule_lost: Cell::new(false),
+            rule_lost: Cell::new(None),
         };
         let options = "size=8m,mode=755";
         mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), Some(options))

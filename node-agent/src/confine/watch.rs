@@ -18,6 +18,12 @@ struct Place {
     id: Option<(u64, u64)>,
 }
 
+impl Place {
+    fn is_another_now(&self) -> bool {
+        self.id.zip(id_of(&self.path)).is_some_and(|(was, is)| was != is)
+    }
+}
+
 /// Takes note of what the names mean now.
 pub(super) fn remember(paths: &[PathBuf]) {
     let place = |path: &PathBuf| Place { path: path.clone(), id: id_of(path) };
@@ -28,9 +34,23 @@ fn id_of(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// A directory that is another one than when the process was confined, so that it can do its work no more. One that is gone may come back.
+/// A directory that is another one than when the process was confined, so that it can do its work no more. One that is gone may come back, and one that
+/// could not be looked at then cannot be compared.
 #[must_use]
 pub fn moved() -> Option<&'static Path> {
-    let is_another = |place: &&Place| id_of(&place.path).is_some_and(|now| Some(now) != place.id);
-    WRITTEN.get()?.iter().find(is_another).map(|place| &*place.path)
+    WRITTEN.get()?.iter().find(|place| place.is_another_now()).map(|place| &*place.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_looked_at_is_no_other_directory() {
+        let place = |id| Place { path: "/".into(), id };
+        assert!(!place(id_of(Path::new("/"))).is_another_now());
+        assert!(place(Some((0, 0))).is_another_now());
+        assert!(!place(None).is_another_now());
+        assert!(!Place { path: "/nowhere".into(), id: Some((0, 0)) }.is_another_now());
+    }
 }
