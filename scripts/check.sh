@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 step() { printf '\n== %s\n' "$*"; }
+has_target() { rustup target list --installed 2>/dev/null | grep -qx "$1"; }
 
 for tool in cargo-deny cargo-fuzz; do
     if ! command -v "$tool" >/dev/null; then
@@ -11,6 +12,33 @@ for tool in cargo-deny cargo-fuzz; do
         cargo install --quiet --locked "$tool"
     fi
 done
+
+step "standard libraries of other targets"
+# Where rustup is missing, or cannot reach its server, this fails: whoever wants to go on without says so.
+for target in x86_64-unknown-none wasm32-unknown-unknown; do
+    if ! has_target "$target" && ! rustup target add "$target"; then
+        if [ -z "${CHECK_WITHOUT_TARGETS:-}" ]; then
+            echo "no standard library for $target: install it, or set CHECK_WITHOUT_TARGETS=yes to go on without this check" >&2
+            exit 1
+        fi
+        echo "NOT CHECKED: what is for $target (CHECK_WITHOUT_TARGETS)" >&2
+    fi
+done
+
+work=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+# What is shipped is compiled by one processor most of the time, and into folders of its own: it is built, and looked at, while all else is checked.
+shipped() {
+    step "sizes of the programs"
+    scripts/sizes.sh
+    step "the programs as shipped"
+    scripts/shipped.sh
+    step "the same bytes from another folder"
+    # The plugin alone, which has all that could differ: much Rust, and C and assembler. `make reproducible` compares all programs and all images.
+    scripts/reproducible.sh istio-cni
+}
+(set -e; shipped) >"$work/shipped" 2>&1 &
+shipped=$!
 
 step "formatting"
 cargo fmt --all --check
@@ -53,27 +81,15 @@ for feature in $(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' redir
 done
 
 step "the library on machines without an operating system"
-# Where rustup is missing, or cannot reach its server, this fails: whoever wants to go on without says so.
 for target in x86_64-unknown-none wasm32-unknown-unknown; do
-    if ! rustup target list --installed 2>/dev/null | grep -qx "$target" && ! rustup target add "$target"; then
-        if [ -z "${CHECK_WITHOUT_TARGETS:-}" ]; then
-            echo "no standard library for $target: install it, or set CHECK_WITHOUT_TARGETS=yes to go on without this check" >&2
-            exit 1
-        fi
-        echo "NOT CHECKED: redirect-core for $target (CHECK_WITHOUT_TARGETS)" >&2
-        continue
+    if has_target "$target"; then
+        cargo check --locked --quiet --target "$target" -p redirect-core --lib
+        cargo check --locked --quiet --target "$target" -p redirect-core --lib --all-features
     fi
-    cargo check --locked --quiet --target "$target" -p redirect-core --lib
-    cargo check --locked --quiet --target "$target" -p redirect-core --lib --all-features
 done
 
 step "lints of the web page's program where it runs"
-if rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknown; then
-    cargo clippy --locked --target wasm32-unknown-unknown -p web -- -D warnings
-else
-    # Somebody has said above to go on without.
-    echo "NOT CHECKED: web for wasm32-unknown-unknown (CHECK_WITHOUT_TARGETS)" >&2
-fi
+! has_target wasm32-unknown-unknown || cargo clippy --locked --target wasm32-unknown-unknown -p web -- -D warnings
 
 step "the oldest compiler, and the oldest versions of what the published crates depend on"
 scripts/minimal-versions.sh
@@ -81,26 +97,18 @@ scripts/minimal-versions.sh
 step "what would be published"
 # Cargo checks netns-apply against the redirect-core it has just packed, by way of a registry in the target folder, and
 # unpacks that once for each path and version: from a folder that was used before it would take the text of that time.
-packages=$(mktemp -d)
-trap 'rm -rf "$packages"' EXIT
-CARGO_TARGET_DIR="$packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netns-apply
-rm -rf "$packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/redirect-core-0.*
+CARGO_TARGET_DIR="$work/packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netns-apply
+rm -rf "$work/packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/redirect-core-0.*
 find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -maxdepth 1 -name '-*' -type d -empty -delete
 
 step "public interfaces"
 scripts/public-api.sh
 
-step "sizes of the programs"
-scripts/sizes.sh
-
-step "the programs as shipped"
-scripts/shipped.sh
-
-step "the same bytes from another folder"
-# The plugin alone, which has all that could differ: much Rust, and C and assembler. `make reproducible` compares all programs and all images.
-scripts/reproducible.sh istio-cni
-
 step "fuzzing, a few seconds a target"
 scripts/fuzz.sh --smoke
+
+wait "$shipped" || failed=yes
+cat "$work/shipped"
+[ -z "${failed:-}" ] || exit 1
 
 step "all checks passed"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test of the workspace and says how many there were. Needs root: most of them make network namespaces.
 #
-# Tests with a node or an API server mostly wait. They run beside all others, and are printed when those are done.
+# Tests with a node, an API server or an agent mostly wait. They run beside all others, and are printed when those are done.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -10,47 +10,58 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 
-others=$(mktemp) patient=$(mktemp)
+lanes=$(mktemp -d)
 # Where tests note each time they try again, with the cause (e2e/src/retries.rs).
-retries="${CARGO_TARGET_DIR:-target}/retries.txt"
+target=${CARGO_TARGET_DIR:-$PWD/target}
+retries=$target/retries.txt
 rm -f "$retries"
-trap 'kill %1 2>/dev/null; rm -f "$others" "$patient"' EXIT
-# The programs the end-to-end tests start; and every test, so that neither half waits for what the other compiles.
-cargo build --locked --workspace --bins || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$lanes"' EXIT
+# Programs and tests at once: by themselves, programs would be built with fewer features of libraries, which would all be compiled twice. And so no test
+# builds any.
+cargo build --locked --workspace --bins --tests --examples || exit 1
 cargo test --locked --workspace --no-run || exit 1
+export BUILT_PROGRAMS=$target/debug
 
 # Always the whole workspace, and its parts by the names of tests: cargo compiles libraries anew for each choice of packages, with other features.
-of_patient=() of_others=() of_crates=()
+of_nodes=() of_agents=() of_others=() of_crates=()
 for file in */tests/*.rs; do
     name=$(basename "$file" .rs)
-    if [ "${file%%/*}" != e2e ]; then
-        of_crates+=(--test "$name")
-    elif compgen -G "[!e]*/tests/$name.rs" >/dev/null; then
-        echo "test.sh: $file has the name of another crate's tests, and would be run twice" >&2
-        exit 1
-    elif grep -qE 'e2e::(node|kube)' "$file"; then
-        of_patient+=(--test "$name")
-    else
-        of_others+=(--test "$name")
-    fi
+    case $file in
+    e2e/*) if grep -qE 'e2e::(node|kube)' "$file"; then of_nodes+=(--test "$name"); else of_others+=(--test "$name"); fi ;;
+    node-agent/*) of_agents+=(--test "$name") ;;
+    *) of_crates+=(--test "$name") ;;
+    esac
+    case $file in
+    e2e/* | node-agent/*)
+        if [ "$(compgen -G "*/tests/$name.rs" | wc -l)" != 1 ]; then
+            echo "test.sh: $file has the name of another crate's tests, and would be run twice" >&2
+            exit 1
+        fi
+        ;;
+    esac
 done
 run() { cargo test --locked --no-fail-fast --workspace "$@"; }
 
-echo "tests with a node or an API server run meanwhile, and are printed at the end"
-run "${of_patient[@]}" -- "$@" >"$patient" 2>&1 &
+echo "tests with a node, an API server or an agent run meanwhile, and are printed at the end"
+run "${of_nodes[@]}" -- "$@" >"$lanes/nodes" 2>&1 &
+nodes=$!
+run "${of_agents[@]}" -- "$@" >"$lanes/agents" 2>&1 &
+agents=$!
 {
     failed=0
     run "${of_others[@]}" -- "$@" || failed=1
     run --lib --bins --examples "${of_crates[@]}" -- "$@" || failed=1
     run --doc -- "$@" || failed=1
     exit "$failed"
-} 2>&1 | tee "$others"
+} 2>&1 | tee "$lanes/others"
 status=${PIPESTATUS[0]}
-wait %1 || status=1
-cat "$patient"
+wait "$agents" || status=1
+cat "$lanes/agents"
+wait "$nodes" || status=1
+cat "$lanes/nodes"
 
 # "test result: ok. 12 passed; 0 failed; ..." once for every test program.
-cat "$others" "$patient" | awk '/^test result:/ { passed += $4; failed += $6 } END { printf "%d passed, %d failed\n", passed, failed }'
+cat "$lanes"/* | awk '/^test result:/ { passed += $4; failed += $6 } END { printf "%d passed, %d failed\n", passed, failed }'
 if [ -s "$retries" ]; then
     printf '%s times a test tried again:\n' "$(wc -l <"$retries")"
     sed 's/^/  /' "$retries"

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::{
     env,
     path::{Path, PathBuf},
+    process::Command,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -58,10 +59,24 @@ pub fn target_folder() -> Result<PathBuf> {
 
 fn build() -> Result<PathBuf> {
     let target = target_folder()?;
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
-    let mut command = process::command(cargo, ["build", "--quiet", "--locked", "--workspace", "--bins"]);
-    command.arg("--manifest-path").arg(workspace).arg("--target-dir").arg(&target);
+    let mut command = cargo(&["build", "--workspace", "--bins"], &target);
     process::run(&mut command, BUILD)?.ok()?;
     Ok(target.join("debug"))
+}
+
+/// Cargo for this workspace and a target folder, without the variables that it sets for tests: the build scripts of some crates read them, and all that is
+/// made of those would be compiled again.
+pub fn cargo(args: &[&str], target: &Path) -> Command {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let mut command = process::command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
+    command.args(["--quiet", "--locked", "--manifest-path"]).arg(workspace).arg("--target-dir").arg(target);
+    for (name, _) in env::vars_os() {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
 }

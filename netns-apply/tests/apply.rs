@@ -295,6 +295,24 @@ fn a_policy_rule_that_does_not_work_gets_one_beside_it() {
 }
 
 #[test]
+fn a_policy_rule_that_somebody_else_makes_first_is_not_made_twice() {
+    namespace()
+        .enter(|| {
+            let (options, plan) = (options(BackendChoice::Netlink), plan("TPROXY", "80"));
+            // Others of the plan's items may be there; only one like the rule itself lets a second be put beside it.
+            run("ip", &["route", "add", "local", "default", "dev", "lo", "table", "133"], "");
+            before_step("IPv4 policy rule", || {
+                run("ip", &["rule", "add", "fwmark", "1337", "lookup", "133"], "");
+            });
+            apply(&plan, &options).unwrap();
+            assert_in_force(&plan, &options);
+            let rules = run("ip", &["-4", "rule", "list", "lookup", "133"], "");
+            assert_eq!(rules.lines().count(), 1, "{rules}");
+        })
+        .unwrap();
+}
+
+#[test]
 fn rules_that_somebody_changes_meanwhile_are_worked_out_anew() {
     for backend in [BackendChoice::Netlink, BackendChoice::NativeNft] {
         namespace()

@@ -30,22 +30,8 @@ pub const LOOPBACK: &str = "127.0.0.1";
 /// The API server as pods reach it.
 pub const GATEWAY: &str = "10.88.0.1";
 pub const DAEMON_SET: &str = "istio-cni-node";
-
-/// Programs of this workspace, built as the tests are, with `more` arguments and compiler flags.
-fn build(more: &[&str], flags: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let target =
-        own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists()).context("no target folder")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build =
-        process::command(cargo, ["build", "--quiet", "--package", "install-cni", "--package", "istio-cni"]);
-    build.args(more).arg("--manifest-path").arg(project().join("Cargo.toml")).arg("--target-dir").arg(target);
-    if !flags.is_empty() {
-        build.env("RUSTFLAGS", flags);
-    }
-    process::run(&mut build, Duration::from_secs(1800))?.ok()?;
-    Ok(target.to_owned())
-}
+/// Two programs, with all that they are made of.
+const STATIC_BUILD: Duration = Duration::from_secs(1800);
 
 pub fn programs() -> Result<PathBuf> {
     program::built()
@@ -162,8 +148,12 @@ pub fn import_image(node: &Node<'_>) -> Result<()> {
 
 /// The same under a name. The plugin is another one for every `version`: bytes after an executable's end change nothing but its content.
 pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()> {
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let built = build(&["--target", &target], "-C target-feature=+crt-static")?.join(target).join("debug");
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let target = program::target_folder()?;
+    let packages = ["build", "--target", &triple, "--package", "install-cni", "--package", "istio-cni"];
+    let mut build = program::cargo(&packages, &target);
+    process::run(build.env("RUSTFLAGS", "-C target-feature=+crt-static"), STATIC_BUILD)?.ok()?;
+    let built = target.join(triple).join("debug");
     let programs = tempfile::tempdir_in(node.state_dir())?;
     for program in ["install-cni", "istio-cni"] {
         fs::copy(built.join(program), programs.path().join(program))?;
