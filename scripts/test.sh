@@ -26,19 +26,20 @@ export BUILT_PROGRAMS=$target/debug
 of_nodes=() of_agents=() of_others=() of_crates=()
 for file in */tests/*.rs; do
     name=$(basename "$file" .rs)
-    case $file in
-    e2e/*) if grep -qE 'e2e::(node|kube)' "$file"; then of_nodes+=(--test "$name"); else of_others+=(--test "$name"); fi ;;
-    node-agent/*) of_agents+=(--test "$name") ;;
-    *) of_crates+=(--test "$name") ;;
-    esac
-    case $file in
-    e2e/* | node-agent/*)
-        if [ "$(compgen -G "*/tests/$name.rs" | wc -l)" != 1 ]; then
-            echo "test.sh: $file has the name of another crate's tests, and would be run twice" >&2
-            exit 1
-        fi
-        ;;
-    esac
+    others=$(compgen -G "*/tests/$name.rs" | grep -vcxF "$file")
+    if [ "${file%%/*}" = e2e ] && [ "$others" != 0 ]; then
+        echo "test.sh: $file has the name of another crate's tests, and would be run twice" >&2
+        exit 1
+    fi
+    if grep -qE 'e2e::(node|kube)' "$file"; then
+        of_nodes+=(--test "$name")
+    elif [ "${file%%/*}" = e2e ]; then
+        of_others+=(--test "$name")
+    elif [ "${file%%/*}" = node-agent ] && [ "$others" = 0 ]; then
+        of_agents+=(--test "$name")
+    else
+        of_crates+=(--test "$name")
+    fi
 done
 run() { cargo test --locked --no-fail-fast --workspace "$@"; }
 
