@@ -289,7 +289,7 @@ impl<'a> Run<'a> {
         let mut base = seen.nf_tables.clone();
         for step in steps {
             log::debug!("{step}");
-            let taken = self.step(&step, seen, &mut base);
+            let taken = self.step(&step, &mut base);
             let native_before = match &step {
                 Step::Transaction(Transaction { native: Some(to), .. }) => {
                     std::mem::replace(&mut native, to.clone())
@@ -316,17 +316,9 @@ impl<'a> Run<'a> {
     }
 
     /// Takes one step; `false` where there was nothing to do.
-    fn step(
-        &mut self,
-        step: &Step,
-        seen: &Seen,
-        base: &mut Option<netlink::Observed>,
-    ) -> Result<bool, ApplyError> {
+    fn step(&mut self, step: &Step, base: &mut Option<netlink::Observed>) -> Result<bool, ApplyError> {
         match step {
-            Step::AddRouting(item) => {
-                let beside = seen.state.routing.iter().any(|found| found.item == *item);
-                return Ok(self.handles.routes.add(*item, beside)?);
-            }
+            Step::AddRouting(item) => return Ok(self.handles.routes.add(*item)?),
             Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
             Step::Condemn(found) => self.handles.routes.condemn(found)?,
             Step::Grace => grace(),

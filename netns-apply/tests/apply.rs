@@ -295,21 +295,24 @@ fn a_policy_rule_that_does_not_work_gets_one_beside_it() {
 }
 
 #[test]
-fn a_policy_rule_that_somebody_else_makes_first_is_not_made_twice() {
-    namespace()
+fn a_policy_rule_that_somebody_else_makes_first_does_no_harm_and_goes_with_ours() {
+    let namespace = namespace();
+    let before = namespace.snapshot().unwrap();
+    namespace
         .enter(|| {
             let (options, plan) = (options(BackendChoice::Netlink), plan("TPROXY", "80"));
-            // Others of the plan's items may be there; only one like the rule itself lets a second be put beside it.
-            run("ip", &["route", "add", "local", "default", "dev", "lo", "table", "133"], "");
+            // The kernel gives it another priority, so ours is no second one of it.
             before_step("IPv4 policy rule", || {
                 run("ip", &["rule", "add", "fwmark", "1337", "lookup", "133"], "");
             });
             apply(&plan, &options).unwrap();
             assert_in_force(&plan, &options);
             let rules = run("ip", &["-4", "rule", "list", "lookup", "133"], "");
-            assert_eq!(rules.lines().count(), 1, "{rules}");
+            assert_eq!(rules.lines().count(), 2, "{rules}");
+            cleanup(&options).unwrap();
         })
         .unwrap();
+    assert_as_before(&namespace, &before, "somebody else's policy rule");
 }
 
 #[test]

@@ -149,7 +149,8 @@ pub fn import_image(node: &Node<'_>) -> Result<()> {
 /// The same under a name. The plugin is another one for every `version`: bytes after an executable's end change nothing but its content.
 pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()> {
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let target = program::target_folder()?;
+    // A folder of its own: in the other, this would hold up whoever starts tests.
+    let target = program::target_folder()?.join("static");
     let packages = ["build", "--target", &triple, "--package", "install-cni", "--package", "istio-cni"];
     let mut build = program::cargo(&packages, &target);
     process::run(build.env("RUSTFLAGS", "-C target-feature=+crt-static"), STATIC_BUILD)?.ok()?;

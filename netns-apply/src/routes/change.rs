@@ -30,16 +30,15 @@ const ADD: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
 const REMOVE: u16 = NLM_F_REQUEST | NLM_F_ACK;
 
 impl RouteSocket {
-    /// Adds; whether it was not there already. One that does not work may be there: then the new one is put beside it.
-    pub(crate) fn add(&mut self, item: RoutingItem, beside: bool) -> Result<bool, RouteError> {
+    /// Adds; whether it was not there already. A policy rule never is: each gets a priority of its own, before all others but the kernel's, and only one
+    /// with the same priority would be the same (fib_rules.c, `rule_exists`).
+    pub(crate) fn add(&mut self, item: RoutingItem) -> Result<bool, RouteError> {
         let message = match item {
             RoutingItem::Rule(family, mark, table) => RouteNetlinkMessage::NewRule(rule(family, mark, table)),
             RoutingItem::Route(family, table) => RouteNetlinkMessage::NewRoute(route(family, table)),
             RoutingItem::LoopbackAddress => RouteNetlinkMessage::NewAddress(passthrough()),
         };
-        // A new policy rule goes before all others but the kernel's own.
-        let flags = if beside { ADD } else { ADD | NLM_F_EXCL };
-        let question = self.message(&message, flags);
+        let question = self.message(&message, ADD | NLM_F_EXCL);
         match self.acknowledged(&question) {
             Ok(()) => Ok(true),
             Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(false),
