@@ -286,8 +286,8 @@ fn in_table(table: Table, observed: &RuleState, wanted: &FamilyRules) -> Vec<Rul
             tell(chain, DifferenceKind::StrayChain);
             continue;
         }
-        let found: Vec<&Entry> = chains.found(chain).collect();
-        align(&[], &found, |one, two| one == two).into_iter().for_each(|one| tell(chain, one.into()));
+        let stray = (1_usize..).zip(chains.found(chain));
+        stray.for_each(|(number, found)| tell(chain, Aligned::Stray { number, found }.into()));
     }
     all
 }
@@ -320,5 +320,65 @@ impl fmt::Display for RuleDifference {
                 write!(f, "{place}: rule {number} is {found}, not {wanted}")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Families, Family, Redirect, parse::rule_state};
+    use alloc::string::{String, ToString};
+
+    fn wanted() -> FamilyRules {
+        Redirect::sidecar(Families::V4).build().unwrap().plan().rules(Family::V4)
+    }
+
+    /// How what is in force differs from what is wanted, where one line of it is another.
+    #[track_caller]
+    fn assert_told(line: &str, instead: &str, all: &[&str]) {
+        let text = render::restore_text(&wanted());
+        assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
+        let observed = rule_state(&text.replace(line, instead)).unwrap();
+        let told = RuleDifference::all(&observed, &wanted());
+        assert_eq!(told.iter().map(ToString::to_string).collect::<Vec<String>>(), all);
+        assert_eq!(RuleDifference::first(&observed, &wanted()).as_ref(), told.first());
+    }
+
+    #[test]
+    fn a_rule_that_lacks_is_too_much_or_is_another_is_told_with_its_number() {
+        const LAST: &str = "-A ISTIO_OUTPUT -j ISTIO_REDIRECT\n";
+        const MORE: &str = "-A ISTIO_OUTPUT -p tcp -j RETURN\n";
+        assert_told(LAST, LAST, &[]);
+        assert_told(LAST, "", &["nat ISTIO_OUTPUT: rule 11 is missing: -j ISTIO_REDIRECT"]);
+        assert_told(
+            LAST,
+            &[LAST, MORE].concat(),
+            &["nat ISTIO_OUTPUT: rule 12 should not be there: -p tcp -j RETURN"],
+        );
+        assert_told(LAST, MORE, &["nat ISTIO_OUTPUT: rule 11 is -p tcp -j RETURN, not -j ISTIO_REDIRECT"]);
+    }
+
+    #[test]
+    fn chains_that_lack_or_are_too_many_are_told_and_so_are_rules_of_the_mesh_where_none_is_wanted() {
+        const JUMP: &str = "-A OUTPUT -j ISTIO_OUTPUT\n";
+        const CHAIN: &str = ":ISTIO_OUTPUT - [0:0]\n";
+        assert_told(
+            CHAIN,
+            &[CHAIN, ":ISTIO_OTHER - [0:0]\n"].concat(),
+            &["chain nat ISTIO_OTHER should not be there"],
+        );
+        assert_told(
+            JUMP,
+            &[JUMP, "-A POSTROUTING -p tcp -j ISTIO_OUTPUT\n", "-A POSTROUTING -j ISTIO_OUTPUT\n"].concat(),
+            &[
+                "nat POSTROUTING: rule 1 should not be there: -p tcp -j ISTIO_OUTPUT",
+                "nat POSTROUTING: rule 2 should not be there: -j ISTIO_OUTPUT",
+            ],
+        );
+        let nothing = RuleDifference::all(&RuleState::new(), &wanted());
+        assert!(
+            nothing.iter().any(|one| one.to_string() == "chain nat ISTIO_OUTPUT is missing"),
+            "{nothing:?}"
+        );
     }
 }

@@ -32,3 +32,13 @@ pub enum BackendChoice {
     /// Native nftables.
     NativeNft,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_are_named_as_in_the_names_of_programs() {
+        assert_eq!([Variant::Legacy, Variant::Nft].map(Variant::name), ["legacy", "nft"]);
+    }
+}

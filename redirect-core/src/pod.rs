@@ -402,6 +402,18 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_behind_proxy_is_its_kind_and_nothing_else() {
+        let kind = |args: &[&str]| {
+            let args = args.iter().map(|&word| word.to_owned()).collect();
+            ProxyContainer { args, ..ProxyContainer::default() }.kind().map(ToOwned::to_owned)
+        };
+        assert_eq!(kind(&["proxy", "router", "--log"]).as_deref(), Some("router"));
+        for none in [&[][..], &["proxy"], &["proxy", ""], &["serve", "router"], &["router", "proxy"]] {
+            assert_eq!(kind(none), None, "{none:?}");
+        }
+    }
+
+    #[test]
     fn the_label_speaks_before_the_annotation() {
         let mut pod = PodFacts::sidecar([(INJECT, "false")]);
         pod.labels.insert(INJECT.into(), "true".into());

@@ -157,3 +157,18 @@ impl fmt::Display for FoundRouting {
         self.flaw.as_ref().map_or(Ok(()), |flaw| write!(f, " ({flaw})"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_a_flaw_or_is_to_go_does_not_work() {
+        let whole = FoundRouting::working(RoutingItem::LoopbackAddress);
+        let flawed = FoundRouting { flaw: Some("it is shadowed".into()), ..whole.clone() };
+        assert!(whole.works());
+        assert!(!flawed.works());
+        assert!(!whole.condemn().works());
+        assert!(!flawed.condemn().works());
+    }
+}

@@ -606,3 +606,27 @@ impl Scope {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_are_not_looked_at_make_no_difference() {
+        let opening = TcpFlags::OPENING;
+        for meant in [TcpFlags::SYN, TcpFlags::SYN | TcpFlags::PSH] {
+            assert!(opening.covers(meant), "{meant:#x}");
+        }
+        for other in [0, TcpFlags::ACK, TcpFlags::SYN | TcpFlags::ACK, TcpFlags::SYN | TcpFlags::FIN, 0xff] {
+            assert!(!opening.covers(other), "{other:#x}");
+        }
+    }
+
+    #[test]
+    fn flags_have_names_and_those_set_are_among_those_looked_at() {
+        assert!(TcpFlags::new(TcpFlags::SYN | TcpFlags::ACK, TcpFlags::SYN).is_some());
+        for (mask, set) in [(0, 0), (TcpFlags::SYN, TcpFlags::ACK), (0x40, 0), (0xff, 0x40)] {
+            assert_eq!(TcpFlags::new(mask, set), None, "{mask:#x} {set:#x}");
+        }
+    }
+}

@@ -363,3 +363,51 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
     };
     mark.filter(|_| table == Table::Mangle).map(Shape::Mark)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{parse::rule_state, rule::Hook};
+    use alloc::string::ToString as _;
+
+    fn nat(lines: &str) -> RuleState {
+        rule_state(&["*nat\n", lines, "COMMIT\n"].concat()).unwrap()
+    }
+
+    #[test]
+    fn a_chain_is_something_even_without_a_rule_and_a_built_in_one_is_not() {
+        let mut state = RuleState::new();
+        assert!(state.is_empty());
+        state.declare(Table::Nat, Chain::Hook(Hook::Output));
+        assert!(state.is_empty());
+        assert!(!nat("-A OUTPUT -p tcp -j RETURN\n").is_empty());
+        assert!(!nat(":ISTIO_OUTPUT - [0:0]\n").is_empty());
+        assert!(!nat(":DOCKER - [0:0]\n").is_empty());
+    }
+
+    #[test]
+    fn a_change_may_touch_chains_of_the_mesh_and_built_in_ones_that_have_rules() {
+        let mut state = nat(
+            ":ISTIO_OUTPUT - [0:0]\n:DOCKER - [0:0]\n-A DOCKER -p tcp -j RETURN\n-A OUTPUT -j ISTIO_OUTPUT\n",
+        );
+        state.declare(Table::Nat, Chain::Hook(Hook::Input));
+        let touched: Vec<String> =
+            state.chains_of_changes().keys().map(|(_, chain)| chain.to_string()).collect();
+        assert_eq!(touched, ["OUTPUT", "ISTIO_OUTPUT"]);
+    }
+
+    #[test]
+    fn inbound_connections_are_handed_over_where_packets_that_arrive_jump_to_the_chain_for_it() {
+        const JUMP: &str = ":ISTIO_INBOUND - [0:0]\n-A PREROUTING -p tcp -j ISTIO_INBOUND\n";
+        assert!(nat(JUMP).captures_inbound(Table::Nat));
+        assert!(!nat(JUMP).captures_inbound(Table::Mangle));
+        assert!(!nat("-A PREROUTING -p tcp -j RETURN\n").captures_inbound(Table::Nat));
+        assert!(
+            !nat(":ISTIO_INBOUND - [0:0]\n-A OUTPUT -p tcp -j ISTIO_INBOUND\n").captures_inbound(Table::Nat)
+        );
+        // What stands in raw is about conntrack zones.
+        let raw = rule_state(&["*raw\n", JUMP, "COMMIT\n"].concat()).unwrap();
+        assert!(raw.has(Table::Raw, &OurChain::Inbound.into()));
+        assert!(!raw.captures_inbound(Table::Raw));
+    }
+}
