@@ -445,6 +445,10 @@ mod tests {
         assert!(matches!(redirect.mode(), InterceptionMode::Tproxy(_)));
         assert_eq!(*redirect.dns(), crate::DnsCapture::Off);
         assert_eq!(unreadable_switches(&pod), [("ISTIO_META_DNS_CAPTURE", "yes".to_owned())]);
+        for readable in ["", "true", "0"] {
+            pod.proxy.as_mut().unwrap().env.insert("ISTIO_META_DNS_CAPTURE".into(), readable.into());
+            assert_eq!(unreadable_switches(&pod), [], "{readable:?}");
+        }
     }
 
     #[test]

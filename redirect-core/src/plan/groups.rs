@@ -427,6 +427,18 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_says_what_it_is_for() {
+        let plan = sidecar().build().unwrap().plan();
+        let what = |text: &str| {
+            let said = plan.planned_rules().iter().find(|planned| rule_text(&planned.rule) == text);
+            said.unwrap_or_else(|| panic!("no rule {text}")).purpose()
+        };
+        assert_eq!(what("-j ISTIO_REDIRECT"), "captured outbound");
+        assert_eq!(what("-j ISTIO_OUTPUT"), "outbound packets");
+        assert!(plan.planned_rules().iter().all(|planned| !planned.purpose().is_empty()));
+    }
+
+    #[test]
     fn what_every_pod_excludes_is_not_said_to_be_annotated() {
         let name = "traffic.sidecar.istio.io/excludeInboundPorts";
         let pod = PodFacts::sidecar([(name, "9000,15021")]);
