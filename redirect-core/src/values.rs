@@ -824,6 +824,7 @@ mod tests {
         let mark = MaskedMark::new(0x0530, 0x0ff0).unwrap();
         assert!([0x0530, 0xf53f].iter().all(|other| mark.covers(*other)));
         assert!([0, 0x0520, 0x0570, 0x0ff0].iter().all(|other| !mark.covers(*other)));
+        assert_eq!([0, 0x1234, u32::MAX].map(|other| mark.put_into(other)), [0x0530, 0x1534, 0xffff_f53f]);
     }
 
     #[test]

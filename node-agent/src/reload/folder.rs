@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -29,14 +29,16 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// It cannot be read, or a file in it is none with a text, or it never stops changing.
 pub(super) fn read(folder: &Path) -> io::Result<Files> {
     for _ in 0..ATTEMPTS {
-        let before = Version::of(folder);
+        let (first, before) = version(folder);
         let read = before.as_ref().map_or_else(
             |error| Err(io::Error::new(error.kind(), error.to_string())),
             |version| texts(&version.directory, &version.names()),
         );
-        let is_same = match (&before, Version::of(folder)) {
+        let (last, after) = version(folder);
+        let is_same = match (&before, after) {
             (Ok(before), Ok(after)) => *before == after,
-            (Err(_), Err(_)) => true,
+            // A version that is gone before it is read says nothing about the next one.
+            (Err(_), Err(_)) => first == last,
             (Ok(_), Err(_)) | (Err(_), Ok(_)) => false,
         };
         if is_same {
@@ -50,17 +52,22 @@ pub(super) fn read(folder: &Path) -> io::Result<Files> {
 /// What tells one content of a folder from another without reading it.
 #[derive(PartialEq, Eq)]
 struct Version {
-    directory: std::path::PathBuf,
+    directory: PathBuf,
     /// Names with inode, length and time of the last change.
     files: Vec<(OsString, [i64; 4])>,
 }
 
+/// Where the version is that counts, and what there is.
+fn version(folder: &Path) -> (PathBuf, io::Result<Version>) {
+    let directory = match fs::read_link(folder.join(CURRENT)) {
+        Ok(target) => folder.join(target),
+        Err(_) => folder.to_owned(),
+    };
+    (directory.clone(), Version::in_directory(directory))
+}
+
 impl Version {
-    fn of(folder: &Path) -> io::Result<Self> {
-        let directory = match fs::read_link(folder.join(CURRENT)) {
-            Ok(target) => folder.join(target),
-            Err(_) => folder.to_owned(),
-        };
+    fn in_directory(directory: PathBuf) -> io::Result<Self> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&directory)? {
             let entry = entry?;
@@ -100,6 +107,15 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
+    fn a_folder_that_is_not_there_is_an_error_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        symlink("..1", folder.path().join(CURRENT)).expect("links");
+        for missing in [folder.path().join("settings"), folder.path().to_owned()] {
+            assert_eq!(read(&missing).expect_err("nothing there").kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    #[test]
     fn a_version_is_never_mixed_with_the_next() {
         let folder = tempfile::tempdir().expect("a folder");
         let publish = |count: usize| {
@@ -119,7 +135,7 @@ mod tests {
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
-                (1..200).for_each(publish);
+                (1..2000).for_each(publish);
                 done.store(true, Ordering::Relaxed);
             });
             while !done.load(Ordering::Relaxed) {
@@ -132,6 +148,6 @@ mod tests {
                 }
             }
         });
-        assert_eq!(read(folder.path()).expect("reads")["B"], "199");
+        assert_eq!(read(folder.path()).expect("reads")["B"], "1999");
     }
 }

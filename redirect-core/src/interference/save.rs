@@ -316,3 +316,23 @@ pub(crate) fn target_named(name: &str) -> Option<Statement> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_that_are_saved_or_restored_in_part_are_not_taken_for_whole_ones() {
+        let unknown = Statement::Unknown("-j CONNMARK".into());
+        for (options, does) in [
+            (&["--save-mark"][..], Statement::SaveMark),
+            (&["--save-mark", "--mask"], unknown.clone()),
+            (&["--save-mark", "--ctmask"], unknown.clone()),
+            (&["--restore-mark"], Statement::RestoreMark),
+            (&["--restore-mark", "--nfmask"], Statement::SetMark(None)),
+            (&["--and-mark"], unknown),
+        ] {
+            assert_eq!(connection_marked(&|option| options.contains(&option), None), does, "{options:?}");
+        }
+    }
+}

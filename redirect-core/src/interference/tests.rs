@@ -130,6 +130,13 @@ const TPROXY: &[(Key, &str)] = &[(Key::InterceptionMode, "TPROXY")];
 const DNS: &[(Key, &str)] = &[(Key::RedirectDns, "true"), (Key::CaptureAllDns, "true")];
 
 #[test]
+fn of_very_many_findings_the_first_are_told() {
+    let rules = "-A theirs -p tcp -m statistic --mode random --probability 0.5 -j DROP\n".repeat(40);
+    let others = format!("*inet/theirs\n:theirs output -150 filter\n{rules}");
+    assert_eq!(found(&plan(&[]), &others).len(), 16);
+}
+
+#[test]
 fn a_plan_alone_is_not_in_its_own_way() {
     for settings in [
         &[][..],
