@@ -11,13 +11,13 @@ if [ "$(id -u)" != 0 ]; then
 fi
 
 lanes=$(mktemp -d)
+# Not relative: tests run in the folders of their crates.
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 # Where tests note each time they try again, with the cause (e2e/src/retries.rs).
-target=${CARGO_TARGET_DIR:-$PWD/target}
 retries=$target/retries.txt
 rm -f "$retries"
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$lanes"' EXIT
-# Programs and tests at once: by themselves, programs would be built with fewer features of libraries, which would all be compiled twice. And so no test
-# builds any.
+# Programs and tests at once: by themselves, programs would be built with fewer features of libraries, which would all be compiled twice.
 cargo build --locked --workspace --bins --tests --examples || exit 1
 cargo test --locked --workspace --no-run || exit 1
 export BUILT_PROGRAMS=$target/debug

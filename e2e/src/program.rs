@@ -71,11 +71,9 @@ pub fn cargo(args: &[&str], target: &Path) -> Command {
     let mut command = process::command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
     command.args(["--quiet", "--locked", "--manifest-path"]).arg(workspace).arg("--target-dir").arg(target);
     for (name, _) in env::vars_os() {
-        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
-            .iter()
-            .any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
-        {
-            command.env_remove(name);
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
         }
     }
     command

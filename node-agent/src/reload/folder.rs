@@ -29,19 +29,19 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// It cannot be read, or a file in it is none with a text, or it never stops changing.
 pub(super) fn read(folder: &Path) -> io::Result<Files> {
     for _ in 0..ATTEMPTS {
-        let (first, before) = version(folder);
+        let directory = current(folder);
+        let before = Version::of(&directory);
         let read = before.as_ref().map_or_else(
             |error| Err(io::Error::new(error.kind(), error.to_string())),
-            |version| texts(&version.directory, &version.names()),
+            |version| texts(&directory, &version.names()),
         );
-        let (last, after) = version(folder);
-        let is_same = match (&before, after) {
+        let is_same = match (&before, Version::of(&directory)) {
             (Ok(before), Ok(after)) => *before == after,
-            // A version that is gone before it is read says nothing about the next one.
-            (Err(_), Err(_)) => first == last,
+            (Err(_), Err(_)) => true,
             (Ok(_), Err(_)) | (Err(_), Ok(_)) => false,
         };
-        if is_same {
+        // A version that is gone before it is read says nothing about the next one.
+        if is_same && current(folder) == directory {
             return read;
         }
         thread::sleep(PAUSE);
@@ -49,27 +49,25 @@ pub(super) fn read(folder: &Path) -> io::Result<Files> {
     Err(io::Error::other("it changes all the time"))
 }
 
-/// What tells one content of a folder from another without reading it.
+/// Where the version is that counts.
+fn current(folder: &Path) -> PathBuf {
+    match fs::read_link(folder.join(CURRENT)) {
+        Ok(target) => folder.join(target),
+        Err(_) => folder.to_owned(),
+    }
+}
+
+/// What tells one content of a directory from another without reading it.
 #[derive(PartialEq, Eq)]
 struct Version {
-    directory: PathBuf,
     /// Names with inode, length and time of the last change.
     files: Vec<(OsString, [i64; 4])>,
 }
 
-/// Where the version is that counts, and what there is.
-fn version(folder: &Path) -> (PathBuf, io::Result<Version>) {
-    let directory = match fs::read_link(folder.join(CURRENT)) {
-        Ok(target) => folder.join(target),
-        Err(_) => folder.to_owned(),
-    };
-    (directory.clone(), Version::in_directory(directory))
-}
-
 impl Version {
-    fn in_directory(directory: PathBuf) -> io::Result<Self> {
+    fn of(directory: &Path) -> io::Result<Self> {
         let mut files = Vec::new();
-        for entry in fs::read_dir(&directory)? {
+        for entry in fs::read_dir(directory)? {
             let entry = entry?;
             // Editors and the kubelet keep their own things under names with a dot.
             if entry.file_name().as_encoded_bytes().starts_with(b".") {
@@ -83,7 +81,7 @@ impl Version {
             }
         }
         files.sort();
-        Ok(Self { directory, files })
+        Ok(Self { files })
     }
 
     fn names(&self) -> Vec<&str> {
