@@ -154,6 +154,19 @@ fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twi
     assert_eq!(lines(&node, "does not lead any more"), 0, "{}", node.log());
 }
 
+/// How long a node waited for its change does not depend on how long the API server takes to write down what is said of it.
+#[test]
+fn an_event_that_is_not_taken_delays_nothing_that_is_counted() {
+    let (node, api) = cluster();
+    api.fail((Verb::Create, "events"), &[Fault::Hang]);
+    joins(&api, "n1", false);
+    let _controller = start(&node);
+    wait_at_least(&node, "istio_cni_taint_controller_events_total{result=\"failed\"}", 1.0);
+    assert_eq!(count(&node, &changes("add", "done")).to_string(), "1");
+    let delay = count(&node, "istio_cni_taint_controller_delay_seconds_sum");
+    assert!(delay < 5.0, "{delay} s, and five is how long a request may take\n{}", node.log());
+}
+
 #[test]
 fn a_watch_that_expires_misses_nobody() {
     let (node, api) = cluster();

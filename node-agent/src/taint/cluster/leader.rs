@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cluster_client::{AccessError, Outage, Pauses};
+use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -55,6 +56,14 @@ enum Unavailable {
     List(#[from] PodsError),
     #[error("{}", Self::of_watch(.0))]
     Watch(#[from] WatchEnd),
+}
+
+/// What is to be done about a node, as it was known when that was decided.
+struct Decision {
+    node: Node,
+    wanted: Wanted,
+    because: Because,
+    patch: Value,
 }
 
 impl Leader {
@@ -289,9 +298,13 @@ impl Leader {
     async fn look_at(&self, name: &str, since: Instant) {
         for tries in 1.. {
             // Worked out anew at each try: who has lost the Lease meanwhile, or learnt better, does nothing.
-            let Some((node, wanted, because)) = self.decide(name) else { return };
-            match self.set(&node, wanted, because).await {
-                Ok(()) => return self.succeeds(name, wanted, since).await,
+            let Some(Decision { node, wanted, because, patch }) = self.decide(name) else { return };
+            match self.patch(name, patch).await {
+                Ok(()) => {
+                    self.succeeds(name, wanted, since);
+                    self.tell(&node, wanted, because).await;
+                    return tokio::time::sleep(PACE).await;
+                }
                 Err(error) if tries < TRIES => {
                     if let Err(error) = self.read_anew(&node, error).await {
                         return self.fails(name, wanted, &error).await;
@@ -303,7 +316,7 @@ impl Leader {
     }
 
     /// What is to be done about a node now, if anything, and by this replica.
-    fn decide(&self, name: &str) -> Option<(Node, Wanted, Because)> {
+    fn decide(&self, name: &str) -> Option<Decision> {
         let mut model = self.model();
         let (wanted, because) = match model.step(name, Instant::now()) {
             Step::Leave => return None,
@@ -321,7 +334,9 @@ impl Leader {
             // Whether it will lead again is told within seconds.
             self.put(name, Instant::now() + FIRST_RETRY);
         }
-        may_act.then_some((node, wanted, because))
+        let TaintSettings { taint, old_keys, .. } = &self.settings;
+        let patch = node.taint_patch(taint, old_keys, wanted)?;
+        may_act.then_some(Decision { node, wanted, because, patch })
     }
 
     /// Looks at a node again after a patch that did not fit.
@@ -336,14 +351,13 @@ impl Leader {
         Ok(())
     }
 
-    async fn succeeds(&self, name: &str, wanted: Wanted, since: Instant) {
+    fn succeeds(&self, name: &str, wanted: Wanted, since: Instant) {
         self.metrics.changes.get_or_create(&change(Some(wanted), "done")).inc();
         self.metrics.delays.observe(since.elapsed().as_secs_f64());
         lock(&self.failures).remove(name);
         if let Some(lasted) = lock(&self.outage).ends(Instant::now()) {
             log::info!(target: SCOPE, seconds = lasted.as_secs(); "nodes are tainted and freed again");
         }
-        tokio::time::sleep(PACE).await;
     }
 
     async fn fails(&self, name: &str, wanted: Wanted, error: &NodeError) {
@@ -371,11 +385,13 @@ impl Leader {
         failures.entry(name.to_owned()).or_insert_with(new).pause(retry_after)
     }
 
-    async fn set(&self, node: &Node, wanted: Wanted, because: Because) -> Result<(), NodeError> {
-        let cluster = self.connection.get()?;
-        let TaintSettings { taint, old_keys, .. } = &self.settings;
-        let Some(patch) = node.taint_patch(taint, old_keys, wanted) else { return Ok(()) };
-        cluster.patch_taints(node.name(), patch).await?;
+    async fn patch(&self, name: &str, patch: Value) -> Result<(), NodeError> {
+        self.connection.get()?.patch_taints(name, patch).await
+    }
+
+    /// Says what was done to a node, in the log and as an event of the node: an event that the API server does not take is not sent again, and neither the node nor what was counted waits for it.
+    async fn tell(&self, node: &Node, wanted: Wanted, because: Because) {
+        let TaintSettings { taint, .. } = &self.settings;
         let (kind, reason, message) = match wanted {
             Wanted::Tainted => {
                 ("Warning", "NodeTainted", format!("taint {taint} added: {}", because.words()))
@@ -386,13 +402,15 @@ impl Leader {
         };
         log::info!(target: SCOPE, node = node.name(); "{message}");
         let telling = Telling { component: COMPONENT, kind, reason, message: &message };
-        let sent = cluster.tell_of_node(node, &telling).await;
+        let sent = match self.connection.get() {
+            Ok(cluster) => cluster.tell_of_node(node, &telling).await,
+            Err(error) => Err(error.to_string()),
+        };
         let result = if sent.is_ok() { "sent" } else { "failed" };
         self.metrics.events.get_or_create(&ResultLabel { result }).inc();
         if let Err(error) = sent {
             log::debug!(target: SCOPE, node = node.name(); "cannot send an event, which needs the verb create on events: {error}");
         }
-        Ok(())
     }
 
     fn model(&self) -> MutexGuard<'_, Model> {
