@@ -163,6 +163,14 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<O
         ("conntrack", "--ctstate") | ("state", "--state") => {
             Some(Some(Condition::State(Is { value: states(value?)?, not })))
         }
+        ("conntrack", "--ctdir") => {
+            let is_reply = match value?.as_str() {
+                "REPLY" => !not,
+                "ORIGINAL" => not,
+                _ => return None,
+            };
+            Some(Some(Condition::IsReply(Is { value: true, not: !is_reply })))
+        }
         ("owner", "--uid-owner") => Some(Some(owner(Selector::User, value?, not)?)),
         ("owner", "--gid-owner") => Some(Some(owner(Selector::Group, value?, not)?)),
         ("addrtype", "--src-type") if value? == "LOCAL" => {
@@ -261,7 +269,7 @@ fn statement(word: &str, target: &str, options: &[String]) -> Statement {
             .and_then(|zone| zone.parse().ok())
             .map_or_else(|| Statement::Harmless("-j CT".into()), Statement::Zone),
         "MARK" => marked(option("--set-xmark").and_then(bits)),
-        "CONNMARK" => connection_marked(&has, option("--set-xmark").and_then(bits)),
+        "CONNMARK" => connection_marked(options),
         "REDIRECT" => match option("--to-ports").and_then(|port| port.parse().ok()) {
             Some(port) if options.len() == 2 => Statement::Redirect(port),
             _ => Statement::Translate(target.to_owned()),
@@ -284,15 +292,23 @@ pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
     }
 }
 
-/// `-j CONNMARK` without masks, but for the one it sets a mark with.
-fn connection_marked(has: &dyn Fn(&str) -> bool, set: Option<(u32, u32)>) -> Statement {
-    let masked = ["--nfmask", "--ctmask", "--mask"].into_iter().any(has);
-    match set {
-        Some((value, mask)) => Statement::SetConnMark { mask, value },
-        None if has("--restore-mark") && masked => Statement::SetMark(None),
-        None if has("--restore-mark") => Statement::RestoreMark,
-        None if has("--save-mark") && !masked => Statement::SaveMark,
-        None => Statement::Unknown("-j CONNMARK".into()),
+/// `-j CONNMARK` without shifts, and without masks but for the one it sets a mark with.
+fn connection_marked(options: &[String]) -> Statement {
+    let pairs = || options.iter().zip(options.iter().skip(1));
+    let has = |option: &str| options.iter().any(|word| word == option);
+    let is_shifted = has("--left-shift-mark") || has("--right-shift-mark");
+    // A whole mask may be printed, and so may none.
+    let is_masked = pairs().any(|(option, value)| {
+        matches!(option.as_str(), "--nfmask" | "--ctmask" | "--mask")
+            && bits(value) != Some((u32::MAX, u32::MAX))
+    });
+    let set = pairs().find(|(option, _)| *option == "--set-xmark").and_then(|(_, value)| bits(value));
+    match (set, is_shifted || is_masked) {
+        (Some((value, mask)), false) => Statement::SetConnMark { mask, value },
+        (None, false) if has("--restore-mark") => Statement::RestoreMark,
+        (None, true) if has("--restore-mark") => Statement::SetMark(None),
+        (None, false) if has("--save-mark") => Statement::SaveMark,
+        _ => Statement::Unknown("-j CONNMARK".into()),
     }
 }
 
@@ -323,16 +339,22 @@ mod tests {
 
     #[test]
     fn marks_that_are_saved_or_restored_in_part_are_not_taken_for_whole_ones() {
-        let unknown = Statement::Unknown("-j CONNMARK".into());
+        let unknown = || Statement::Unknown("-j CONNMARK".into());
         for (options, does) in [
-            (&["--save-mark"][..], Statement::SaveMark),
-            (&["--save-mark", "--mask"], unknown.clone()),
-            (&["--save-mark", "--ctmask"], unknown.clone()),
-            (&["--restore-mark"], Statement::RestoreMark),
-            (&["--restore-mark", "--nfmask"], Statement::SetMark(None)),
-            (&["--and-mark"], unknown),
+            ("--save-mark", Statement::SaveMark),
+            ("--save-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::SaveMark),
+            ("--save-mark --mask 0xff", unknown()),
+            ("--save-mark --nfmask 0xffffffff --ctmask 0xff", unknown()),
+            ("--save-mark --left-shift-mark 2", unknown()),
+            ("--restore-mark", Statement::RestoreMark),
+            ("--restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::RestoreMark),
+            ("--restore-mark --nfmask 0xff --ctmask 0xffffffff", Statement::SetMark(None)),
+            ("--restore-mark --right-shift-mark 2", Statement::SetMark(None)),
+            ("--set-xmark 0x7/0xff", Statement::SetConnMark { mask: 0xff, value: 7 }),
+            ("--set-xmark 0x7/0xff --left-shift-mark 2", unknown()),
+            ("--and-mark 0xff", unknown()),
         ] {
-            assert_eq!(connection_marked(&|option| options.contains(&option), None), does, "{options:?}");
+            assert_eq!(connection_marked(&words(options)), does, "{options}");
         }
     }
 }

@@ -34,6 +34,8 @@ mod wire;
 mod xt;
 
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use abi::family_number;

@@ -110,7 +110,8 @@ impl Ruleset {
         let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let mut looked_up = self.looked_up;
         let table = self.table_of(message, attribute::rule::TABLE)?;
-        let rule = seen::rule_with(list.attributes(), &table.sets, &mut looked_up);
+        let family = abi::family_of(message.family);
+        let rule = seen::rule_with(list.attributes(), family, &table.sets, &mut looked_up);
         table.chains.entry(chain).or_default().rules.push(rule);
         self.looked_up = looked_up;
         Some(())
@@ -118,7 +119,7 @@ impl Ruleset {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{
         Family, Redirect, RulePlan,
@@ -219,7 +220,7 @@ mod tests {
     }
 
     /// Packets of every kind: what the rules of the plans here name, and what lies beside it.
-    fn packets() -> Vec<Packet> {
+    pub(in crate::netlink) fn packets() -> Vec<Packet> {
         let ports = [53, 80, 3306, 7999, 8000, 8050, 8100];
         let far = [
             "10.95.255.255",

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     interference::ruleset::{Among, Condition, Counter, End, SeenRule, Selector, Statement, VerdictMap},
     rule::{Is, Match},
-    values::PortRange,
+    values::{Family, PortRange},
 };
 use alloc::{
     borrow::{Cow, ToOwned},
@@ -37,14 +37,20 @@ const LOCAL_TYPE: u32 = 2;
 /// How many elements of sets all rules of a ruleset look up at most: each has those of its set, and others may make any number of either.
 const MOST_LOOKED_UP: usize = 1 << 18;
 
-/// Reads the expressions of a rule; what is in sets is not known.
+/// Reads the expressions of a rule; of which family its table is, and what is in sets, is not known.
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
-    rule_with(expressions, &Sets::new(), &mut 0)
+    rule_with(expressions, None, &Sets::new(), &mut 0)
 }
 
-/// Reads the expressions of a rule of a table with these sets. Counts how many elements are looked up.
-pub(super) fn rule_with(expressions: Attributes<'_>, sets: &Sets, looked_up: &mut usize) -> SeenRule {
-    let mut reader = Reader { registers: Registers::default(), rule: SeenRule::default(), sets, looked_up };
+/// Reads the expressions of a rule of a table of this family, unless it is of both, with these sets. Counts how many elements are looked up.
+pub(super) fn rule_with(
+    expressions: Attributes<'_>,
+    family: Option<Family>,
+    sets: &Sets,
+    looked_up: &mut usize,
+) -> SeenRule {
+    let (registers, rule) = (Registers::default(), SeenRule::default());
+    let mut reader = Reader { family, registers, rule, sets, looked_up };
     for (_, element) in expressions {
         if let Some(("counter", data)) = reading::name_and_data(element) {
             reader.rule.counter = counter(data).or(reader.rule.counter);
@@ -69,6 +75,7 @@ fn field_name(field: Field) -> Cow<'static, str> {
         }
         Field::Ct(ct::STATE) => "ct state".into(),
         Field::Ct(ct::MARK) => "ct mark".into(),
+        Field::Ct(ct::ZONE) | Field::CtOneWay(ct::ZONE, _) => "ct zone".into(),
         Field::Ct(key) | Field::CtOneWay(key, _) => alloc::format!("ct {key}").into(),
         Field::Payload { base, offset, length } => {
             payload_name(base, offset, length).unwrap_or("payload").into()
@@ -116,6 +123,8 @@ const fn payload_name(from: u32, offset: u32, length: u32) -> Option<&'static st
 }
 
 struct Reader<'a, 's> {
+    /// That of the table, or what was compared with one so far.
+    family: Option<Family>,
     registers: Registers<'a>,
     rule: SeenRule,
     sets: &'s Sets,
@@ -143,7 +152,8 @@ impl<'a> Reader<'a, '_> {
                 }
             }
             Expression::Compare { register, operator, value } => {
-                self.asked("cmp", register, |loaded| compared(loaded, operator, value));
+                let family = self.family;
+                self.asked("cmp", register, |loaded| compared(loaded, operator, value, family));
             }
             Expression::Range { register, operator, from, to } => {
                 self.asked("range", register, |loaded| ranged(loaded, operator, from, to));
@@ -208,20 +218,13 @@ impl<'a> Reader<'a, '_> {
 
     /// Two comparisons of order, one behind the other, are how nft writes a range.
     fn condition(&mut self, condition: Condition) {
-        if let (
-            Some(Condition::Among(Is { value: one, not: false })),
-            Condition::Among(Is { value: two, not: false }),
-        ) = (self.rule.conditions.last_mut(), &condition)
-            && one.selectors == two.selectors
-            && one.name.is_none()
-            && two.name.is_none()
-            && let ([ones], [twos]) = (one.values.as_mut_slice(), two.values.as_slice())
-            && let ([range], [(first, last)]) = (ones.as_mut_slice(), twos.as_slice())
-        {
-            *range = (range.0.max(*first), range.1.min(*last));
-            return;
+        if let Condition::Family(Is { value, not: false }) = condition {
+            self.family = Some(value);
         }
-        self.rule.conditions.push(condition);
+        let last = self.rule.conditions.last_mut();
+        if !last.is_some_and(|last| narrow(last, &condition)) {
+            self.rule.conditions.push(condition);
+        }
     }
 
     fn unknown(&mut self, words: impl Into<String>) {
@@ -310,6 +313,36 @@ impl<'a> Reader<'a, '_> {
     }
 }
 
+/// Makes one condition of two where both say between which values the same one is.
+fn narrow(one: &mut Condition, two: &Condition) -> bool {
+    match (one, two) {
+        (
+            Condition::Among(Is { value: one, not: false }),
+            Condition::Among(Is { value: two, not: false }),
+        ) if one.selectors == two.selectors && one.name.is_none() && two.name.is_none() => {
+            let ([ones], [twos]) = (one.values.as_mut_slice(), two.values.as_slice()) else { return false };
+            let ([range], [(first, last)]) = (ones.as_mut_slice(), twos.as_slice()) else { return false };
+            *range = (range.0.max(*first), range.1.min(*last));
+            true
+        }
+        (
+            Condition::Plain(Match::DestinationPort(Is { value: one, not: false })),
+            Condition::Plain(Match::DestinationPort(Is { value: two, not: false })),
+        )
+        | (
+            Condition::Plain(Match::SourcePort(Is { value: one, not: false })),
+            Condition::Plain(Match::SourcePort(Is { value: two, not: false })),
+        ) => {
+            let both = PortRange::new(one.first().max(two.first()), one.last().min(two.last()));
+            both.is_some_and(|both| {
+                *one = both;
+                true
+            })
+        }
+        _ => false,
+    }
+}
+
 /// What a lookup in a set asks; few ports have conditions of their own.
 fn among(among: Among, not: bool) -> Condition {
     /// As many as those who try packets for such a condition try.
@@ -366,7 +399,8 @@ fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>
 /// What storing something in a field does.
 fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
     let loaded = from.and_then(|from| from.field());
-    let value = from.and_then(|from| from.value().and_then(number));
+    let bytes = from.and_then(|from| from.value());
+    let value = bytes.and_then(number);
     match (field, loaded, value) {
         (Field::Meta(meta::MARK), Some(Field::Ct(ct::MARK)), _) => Statement::RestoreMark,
         (Field::Meta(meta::MARK), _, Some(value)) => Statement::SetMark(Some(value)),
@@ -378,6 +412,10 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
             Some((mask, value)) => Statement::SetConnMark { mask, value },
             None => Statement::Unknown(alloc::format!("{} set", field_name(field))),
         },
+        (Field::Ct(ct::ZONE), ..) => bytes.and_then(|bytes| bytes.try_into().ok()).map_or_else(
+            || Statement::Harmless("ct zone set".to_owned()),
+            |zone| Statement::Zone(u16::from_ne_bytes(zone)),
+        ),
         (
             Field::Meta(_)
             | Field::Ct(_)

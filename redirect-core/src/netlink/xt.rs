@@ -305,9 +305,15 @@ fn decode_owner(info: &[u8]) -> Option<Vec<Match>> {
 }
 
 fn decode_multiport(info: &[u8]) -> Option<Match> {
+    let (direction, is) = multiport_ports(info)?;
+    (direction == MULTIPORT_DESTINATION).then_some(Match::DestinationPorts(is))
+}
+
+/// Which ports a multiport match looks at (`enum xt_multiport_flags`), and for what.
+pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Is<Vec<PortRange>>)> {
     let [direction, count] = read_array(info, 0)?;
     let count = usize::from(count);
-    if direction != MULTIPORT_DESTINATION || count > MULTIPORT_ROOM {
+    if count > MULTIPORT_ROOM {
         return None;
     }
     let ports = info.get(2..32)?.chunks_exact(2).filter_map(|port| read_u16(port, 0));
@@ -318,7 +324,7 @@ fn decode_multiport(info: &[u8]) -> Option<Match> {
         value.push(PortRange::new(first, last)?);
     }
     let [not] = read_array(info, 47)?;
-    Some(Match::DestinationPorts(Is { value, not: not != 0 }))
+    Some((direction, Is { value, not: not != 0 }))
 }
 
 /// What a match of state and direction says it looks at.

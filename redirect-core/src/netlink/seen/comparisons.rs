@@ -13,7 +13,7 @@ use super::{
 use crate::{
     interference::ruleset::{Among, Condition, Selector},
     rule::{Is, Match, Protocol},
-    values::PortRange,
+    values::{Family, PortRange},
 };
 use alloc::vec::Vec;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -78,14 +78,19 @@ fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
 }
 
 /// What a comparison of a register with a value says.
-pub(super) fn compared(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Vec<Condition>> {
+pub(super) fn compared(
+    loaded: &Loaded<'_>,
+    operator: u32,
+    value: &[u8],
+    family: Option<Family>,
+) -> Option<Vec<Condition>> {
     let Origin::Field(field) = loaded.origin else { return None };
     match loaded.bits {
         Bits::All | Bits::NetworkOrder if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
             Some([ordered(loaded, operator, value)?].into())
         }
-        Bits::All => field_is(field, negated(operator)?, value),
-        Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value)?].into()),
+        Bits::All => field_is(field, negated(operator)?, value, family),
+        Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value, family)?].into()),
         Bits::NetworkOrder => {
             let part = sets::Part::of(loaded)?;
             Some([within(part.selector, part.range(value, value)?, negated(operator)?)].into())
@@ -94,7 +99,7 @@ pub(super) fn compared(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Opti
     }
 }
 
-fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
+fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Option<Vec<Condition>> {
     if let Field::Payload { base: base::TRANSPORT, offset: 0, length: 4 } = field
         && !not
     {
@@ -116,7 +121,7 @@ fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
         }
         Field::Payload { base: base::NETWORK, offset, .. } => {
             let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
-            address(offset, not, value, prefix)?
+            address((offset, family), not, value, prefix)?
         }
         Field::AddressType(end) if number(value)? == LOCAL_TYPE => Condition::Local(Is { value: end, not }),
         Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
@@ -124,11 +129,17 @@ fn field_is(field: Field, not: bool, value: &[u8]) -> Option<Vec<Condition>> {
     Some([condition].into())
 }
 
-fn masked_is(field: Field, mask: &[u8], not: bool, value: &[u8]) -> Option<Condition> {
+fn masked_is(
+    field: Field,
+    mask: &[u8],
+    not: bool,
+    value: &[u8],
+    family: Option<Family>,
+) -> Option<Condition> {
     let bits = || Some((number(mask)?, Is { value: number(value)?, not }));
     match field {
         Field::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
-            address(offset, not, value, prefix_of(mask)?)
+            address((offset, family), not, value, prefix_of(mask)?)
         }
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
             Some(Condition::TcpFlags { mask: *mask.first()?, is: Is { value: *value.first()?, not } })
@@ -183,26 +194,34 @@ fn protocol(number: u8, not: bool) -> Condition {
     }
 }
 
-/// An address of which the first bytes were compared. Its offset says which, and of which family.
-fn address(offset: u32, not: bool, value: &[u8], prefix: u8) -> Option<Condition> {
+/// What the first bytes of a header's field were compared with: of an address as many as its prefix has, or the transport protocol. Where the field
+/// begins says which it is, once the family is known: where IPv6 has the source, IPv4 has the time to live.
+fn address(
+    (offset, family): (u32, Option<Family>),
+    not: bool,
+    value: &[u8],
+    prefix: u8,
+) -> Option<Condition> {
+    let may_be = |of| family.is_none_or(|family| family == of);
+    let is_source = match (offset, value.len()) {
+        // Of a family that nothing has named yet no part of an address is known.
+        (8, 1..16) if family == Some(Family::V6) => true,
+        (8, 16) | (24, 1..=16) if may_be(Family::V6) => offset == 8,
+        (12 | 16, 1..=4) if may_be(Family::V4) => offset == 12,
+        (9, 1) if may_be(Family::V4) => return Some(protocol(*value.first()?, not)),
+        (6, 1) if may_be(Family::V6) => return Some(protocol(*value.first()?, not)),
+        _ => return None,
+    };
     let mut octets = [0; 16];
     for (to, from) in octets.iter_mut().zip(value) {
         *to = *from;
     }
-    let v4 = || {
+    let net = if matches!(offset, 12 | 16) {
         let octets: [u8; 4] = read_array(&octets, 0)?;
-        Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok().map(IpNet::V4)
-    };
-    let v6 = || Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok().map(IpNet::V6);
-    let (net, of_source) = match offset {
-        12 => (v4()?, true),
-        16 => (v4()?, false),
-        8 => (v6()?, true),
-        24 => (v6()?, false),
-        // The protocol of IPv4's and IPv6's header.
-        9 | 6 => return Some(protocol(*value.first()?, not)),
-        _ => return None,
+        IpNet::V4(Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok()?)
+    } else {
+        IpNet::V6(Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok()?)
     };
     let is = Is { value: net.trunc(), not };
-    Some(Condition::Plain(if of_source { Match::Source(is) } else { Match::Destination(is) }))
+    Some(Condition::Plain(if is_source { Match::Source(is) } else { Match::Destination(is) }))
 }

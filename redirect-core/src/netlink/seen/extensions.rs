@@ -19,6 +19,10 @@ const XT_OWNER_USER: u8 = 1;
 const XT_OWNER_GROUP: u8 = 2;
 /// `XT_CONNTRACK_DIRECTION`.
 const XT_DIRECTION: u16 = 1 << 12;
+/// `XT_CONNTRACK_STATE_ALIAS`: it was written as `-m state`, which asks the same.
+const XT_WRITTEN_AS_STATE: u16 = 1 << 13;
+/// `XT_MULTIPORT_SOURCE`.
+const MULTIPORT_SOURCE: u8 = 0;
 /// Modes of CONNMARK.
 const SET_MARK: u8 = 0;
 const SAVE_MARK: u8 = 1;
@@ -37,7 +41,7 @@ pub(super) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
             // These alone; translated connections have states of their own here.
             let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
             let states = u32::from(states);
-            let understood = flags & !XT_DIRECTION == 1 && states & !known == 0;
+            let understood = flags & !(XT_DIRECTION | XT_WRITTEN_AS_STATE) == 1 && states & !known == 0;
             // The direction is the other one where it is inverted.
             let is_reply = Is { value: true, not: inverted & XT_DIRECTION == 0 };
             let direction = (flags & XT_DIRECTION != 0).then_some(Condition::IsReply(is_reply));
@@ -53,6 +57,10 @@ pub(super) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
                 Condition::ConnMarkBits { mask, is }
             };
             Some([condition].into())
+        }
+        ("multiport", 1) if info.first() == Some(&MULTIPORT_SOURCE) => {
+            let (_, is) = xt::multiport_ports(info)?;
+            Some([Condition::SourcePorts(is)].into())
         }
         ("owner", 1) => owner(info),
         ("addrtype", 0 | 1) => address_type(revision, info),
@@ -108,6 +116,14 @@ fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
     })
 }
 
+/// `xt_tproxy_target_info` and `xt_tproxy_target_info_v1`: bits of the mark and their value, an address of the family or of any, a port.
+fn handed_over(revision: u32, info: &[u8]) -> Option<Statement> {
+    let mark = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
+    let port = info.get(if revision == 0 { 12..14 } else { 24..26 })?;
+    let port = Some(u16::from_be_bytes(port.try_into().ok()?)).filter(|port| *port != 0);
+    Some(Statement::Tproxy { port, mark: Some(mark), ends: true })
+}
+
 /// What an xt target does.
 pub(super) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
     match (name, revision) {
@@ -115,7 +131,8 @@ pub(super) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option
         // The mask comes behind the value.
         ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
         ("CONNMARK", 1 | 2) => connection_marked(revision, info),
-        ("REDIRECT" | "TPROXY" | "CT", _) => {
+        ("TPROXY", 0 | 1) => handed_over(revision, info).or_else(|| target_named(name)),
+        ("REDIRECT" | "CT", _) => {
             let families = [Family::V4, Family::V6].into_iter();
             let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
             plain.as_ref().map(Statement::from).or_else(|| target_named(name))

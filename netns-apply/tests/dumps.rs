@@ -1,0 +1,175 @@
+//! What `redirect-core`'s tests have a kernel answer is what this kernel answers. Needs root. With `UPDATE_DUMPS=1` its answers take the place of those
+//! recorded in `redirect-core/tests/dumps`.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod common;
+#[path = "../../redirect-core/src/netlink/recorded/dumps.rs"]
+mod dumps;
+
+use common::{namespace, observe, run, soon};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use netns_apply::netlink::{Connection, Transaction};
+use redirect_core::{
+    Family, Redirect, RulePlan,
+    interference::{add_saved, ruleset::Ruleset},
+    netlink::{Messages, NativeForm, NativeState, Observed, request},
+    render::restore_text,
+    settings::{Key, NamespaceFacts, RawSettings, Source},
+};
+use std::{env, fs};
+
+const RESTORE: [(Family, &str); 2] =
+    [(Family::V4, "iptables-nft-restore"), (Family::V6, "ip6tables-nft-restore")];
+
+/// Every message of the kernel's answer to a question, as it came.
+fn answer(socket: &Socket, question: &[u8]) -> Vec<u8> {
+    socket.send(question, 0).unwrap();
+    let mut whole = Vec::new();
+    loop {
+        let (datagram, _) = socket.recv_from_full().unwrap();
+        // The end may come in one datagram with what it is the end of.
+        whole.extend(&datagram);
+        if let Some(end) = Messages::new(&datagram).find_map(|message| message.answer()) {
+            assert_eq!(end.code, 0, "{end:?}");
+            return whole;
+        }
+    }
+}
+
+/// All that the calling thread's network namespace holds, in the order it is read in.
+fn dump() -> Vec<u8> {
+    let socket = Socket::new(NETLINK_NETFILTER).unwrap();
+    socket.connect(&SocketAddr::new(0, 0)).unwrap();
+    let mut whole = [request::tables(1), request::all_sets(1)].map(|asked| answer(&socket, &asked)).concat();
+    let mut ruleset = Ruleset::default();
+    Messages::new(&whole).for_each(|message| ruleset.take(&message));
+    for (family, table, set) in ruleset.sets() {
+        whole.extend(answer(&socket, &request::elements(1, family, &table, &set)));
+    }
+    let mut native = NativeState::default();
+    Messages::new(&whole).for_each(|message| native.take(&message));
+    for table in native.names() {
+        whole.extend(answer(&socket, &request::native_objects(1, table)));
+    }
+    [request::all_chains(1), request::all_rules(1)]
+        .iter()
+        .for_each(|asked| whole.extend(answer(&socket, asked)));
+    whole
+}
+
+fn text(name: &str) -> String {
+    fs::read_to_string(dumps::file(name)).unwrap()
+}
+
+/// The rules of others for a family: those that both have, and its own.
+fn scripts(family: Family) -> [String; 2] {
+    let own = match family {
+        Family::V4 => "others4.iptables",
+        Family::V6 => "others6.iptables",
+    };
+    ["others.iptables", own].map(text)
+}
+
+fn of_others() -> Vec<u8> {
+    run("nft", &["-f", "-"], &text("others.nft"));
+    for (family, restore) in RESTORE {
+        scripts(family).iter().for_each(|script| drop(run(restore, &["--noflush"], script)));
+    }
+    dump()
+}
+
+fn of_iptables(plan: &RulePlan) -> Vec<u8> {
+    for (family, restore) in RESTORE {
+        run(restore, &["--noflush"], &restore_text(&plan.rules(family)));
+    }
+    dump()
+}
+
+fn of_native(plan: &RulePlan, form: NativeForm) -> Vec<u8> {
+    let transaction = Transaction { iptables: Vec::new(), native: Some(NativeState::wanted(plan, form)) };
+    Connection::open().unwrap().commit(&transaction, &observe(), soon()).unwrap();
+    dump()
+}
+
+/// What a dump says, whichever numbers the kernel gave to what is in it.
+fn read(dump: &[u8]) -> (String, Observed) {
+    let mut observed = Observed::at(1);
+    Messages::new(dump).for_each(|message| observed.take(&message));
+    (dumps::seen(&dumps::dumped(dump)), observed)
+}
+
+/// Compares with what is recorded, or records.
+fn compare(name: &str, dump: &[u8]) {
+    let file = dumps::file(&format!("{name}.dump"));
+    if env::var_os("UPDATE_DUMPS").is_some() {
+        fs::write(&file, dump).unwrap();
+    }
+    let recorded = fs::read(&file).unwrap();
+    let ((seen, now), (recorded, then)) = (read(dump), read(&recorded));
+    let differing: Vec<_> = seen.lines().zip(recorded.lines()).filter(|(now, then)| now != then).collect();
+    assert!(
+        seen == recorded && now.reads_like(&then),
+        "run with UPDATE_DUMPS=1: {name} is not what this kernel answers: {differing:#?}"
+    );
+}
+
+#[test]
+fn rules_of_others_are_dumped_as_recorded() {
+    let dump = namespace().enter(of_others).unwrap();
+    compare(dumps::OF_OTHERS, &dump);
+    if env::var_os("UPDATE_DUMPS").is_some() {
+        fs::write(dumps::file(dumps::SEEN), dumps::seen(&dumps::dumped(&dump))).unwrap();
+    }
+}
+
+/// What iptables-legacy-save prints of these scripts; counters aside, and the lines that say when.
+fn saved(family: Family, scripts: &[String]) -> String {
+    let [restore, save] = match family {
+        Family::V4 => ["iptables-legacy-restore", "iptables-legacy-save"],
+        Family::V6 => ["ip6tables-legacy-restore", "ip6tables-legacy-save"],
+    };
+    scripts.iter().for_each(|script| drop(run(restore, &["--noflush"], script)));
+    let text = run(save, &[], "");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| format!("{}\n", line.split(" [").next().unwrap_or(line))).collect()
+}
+
+#[test]
+fn rules_are_saved_as_recorded() {
+    let others = (dumps::OF_OTHERS, Family::BOTH.map(|family| (family, scripts(family).to_vec())));
+    let of_plan = |(name, plan): (&'static str, RulePlan)| {
+        (name, Family::BOTH.map(|family| (family, vec![restore_text(&plan.rules(family))])))
+    };
+    for (name, scripts) in dumps::plans().into_iter().map(of_plan).chain([others]) {
+        let namespace = namespace();
+        for (family, scripts) in scripts {
+            let (file, saved) =
+                (dumps::saved(name, family), namespace.enter(|| saved(family, &scripts)).unwrap());
+            if env::var_os("UPDATE_DUMPS").is_some() {
+                fs::write(dumps::file(&file), &saved).unwrap();
+            }
+            assert_eq!(saved, text(&file), "run with UPDATE_DUMPS=1");
+        }
+    }
+    if env::var_os("UPDATE_DUMPS").is_some() {
+        fs::write(dumps::file(dumps::SEEN_OF_SAVED), dumps::seen(&dumps::read_saved(dumps::OF_OTHERS)))
+            .unwrap();
+    }
+}
+
+#[test]
+fn what_iptables_makes_of_plans_is_dumped_as_recorded() {
+    for (name, plan) in dumps::plans() {
+        compare(&dumps::of_iptables(name), &namespace().enter(|| of_iptables(&plan)).unwrap());
+    }
+}
+
+#[test]
+fn native_tables_are_dumped_as_recorded() {
+    for (name, plan) in dumps::plans() {
+        for form in [NativeForm::Plain, NativeForm::Sets] {
+            compare(&dumps::of_native(name, form), &namespace().enter(|| of_native(&plan, form)).unwrap());
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What the dumps in `tests/dumps` are dumps of, for the tests that read them and for the one that takes them anew
+//! (`netns-apply/tests/dumps.rs`).
+
+use super::{
+    Family, Key, Messages, NamespaceFacts, NativeForm, RawSettings, Redirect, RulePlan, Ruleset, Source,
+    add_saved,
+};
+use std::{fmt::Write as _, format, fs, path::PathBuf, string::String};
+
+/// Rules that nft and iptables made of `others.nft` and of the `others*.iptables`.
+pub const OF_OTHERS: &str = "others";
+/// What is seen of them.
+pub const SEEN: &str = "others.seen";
+/// What is seen of that.
+pub const SEEN_OF_SAVED: &str = "others-saved.seen";
+
+/// Plans that have every kind of rule between them, by the name of their dumps.
+pub fn plans() -> [(&'static str, RulePlan); 3] {
+    let common = [
+        (Key::OutboundRanges, "*"),
+        (Key::RedirectDns, "true"),
+        (Key::CaptureAllDns, "true"),
+        (Key::DropInvalid, "true"),
+        (Key::DualStack, "true"),
+        (Key::VirtualInterfaces, "eth1,tap+"),
+        (Key::ExcludeInterfaces, "eth8"),
+        (Key::OutboundExcludePorts, "1,2,3:5"),
+        (Key::OutboundExcludeRanges, "10.0.0.0/8,172.16.0.0/12,192.168.0.0/17,fd00::/33"),
+        (Key::OwnerGroupsExclude, "5,6"),
+    ];
+    let redirect = [(Key::InboundPorts, "80,443,8000:8080,9090"), (Key::OutboundPorts, "25")];
+    let tproxy = [
+        (Key::InterceptionMode, "TPROXY"),
+        (Key::InboundPorts, "*"),
+        (Key::InboundExcludePorts, "22,15090,100:200"),
+    ];
+    let strict = tproxy.iter().chain(&[(Key::StrictCapture, "true")]);
+    [
+        ("redirect", plan(common.iter().chain(&redirect))),
+        ("tproxy", plan(common.iter().chain(&tproxy))),
+        ("strict", plan(common.iter().chain(strict))),
+    ]
+}
+
+fn plan<'a>(settings: impl Iterator<Item = &'a (Key, &'static str)>) -> RulePlan {
+    let mut raw = RawSettings::new();
+    for (key, text) in settings {
+        raw.set(*key, *text, Source::Flag("test"));
+    }
+    let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    let nameservers = ["10.96.0.10".parse().unwrap(), "fd00:96::a".parse().unwrap()];
+    Redirect::parse(&raw, &NamespaceFacts::new(&addresses).with_nameservers(&nameservers)).unwrap().plan()
+}
+
+/// The dump of what iptables-nft made of a plan.
+pub fn of_iptables(plan: &str) -> String {
+    format!("{plan}-iptables")
+}
+
+/// The dump of a plan's native table.
+pub fn of_native(plan: &str, form: NativeForm) -> String {
+    format!("{plan}-{form:?}").to_lowercase()
+}
+
+/// What iptables-legacy-save prints of the rules of others, or of a plan's.
+pub fn saved(what: &str, family: Family) -> String {
+    format!("{what}-{family:?}.saved").to_lowercase()
+}
+
+/// Where a file of the folder lies.
+pub fn file(name: &str) -> PathBuf {
+    let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    package.with_file_name("redirect-core").join("tests/dumps").join(name)
+}
+
+/// The tables in a dump.
+pub fn dumped(dump: &[u8]) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    Messages::new(dump).for_each(|message| ruleset.take(&message));
+    ruleset
+}
+
+/// Those that were saved.
+pub fn read_saved(what: &str) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    for family in Family::BOTH {
+        let saved = fs::read_to_string(file(&saved(what, family))).unwrap();
+        add_saved(&mut ruleset, family, &saved).unwrap();
+    }
+    ruleset
+}
+
+/// What is seen of tables, chains and rules.
+pub fn seen(ruleset: &Ruleset) -> String {
+    let mut text = String::new();
+    for (name, table) in &ruleset.tables {
+        writeln!(text, "table {name}{}", if table.dormant { " (dormant)" } else { "" }).unwrap();
+        for (name, chain) in &table.chains {
+            let base = chain.base.map(|base| format!(" {base:?}")).unwrap_or_default();
+            writeln!(text, "chain {name}{base}").unwrap();
+            for rule in &chain.rules {
+                writeln!(text, "\t{rule}").unwrap();
+            }
+        }
+    }
+    text
+}
