@@ -14,7 +14,7 @@ use redirect_core::{
     Family, Redirect, RulePlan,
     interference::{add_saved, ruleset::Ruleset},
     netlink::{Messages, NativeForm, NativeState, Observed, request},
-    render::restore_text,
+    render::{nft_text, restore_text},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use std::{env, fs};
@@ -171,5 +171,31 @@ fn native_tables_are_dumped_as_recorded() {
         for form in [NativeForm::Plain, NativeForm::Sets] {
             compare(&dumps::of_native(name, form), &namespace().enter(|| of_native(&plan, form)).unwrap());
         }
+    }
+}
+
+#[test]
+fn native_tables_that_somebody_extended_are_dumped_as_recorded() {
+    let dump = namespace().enter(|| {
+        run("nft", &["-f", "-"], &text(&dumps::script(dumps::EXTENDED)));
+        dump()
+    });
+    compare(dumps::EXTENDED, &dump.unwrap());
+}
+
+#[test]
+fn what_nft_is_told_of_plans_is_what_is_recorded_and_makes_the_same_tables() {
+    for (name, plan) in dumps::plans() {
+        let script = dumps::file(&dumps::script(name));
+        if env::var_os("UPDATE_DUMPS").is_some() {
+            fs::write(&script, nft_text(&plan)).unwrap();
+        }
+        let made = namespace().enter(|| {
+            run("nft", &["-f", script.to_str().unwrap()], "");
+            dump()
+        });
+        let recorded =
+            fs::read(dumps::file(&format!("{}.dump", dumps::of_native(name, NativeForm::Plain)))).unwrap();
+        assert_eq!(read(&made.unwrap()).0, read(&recorded).0, "{name}");
     }
 }

@@ -345,6 +345,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_change_did_is_taken_back_whatever_it_looks_like_and_in_its_own_table_alone() {
+        const PLAIN: &str = "-A OUTPUT -p tcp -j RETURN\n";
+        let rule = || crate::parse::entry("-p tcp -j RETURN");
+        let table = |name: &str, rules: &str| std::format!("*{name}\n:OUTPUT ACCEPT\n{rules}COMMIT\n");
+        let state = |nat: &str, mangle: &str| {
+            rule_state(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
+        };
+        let steps = |steps: &[Step]| TableChange { table: Table::Nat, steps: steps.to_vec() };
+        let output = || Chain::Hook(Hook::Output);
+        let done = Change { tables: [steps(&[Step::Append(output(), rule())])].into() };
+        let back = Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
+        assert_eq!(back.tables, [steps(&[Step::Delete(output(), rule())])]);
+        // What nobody did is somebody else's doing.
+        let others = Change { tables: [steps(&[Step::Flush(output())])].into() };
+        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others), Change::default());
+        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), Change::default());
+    }
+
+    #[test]
     fn a_rule_that_lacks_is_too_much_or_is_another_is_told_with_its_number() {
         const LAST: &str = "-A ISTIO_OUTPUT -j ISTIO_REDIRECT\n";
         const MORE: &str = "-A ISTIO_OUTPUT -p tcp -j RETURN\n";

@@ -161,6 +161,43 @@ impl fmt::Display for FoundRouting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        Redirect,
+        settings::{Key, NamespaceFacts, RawSettings, Source},
+    };
+
+    fn plan(mode: &'static str) -> RulePlan {
+        let mut raw = RawSettings::new();
+        raw.set(Key::InterceptionMode, mode, Source::Flag("test"));
+        raw.set(Key::InboundPorts, "*", Source::Flag("test"));
+        let addresses = ["10.1.0.2".parse().unwrap()];
+        Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
+    }
+
+    fn stale_of(plan: &RulePlan, found: &[RoutingItem], marks: &[u32]) -> Vec<RoutingItem> {
+        let found: Vec<_> = found.iter().copied().map(FoundRouting::working).collect();
+        let marks = marks.iter().copied().map(Mark::known).collect();
+        stale(plan, &found, &marks, None).into_iter().map(|one| one.item).collect()
+    }
+
+    #[test]
+    fn only_what_marks_of_the_mesh_lead_to_is_left_of_an_earlier_plan() {
+        let (mark, usual) = (Tproxy::default().mark(), Tproxy::default().table());
+        let [theirs, other] = [200, 201].map(|table| RouteTable::new(table).unwrap());
+        let rule = |mark: u32, table| RoutingItem::Rule(Family::V4, Mark::known(mark), table);
+        let route = |table| RoutingItem::Route(Family::V4, table);
+        let both = [route(usual), RoutingItem::Rule(Family::V4, mark, usual)];
+        // They are the usual ones; a plan that wants them keeps them.
+        assert_eq!(stale_of(&plan("REDIRECT"), &both, &[]), both);
+        assert_eq!(stale_of(&plan("TPROXY"), &both, &[]), []);
+        // A mark that rules of the mesh use says whose a rule is, and so whose route it leads to; nothing else does.
+        let found = [route(theirs), rule(7, theirs), rule(7, other), route(other)];
+        assert_eq!(stale_of(&plan("TPROXY"), &found, &[]), []);
+        assert_eq!(stale_of(&plan("TPROXY"), &found[..2], &[7]), found[..2]);
+        assert_eq!(stale_of(&plan("TPROXY"), &found[..2], &[8]), []);
+        // Nor does a rule that leads nowhere.
+        assert_eq!(stale_of(&plan("TPROXY"), &[rule(7, theirs), route(other)], &[7]), []);
+    }
 
     #[test]
     fn what_has_a_flaw_or_is_to_go_does_not_work() {

@@ -14,6 +14,9 @@ pub const SEEN: &str = "others.seen";
 /// What is seen of that.
 pub const SEEN_OF_SAVED: &str = "others-saved.seen";
 
+/// Native tables of the mesh with things of somebody else in them: what nft made of `extended.nft`.
+pub const EXTENDED: &str = "extended";
+
 /// Plans that have every kind of rule between them, by the name of their dumps.
 pub fn plans() -> [(&'static str, RulePlan); 3] {
     let common = [
@@ -60,6 +63,11 @@ pub fn of_iptables(plan: &str) -> String {
 /// The dump of a plan's native table.
 pub fn of_native(plan: &str, form: NativeForm) -> String {
     format!("{plan}-{form:?}").to_lowercase()
+}
+
+/// What nft is told to make a plan's native tables.
+pub fn script(plan: &str) -> String {
+    format!("{plan}.nft")
 }
 
 /// What iptables-legacy-save prints of the rules of others, or of a plan's.

@@ -3,10 +3,11 @@
 
 mod dumps;
 
-use super::{Messages, NativeForm, NativeState, Observed, ruleset::tests::packets};
+use super::{Batch, Messages, NativeForm, NativeState, Observed, abi::kind, ruleset::tests::packets};
 use crate::{
     Family, Redirect, RulePlan,
     interference::{add_saved, ruleset::Ruleset},
+    render,
     routing::{self, FoundRouting},
     settings::{Key, NamespaceFacts, RawSettings, Source},
     trace::{Detail, Rules},
@@ -62,6 +63,34 @@ fn a_native_table_is_read_as_the_plan_it_was_made_of() {
             let name = dumps::of_native(name, form);
             assert_eq!(observed(&dump(&name)).native(), &NativeState::wanted(&plan, form), "{name}");
         }
+    }
+}
+
+/// What the native tables are after a change, as far as that needs no kernel.
+fn changed(now: &Observed, to: &NativeState) -> (Vec<u8>, Observed) {
+    let mut batch = Batch::new(now);
+    batch.native_change(now.native(), to);
+    let sent = batch.finish().unwrap().bytes().to_vec();
+    let after = observed(&sent);
+    (sent, after)
+}
+
+#[test]
+fn native_tables_that_somebody_extended_are_put_back_as_they_were() {
+    let found = observed(&dump(dumps::EXTENDED));
+    let (_, again) = changed(&Observed::at(1), found.native());
+    assert_eq!(again.native(), found.native());
+    let (nothing_to_do, _) = changed(&found, found.native());
+    assert!(
+        Messages::new(&nothing_to_do)
+            .all(|message| matches!(message.kind, kind::BATCH_BEGIN | kind::BATCH_END))
+    );
+}
+
+#[test]
+fn nft_is_told_what_it_understood() {
+    for (name, plan) in dumps::plans() {
+        assert_same(&render::nft_text(&plan), &text(&dumps::script(name)));
     }
 }
 
