@@ -34,7 +34,7 @@ mod wire;
 mod xt;
 
 #[cfg(test)]
-mod recorded;
+pub(crate) mod recorded;
 #[cfg(test)]
 mod tests;
 

@@ -1,7 +1,7 @@
 //! What a kernel answered, read again without one: `tests/dumps` holds dumps as Linux 6.18 gives them. That a kernel answers so today is what
 //! `netns-apply/tests/dumps.rs` looks at.
 
-mod dumps;
+pub(crate) mod dumps;
 
 use super::{Batch, Messages, NativeForm, NativeState, Observed, abi::kind, ruleset::tests::packets};
 use crate::{

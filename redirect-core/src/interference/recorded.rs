@@ -1,0 +1,102 @@
+//! What each rule of others does to plans that are in force: the rules that a kernel dumped (`tests/dumps`), one at a time, on every hook that captured packets
+//! meet. `tests/dumps/others.found` says what was found. With `UPDATE_DUMPS=1` it is written anew, and what changes is for the review.
+
+use super::{
+    Finding, Pod, Traffic, find,
+    ruleset::{Api, Base, Ruleset, SeenRule, TableFamily, TableName},
+};
+use crate::{Family, RulePlan, netlink::recorded::dumps, rule::Hook};
+use std::{collections::BTreeSet, env, format, fs, net::IpAddr, string::String, vec::Vec};
+
+const fn base(hook: Hook, priority: i32, is_nat: bool) -> Base {
+    Base { hook, priority, is_nat, drops: false, reroutes: false }
+}
+
+/// Where rules hang: before a plan's, and behind them. The two of a group do not see each other's packets.
+const PLACES: [(&str, [Base; 3]); 2] = [
+    (
+        "first",
+        [base(Hook::Prerouting, -310, false), base(Hook::Output, -310, false), base(Hook::Input, 10, false)],
+    ),
+    (
+        "nat",
+        [
+            base(Hook::Prerouting, -110, true),
+            base(Hook::Output, -110, true),
+            base(Hook::Postrouting, 10, false),
+        ],
+    ),
+];
+
+/// The rules in force with one of others in these places, in a table with everything it may lead to.
+fn beside(
+    in_force: &Ruleset,
+    theirs: &TableName,
+    others: &Ruleset,
+    rule: &SeenRule,
+    bases: &[Base],
+) -> Ruleset {
+    let mut ruleset = in_force.clone();
+    let name = TableName { api: Api::NfTables, family: theirs.family, name: "theirs".into() };
+    let table = ruleset.table(name);
+    *table = others.tables[theirs].clone();
+    for chain in table.chains.values_mut() {
+        chain.base = None;
+    }
+    for base in bases {
+        let chain = table.chains.entry(format!("{:?}", base.hook)).or_default();
+        (chain.base, chain.rules) = (Some(*base), [rule.clone()].into());
+    }
+    ruleset
+}
+
+/// Such as `output: does drop outbound v4`; a hook's letter, and what is found there.
+fn words(finding: &Finding) -> String {
+    let traffic = |(family, traffic): &(Family, Traffic)| format!("{traffic:?}{family:?}");
+    let traffic: Vec<_> = finding.traffic.iter().map(traffic).collect();
+    format!(
+        "{} {:?} {:?} [{}]",
+        finding.place.base_chain,
+        finding.severity,
+        finding.effect,
+        traffic.join(" ")
+    )
+}
+
+#[test]
+fn each_rule_of_others_is_found_to_do_what_it_does() {
+    let others = dumps::dumped(&fs::read(dumps::file("others.dump")).unwrap());
+    let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    let interfaces = ["eth0".into()];
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces };
+    let (mut seen, mut text) = (BTreeSet::new(), String::new());
+    let plans: Vec<(&str, RulePlan, Ruleset)> = dumps::plans()
+        .into_iter()
+        .map(|(name, plan)| (name, plan, dumps::read_saved(name)))
+        .filter(|(name, ..)| *name != "strict")
+        .collect();
+    for (theirs, table) in &others.tables {
+        for rule in table.chains.values().flat_map(|chain| &chain.rules) {
+            if !seen.insert((theirs.family == TableFamily::Ip6, format!("{rule}"))) {
+                continue;
+            }
+            text.push_str(&format!("{rule}\n"));
+            for ((plan_name, plan, in_force), (place, bases)) in
+                plans.iter().flat_map(|plan| PLACES.iter().map(move |place| (plan, place)))
+            {
+                let findings = find(&beside(in_force, theirs, &others, rule, bases), plan, &pod);
+                for finding in findings.iter().filter(|finding| finding.place.table.name == "theirs") {
+                    text.push_str(&format!("\t{plan_name} {place}: {}\n", words(finding)));
+                }
+            }
+        }
+    }
+    let file = dumps::file("others.found");
+    if env::var_os("UPDATE_DUMPS").is_some() {
+        fs::write(&file, &text).unwrap();
+    }
+    let recorded = fs::read_to_string(&file).unwrap();
+    let differing: Vec<_> =
+        text.lines().zip(recorded.lines()).filter(|(now, then)| now != then).take(9).collect();
+    assert!(text == recorded, "{differing:#?}");
+}
