@@ -12,7 +12,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
 use redirect_core::{
     Family, Redirect, RulePlan,
-    interference::{add_saved, ruleset::Ruleset},
+    interference::ruleset::Ruleset,
     netlink::{Messages, NativeForm, NativeState, Observed, request},
     render::{nft_text, restore_text},
     settings::{Key, NamespaceFacts, RawSettings, Source},
@@ -99,28 +99,29 @@ fn read(dump: &[u8]) -> (String, Observed) {
     (dumps::seen(&dumps::dumped(dump)), observed)
 }
 
-/// Compares with what is recorded, or records.
+/// Compares with what is recorded; records what is another.
 fn compare(name: &str, dump: &[u8]) {
     let file = dumps::file(&format!("{name}.dump"));
-    if env::var_os("UPDATE_DUMPS").is_some() {
+    let is_recorded = || fs::read(&file).is_ok_and(|recorded| says_the_same(dump, &recorded));
+    if env::var_os("UPDATE_DUMPS").is_some() && !is_recorded() {
         fs::write(&file, dump).unwrap();
     }
-    let recorded = fs::read(&file).unwrap();
-    let ((seen, now), (recorded, then)) = (read(dump), read(&recorded));
-    let differing: Vec<_> = seen.lines().zip(recorded.lines()).filter(|(now, then)| now != then).collect();
     assert!(
-        seen == recorded && now.reads_like(&then),
-        "run with UPDATE_DUMPS=1: {name} is not what this kernel answers: {differing:#?}"
+        is_recorded(),
+        "{name} is not what this kernel answers; run with UPDATE_DUMPS=1 and see what changes"
     );
+}
+
+/// Numbers that the kernel gives to what is in a dump aside.
+fn says_the_same(one: &[u8], two: &[u8]) -> bool {
+    let [(seen, one), (recorded, two)] = [one, two].map(read);
+    seen == recorded && one.reads_like(&two) && one.native() == two.native()
 }
 
 #[test]
 fn rules_of_others_are_dumped_as_recorded() {
     let dump = namespace().enter(of_others).unwrap();
     compare(dumps::OF_OTHERS, &dump);
-    if env::var_os("UPDATE_DUMPS").is_some() {
-        fs::write(dumps::file(dumps::SEEN), dumps::seen(&dumps::dumped(&dump))).unwrap();
-    }
 }
 
 /// What iptables-legacy-save prints of these scripts; counters aside, and the lines that say when.
@@ -146,15 +147,8 @@ fn rules_are_saved_as_recorded() {
         for (family, scripts) in scripts {
             let (file, saved) =
                 (dumps::saved(name, family), namespace.enter(|| saved(family, &scripts)).unwrap());
-            if env::var_os("UPDATE_DUMPS").is_some() {
-                fs::write(dumps::file(&file), &saved).unwrap();
-            }
-            assert_eq!(saved, text(&file), "run with UPDATE_DUMPS=1");
+            dumps::assert_recorded(&file, &saved);
         }
-    }
-    if env::var_os("UPDATE_DUMPS").is_some() {
-        fs::write(dumps::file(dumps::SEEN_OF_SAVED), dumps::seen(&dumps::read_saved(dumps::OF_OTHERS)))
-            .unwrap();
     }
 }
 
@@ -187,9 +181,7 @@ fn native_tables_that_somebody_extended_are_dumped_as_recorded() {
 fn what_nft_is_told_of_plans_is_what_is_recorded_and_makes_the_same_tables() {
     for (name, plan) in dumps::plans() {
         let script = dumps::file(&dumps::script(name));
-        if env::var_os("UPDATE_DUMPS").is_some() {
-            fs::write(&script, nft_text(&plan)).unwrap();
-        }
+        dumps::assert_recorded(&dumps::script(name), &nft_text(&plan));
         let made = namespace().enter(|| {
             run("nft", &["-f", script.to_str().unwrap()], "");
             dump()

@@ -5,8 +5,12 @@ use super::{
     Finding, Pod, Traffic, find,
     ruleset::{Api, Base, Ruleset, SeenRule, TableFamily, TableName},
 };
-use crate::{Family, RulePlan, netlink::recorded::dumps, rule::Hook};
-use std::{collections::BTreeSet, env, format, fs, net::IpAddr, string::String, vec::Vec};
+use crate::{
+    Family, RulePlan,
+    netlink::recorded::{dumps, read_saved},
+    rule::Hook,
+};
+use std::{collections::BTreeSet, format, fs, net::IpAddr, string::String, vec::Vec};
 
 const fn base(hook: Hook, priority: i32, is_nat: bool) -> Base {
     Base { hook, priority, is_nat, drops: false, reroutes: false }
@@ -72,7 +76,7 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
     let (mut seen, mut text) = (BTreeSet::new(), String::new());
     let plans: Vec<(&str, RulePlan, Ruleset)> = dumps::plans()
         .into_iter()
-        .map(|(name, plan)| (name, plan, dumps::read_saved(name)))
+        .map(|(name, plan)| (name, plan, read_saved(name)))
         .filter(|(name, ..)| *name != "strict")
         .collect();
     for (theirs, table) in &others.tables {
@@ -91,12 +95,5 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
             }
         }
     }
-    let file = dumps::file("others.found");
-    if env::var_os("UPDATE_DUMPS").is_some() {
-        fs::write(&file, &text).unwrap();
-    }
-    let recorded = fs::read_to_string(&file).unwrap();
-    let differing: Vec<_> =
-        text.lines().zip(recorded.lines()).filter(|(now, then)| now != then).take(9).collect();
-    assert!(text == recorded, "{differing:#?}");
+    dumps::assert_recorded("others.found", &text);
 }

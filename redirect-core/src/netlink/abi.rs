@@ -35,24 +35,28 @@ pub mod kind {
     /// The end of a transaction: it is committed.
     pub const BATCH_END: u16 = 0x11;
 
-    const NFTABLES: u16 = 10 << 8;
-    pub const NEW_TABLE: u16 = NFTABLES;
-    pub const GET_TABLE: u16 = NFTABLES | 1;
-    pub const DELETE_TABLE: u16 = NFTABLES | 2;
-    pub const NEW_CHAIN: u16 = NFTABLES | 3;
-    pub const GET_CHAIN: u16 = NFTABLES | 4;
-    pub const DELETE_CHAIN: u16 = NFTABLES | 5;
-    pub const NEW_RULE: u16 = NFTABLES | 6;
-    pub const GET_RULE: u16 = NFTABLES | 7;
-    pub const DELETE_RULE: u16 = NFTABLES | 8;
-    pub const NEW_SET: u16 = NFTABLES | 9;
-    pub const GET_SET: u16 = NFTABLES | 10;
-    pub const NEW_SET_ELEMENT: u16 = NFTABLES | 12;
-    pub const GET_SET_ELEMENT: u16 = NFTABLES | 13;
-    pub const NEW_GENERATION: u16 = NFTABLES | 15;
-    pub const GET_GENERATION: u16 = NFTABLES | 16;
-    pub const NEW_OBJECT: u16 = NFTABLES | 18;
-    pub const GET_OBJECT: u16 = NFTABLES | 19;
+    /// A message of nf_tables (`enum nf_tables_msg_types`): the number of the subsystem, and its own.
+    const fn of_nftables(number: u8) -> u16 {
+        u16::from_be_bytes([10, number])
+    }
+
+    pub const NEW_TABLE: u16 = of_nftables(0);
+    pub const GET_TABLE: u16 = of_nftables(1);
+    pub const DELETE_TABLE: u16 = of_nftables(2);
+    pub const NEW_CHAIN: u16 = of_nftables(3);
+    pub const GET_CHAIN: u16 = of_nftables(4);
+    pub const DELETE_CHAIN: u16 = of_nftables(5);
+    pub const NEW_RULE: u16 = of_nftables(6);
+    pub const GET_RULE: u16 = of_nftables(7);
+    pub const DELETE_RULE: u16 = of_nftables(8);
+    pub const NEW_SET: u16 = of_nftables(9);
+    pub const GET_SET: u16 = of_nftables(10);
+    pub const NEW_SET_ELEMENT: u16 = of_nftables(12);
+    pub const GET_SET_ELEMENT: u16 = of_nftables(13);
+    pub const NEW_GENERATION: u16 = of_nftables(15);
+    pub const GET_GENERATION: u16 = of_nftables(16);
+    pub const NEW_OBJECT: u16 = of_nftables(18);
+    pub const GET_OBJECT: u16 = of_nftables(19);
     /// Asks whether there is an xt match or target.
     pub const GET_COMPAT: u16 = 11 << 8;
 }

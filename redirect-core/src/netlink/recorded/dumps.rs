@@ -3,16 +3,11 @@
 
 use super::{
     Family, Key, Messages, NamespaceFacts, NativeForm, RawSettings, Redirect, RulePlan, Ruleset, Source,
-    add_saved,
 };
-use std::{fmt::Write as _, format, fs, path::PathBuf, string::String};
+use std::{env, fmt::Write as _, format, fs, path::PathBuf, string::String, vec::Vec};
 
 /// Rules that nft and iptables made of `others.nft` and of the `others*.iptables`.
 pub const OF_OTHERS: &str = "others";
-/// What is seen of them.
-pub const SEEN: &str = "others.seen";
-/// What is seen of that.
-pub const SEEN_OF_SAVED: &str = "others-saved.seen";
 
 /// Native tables of the mesh with things of somebody else in them: what nft made of `extended.nft`.
 pub const EXTENDED: &str = "extended";
@@ -75,6 +70,18 @@ pub fn saved(what: &str, family: Family) -> String {
     format!("{what}-{family:?}.saved").to_lowercase()
 }
 
+/// What a text says is what is recorded. With `UPDATE_DUMPS=1` it is what is recorded from now on.
+pub fn assert_recorded(name: &str, text: &str) {
+    let file = file(name);
+    if env::var_os("UPDATE_DUMPS").is_some() {
+        fs::write(&file, text).unwrap();
+    }
+    let recorded = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let lines = text.lines().zip(recorded.lines());
+    let differing: Vec<_> = lines.filter(|(now, then)| now != then).take(20).collect();
+    assert!(text == recorded, "{name} is recorded otherwise (now, then): {differing:#?}");
+}
+
 /// Where a file of the folder lies.
 pub fn file(name: &str) -> PathBuf {
     let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -85,16 +92,6 @@ pub fn file(name: &str) -> PathBuf {
 pub fn dumped(dump: &[u8]) -> Ruleset {
     let mut ruleset = Ruleset::default();
     Messages::new(dump).for_each(|message| ruleset.take(&message));
-    ruleset
-}
-
-/// Those that were saved.
-pub fn read_saved(what: &str) -> Ruleset {
-    let mut ruleset = Ruleset::default();
-    for family in Family::BOTH {
-        let saved = fs::read_to_string(file(&saved(what, family))).unwrap();
-        add_saved(&mut ruleset, family, &saved).unwrap();
-    }
     ruleset
 }
 

@@ -3,20 +3,39 @@
 
 pub(crate) mod dumps;
 
-use super::{Batch, Messages, NativeForm, NativeState, Observed, abi::kind, ruleset::tests::packets};
+use super::{
+    Batch, Extension, Message, Messages, NativeForm, NativeState, Observed, abi::kind, request,
+    ruleset::tests::packets,
+};
 use crate::{
     Family, Redirect, RulePlan,
-    interference::{add_saved, ruleset::Ruleset},
+    change::Change,
+    interference::{
+        add_saved,
+        ruleset::{Ruleset, TableFamily},
+    },
     render,
     routing::{self, FoundRouting},
+    rule::{Chain, Hook, Is, Match, Table},
     settings::{Key, NamespaceFacts, RawSettings, Source},
+    state::Entry,
     trace::{Detail, Rules},
 };
-use std::{fs, string::String, vec::Vec};
+use std::{fmt::Write as _, format, fs, string::String, vec::Vec};
 
 fn dump(name: &str) -> Vec<u8> {
-    let file = dumps::file(&std::format!("{name}.dump"));
+    let file = dumps::file(&format!("{name}.dump"));
     fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+/// The tables that iptables-legacy saved.
+pub(crate) fn read_saved(what: &str) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    for family in Family::BOTH {
+        let saved = fs::read_to_string(dumps::file(&dumps::saved(what, family))).unwrap();
+        add_saved(&mut ruleset, family, &saved).unwrap();
+    }
+    ruleset
 }
 
 fn observed(dump: &[u8]) -> Observed {
@@ -25,24 +44,14 @@ fn observed(dump: &[u8]) -> Observed {
     observed
 }
 
-fn text(name: &str) -> String {
-    fs::read_to_string(dumps::file(name)).unwrap()
-}
-
-fn assert_same(seen: &str, wanted: &str) {
-    let differing: Vec<_> =
-        seen.lines().zip(wanted.lines()).filter(|(seen, wanted)| seen != wanted).collect();
-    assert!(differing.is_empty() && seen.lines().count() == wanted.lines().count(), "{differing:#?}");
-}
-
 #[test]
 fn of_rules_of_others_is_seen_what_they_say() {
-    assert_same(&dumps::seen(&dumps::dumped(&dump(dumps::OF_OTHERS))), &text(dumps::SEEN));
+    dumps::assert_recorded("others.seen", &dumps::seen(&dumps::dumped(&dump(dumps::OF_OTHERS))));
 }
 
 #[test]
 fn of_rules_that_iptables_legacy_saves_is_seen_what_they_say() {
-    assert_same(&dumps::seen(&dumps::read_saved(dumps::OF_OTHERS)), &text(dumps::SEEN_OF_SAVED));
+    dumps::assert_recorded("others-saved.seen", &dumps::seen(&read_saved(dumps::OF_OTHERS)));
 }
 
 #[test]
@@ -90,8 +99,127 @@ fn native_tables_that_somebody_extended_are_put_back_as_they_were() {
 #[test]
 fn nft_is_told_what_it_understood() {
     for (name, plan) in dumps::plans() {
-        assert_same(&render::nft_text(&plan), &text(&dumps::script(name)));
+        dumps::assert_recorded(&dumps::script(name), &render::nft_text(&plan));
     }
+}
+
+#[test]
+fn people_are_told_what_each_rule_is_for() {
+    for (name, plan) in dumps::plans() {
+        dumps::assert_recorded(&format!("{name}.explained"), &render::explain(&plan));
+    }
+}
+
+/// Rules that a plan may have are known as such, and those of others are kept as they are.
+#[test]
+fn of_rules_of_others_those_that_a_plan_may_have_are_known() {
+    let observed = observed(&dump(dumps::OF_OTHERS));
+    let mut text = String::new();
+    for (family, table) in
+        Family::BOTH.into_iter().flat_map(|of| Table::ALL.iter().map(move |table| (of, *table)))
+    {
+        writeln!(text, "{family} {} {}", table.name(), observed.has_table(family, table)).unwrap();
+        for (chain, entries) in observed.state(family).chains(table) {
+            for entry in entries {
+                let known = if matches!(entry, Entry::Rule(_)) { "known" } else { "kept " };
+                writeln!(text, "{known} {chain} {entry}").unwrap();
+            }
+        }
+    }
+    dumps::assert_recorded("others.observed", &text);
+}
+
+/// What a transaction does, a message a line.
+fn told(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for message in Messages::new(bytes) {
+        let Message { kind, flags, sequence, family, .. } = message;
+        write!(text, "{kind:#x} {flags:#x} {sequence} {family}:").unwrap();
+        for (kind, value) in message.attributes() {
+            let letters = value.0.strip_suffix(b"\0").filter(|text| text.len() > 1 && text.is_ascii());
+            match letters.and_then(|letters| str::from_utf8(letters).ok()) {
+                Some(letters) if letters.chars().all(|c| c.is_ascii_graphic()) => {
+                    write!(text, " {kind}={letters}").unwrap()
+                }
+                _ => {
+                    write!(text, " {kind}=").unwrap();
+                    value.0.iter().for_each(|byte| write!(text, "{byte:02x}").unwrap());
+                }
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// From what somebody extended to a plan and back, rule by rule.
+#[test]
+fn a_transaction_says_to_the_kernel_what_is_to_be_done() {
+    let extended = observed(&dump(dumps::EXTENDED));
+    let [(_, redirect), ..] = dumps::plans();
+    let wanted = NativeState::wanted(&redirect, NativeForm::Sets);
+    let differences = extended.native().differences_to(&wanted);
+    let differences: String = differences.iter().map(|one| format!("{one}\n")).collect();
+    let of_plan = observed(&dump(&dumps::of_native("redirect", NativeForm::Sets)));
+    let nothing = NativeState::default();
+    let text = [
+        &differences,
+        "\nto the plan\n",
+        &told(&changed(&extended, &wanted).0),
+        "\nback\n",
+        &told(&changed(&of_plan, extended.native()).0),
+        "\nto nothing\n",
+        &told(&changed(&extended, &nothing).0),
+    ]
+    .concat();
+    dumps::assert_recorded("extended.told", &text);
+}
+
+/// The same in iptables' tables: what others have there stays.
+#[test]
+fn iptables_tables_are_changed_beside_rules_of_others() {
+    let others = observed(&dump(dumps::OF_OTHERS));
+    let [(_, redirect), (_, tproxy), _] = dumps::plans();
+    let mut text = String::new();
+    let of_plan = observed(&dump(&dumps::of_iptables("tproxy")));
+    for (now, plan) in [(&others, &tproxy), (&of_plan, &redirect), (&of_plan, &RulePlan::empty())] {
+        let changes =
+            Family::BOTH.map(|family| (family, Change::between(now.state(family), &plan.rules(family))));
+        let mut batch = Batch::new(now);
+        for (family, change) in &changes {
+            batch.change(*family, change).unwrap();
+        }
+        text.push_str(&told(batch.finish().unwrap().bytes()));
+        text.push('\n');
+    }
+    dumps::assert_recorded("iptables.told", &text);
+}
+
+#[test]
+fn questions_ask_the_kernel_for_what_they_say() {
+    let (chain, extension) =
+        (Chain::Hook(Hook::Output), Extension::of_match(&Match::OwnerUid(Is { value: 1, not: false })));
+    let questions = [
+        request::generation(1),
+        request::tables(2),
+        request::chains(3, Family::V6),
+        request::all_chains(4),
+        request::all_rules(5),
+        request::all_sets(6),
+        request::elements(7, TableFamily::Ip, "theirs", "set"),
+        request::elements(8, TableFamily::Ip6, "theirs", "set"),
+        request::rules(9, Family::V4, Table::Nat),
+        request::rules_of_chain(10, Family::V6, Table::Mangle, &chain),
+        request::native_chains(11),
+        request::native_rules(12, "ours"),
+        request::native_sets(13, "ours"),
+        request::native_objects(14, "ours"),
+        request::native_elements(15, "ours", "set"),
+        request::extension(16, Family::V4, extension.unwrap()),
+        request::take_lock(17, 18).unwrap(),
+        request::release_lock(19).unwrap(),
+    ];
+    dumps::assert_recorded("questions.told", &questions.map(|bytes| told(&bytes)).concat());
 }
 
 /// A plan in force, as every backend leaves it.
@@ -99,7 +227,7 @@ fn in_force(name: &str) -> [(&'static str, Ruleset); 4] {
     let dumped = |name: String| dumps::dumped(&dump(&name));
     [
         ("iptables-nft", dumped(dumps::of_iptables(name))),
-        ("iptables-legacy", dumps::read_saved(name)),
+        ("iptables-legacy", read_saved(name)),
         ("native", dumped(dumps::of_native(name, NativeForm::Plain))),
         ("native with sets", dumped(dumps::of_native(name, NativeForm::Sets))),
     ]
