@@ -225,7 +225,7 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     findings.into_sorted()
 }
 
-#[cfg(all(test, target_endian = "little"))]
+#[cfg(test)]
 mod recorded;
 #[cfg(test)]
 mod tests;

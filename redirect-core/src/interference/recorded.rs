@@ -1,6 +1,9 @@
 //! What each rule of others does to plans that are in force: the rules that a kernel dumped (`tests/dumps`), one at a time, on every hook that captured packets
 //! meet. `tests/dumps/others.found` says what was found. With `UPDATE_DUMPS=1` it is written anew, and what changes is for the review.
 
+// The dumps are those of a machine that puts the low byte first.
+#![cfg(target_endian = "little")]
+
 use super::{
     Finding, Pod, Traffic, find,
     ruleset::{Api, Base, Ruleset, SeenRule, TableFamily, TableName},

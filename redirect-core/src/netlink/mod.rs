@@ -33,8 +33,7 @@ pub(crate) mod sets;
 mod wire;
 mod xt;
 
-// The dumps are those of a machine that puts the low byte first.
-#[cfg(all(test, target_endian = "little"))]
+#[cfg(test)]
 pub(crate) mod recorded;
 #[cfg(test)]
 mod tests;
