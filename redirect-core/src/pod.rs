@@ -342,6 +342,18 @@ mod tests {
     const NOTHING: [(&str, &str); 0] = [];
 
     #[test]
+    fn each_reason_has_a_word_and_a_sentence_of_its_own() {
+        let words: BTreeSet<&str> = SkipReason::ALL.iter().map(|reason| reason.word()).collect();
+        let sentences: BTreeSet<&str> = SkipReason::ALL.iter().map(|reason| reason.explanation()).collect();
+        assert_eq!((words.len(), sentences.len()), (SkipReason::ALL.len(), SkipReason::ALL.len()));
+        assert!(
+            words.iter().all(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '_')),
+            "{words:?}"
+        );
+        assert!(sentences.iter().all(|sentence| sentence.split(' ').count() > 3), "{sentences:?}");
+    }
+
+    #[test]
     fn reasons_have_an_order() {
         let mut pod = PodFacts::sidecar(NOTHING);
         assert_eq!(pod.skip_reason(), None);

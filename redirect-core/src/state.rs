@@ -386,6 +386,25 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_that_is_left_alone_is_the_meshs_only_as_a_plan_says_it() {
+        let owns = |table: &str, rule: &str| {
+            let chain = ":ISTIO_INBOUND - [0:0]\n-A ISTIO_INBOUND -p tcp -j RETURN\n";
+            let state = rule_state(&std::format!("*{table}\n{chain}-A PREROUTING {rule}\nCOMMIT\n")).unwrap();
+            let table = Table::named(table).unwrap();
+            let prerouting = Chain::Hook(Hook::Prerouting);
+            let [entry] = state.rules(table, &prerouting) else { panic!("one rule") };
+            state.owns(table, &prerouting, entry)
+        };
+        assert!(owns("nat", "-i eth9 -j RETURN"));
+        assert!(owns("mangle", "-i eth9 -j RETURN"));
+        // No plan puts one into raw, inverts it, or looks at the other end.
+        assert!(!owns("raw", "-i eth9 -j RETURN"));
+        assert!(!owns("mangle", "! -i eth9 -j RETURN"));
+        assert!(!owns("mangle", "-o eth9 -j RETURN"));
+        assert!(!owns("mangle", "-i eth9 -j ACCEPT"));
+    }
+
+    #[test]
     fn a_change_may_touch_chains_of_the_mesh_and_built_in_ones_that_have_rules() {
         let mut state = nat(
             ":ISTIO_OUTPUT - [0:0]\n:DOCKER - [0:0]\n-A DOCKER -p tcp -j RETURN\n-A OUTPUT -j ISTIO_OUTPUT\n",

@@ -6,7 +6,7 @@
 
 use super::{
     Finding, Pod, Traffic, find,
-    ruleset::{Api, Base, Ruleset, SeenRule, TableFamily, TableName},
+    ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName, TableState},
 };
 use crate::{
     Family, RulePlan,
@@ -19,12 +19,8 @@ const fn base(hook: Hook, priority: i32, is_nat: bool) -> Base {
     Base { hook, priority, is_nat, drops: false, reroutes: false }
 }
 
-/// Where rules hang: before a plan's, and behind them. The two of a group do not see each other's packets.
+/// Where rules hang: address translation beside a plan's own, for one that redirects, and all else before and behind one that hands over to TPROXY.
 const PLACES: [(&str, [Base; 3]); 2] = [
-    (
-        "first",
-        [base(Hook::Prerouting, -310, false), base(Hook::Output, -310, false), base(Hook::Input, 10, false)],
-    ),
     (
         "nat",
         [
@@ -32,6 +28,10 @@ const PLACES: [(&str, [Base; 3]); 2] = [
             base(Hook::Output, -110, true),
             base(Hook::Postrouting, 10, false),
         ],
+    ),
+    (
+        "first",
+        [base(Hook::Prerouting, -310, false), base(Hook::Output, -310, false), base(Hook::Input, 10, false)],
     ),
 ];
 
@@ -57,7 +57,7 @@ fn beside(
     ruleset
 }
 
-/// Such as `output: does drop outbound v4`; a hook's letter, and what is found there.
+/// Such as `Output Does Drops [OutboundV4]`.
 fn words(finding: &Finding) -> String {
     let traffic = |(family, traffic): &(Family, Traffic)| format!("{traffic:?}{family:?}");
     let traffic: Vec<_> = finding.traffic.iter().map(traffic).collect();
@@ -88,9 +88,7 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
                 continue;
             }
             text.push_str(&format!("{rule}\n"));
-            for ((plan_name, plan, in_force), (place, bases)) in
-                plans.iter().flat_map(|plan| PLACES.iter().map(move |place| (plan, place)))
-            {
+            for ((plan_name, plan, in_force), (place, bases)) in plans.iter().zip(&PLACES) {
                 let findings = find(&beside(in_force, theirs, &others, rule, bases), plan, &pod);
                 for finding in findings.iter().filter(|finding| finding.place.table.name == "theirs") {
                     text.push_str(&format!("\t{plan_name} {place}: {}\n", words(finding)));
@@ -99,4 +97,23 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
         }
     }
     dumps::assert_recorded("others.found", &text);
+}
+
+/// Connections to other addresses than those the pod is known by are not what the mesh is there for.
+#[test]
+fn addresses_that_every_pod_has_are_not_judged() {
+    let [(name, plan), ..] = dumps::plans();
+    let (in_force, theirs) = (read_saved(name), TableFamily::Inet);
+    let theirs = TableName { api: Api::NfTables, family: theirs, name: "others".into() };
+    let others = Ruleset { tables: [(theirs.clone(), TableState::default())].into(), ..Ruleset::default() };
+    let drop = SeenRule { statements: [Statement::Drop].into(), ..SeenRule::default() };
+    let ruleset = beside(&in_force, &theirs, &others, &drop, &PLACES[1].1);
+    let found = |address: &str| {
+        let findings =
+            find(&ruleset, &plan, &Pod { addresses: &[address.parse().unwrap()], interfaces: &[] });
+        findings.iter().filter(|finding| finding.place.table.name == "theirs").count()
+    };
+    assert_eq!(["10.1.0.2", "fd00::2"].map(found), [2, 2]);
+    let everywhere = ["127.0.0.1", "0.0.0.0", "169.254.7.7", "::1", "::", "fe80::7", "::6"];
+    assert_eq!(everywhere.map(found), [0; 7]);
 }

@@ -316,7 +316,7 @@ pub mod ct {
 /// Bits of the state of a connection, the same in the ct expression and in xt's conntrack match.
 pub mod state {
     pub const INVALID: u32 = 1;
-    pub const RELATED_OR_ESTABLISHED: u32 = 2 | 4;
+    pub const RELATED_OR_ESTABLISHED: u32 = 6;
 }
 
 /// Directions of the ct expression (`ip_conntrack_dir`).

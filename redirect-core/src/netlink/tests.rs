@@ -228,6 +228,7 @@ fn a_transaction_declares_what_is_missing_and_nothing_else() {
     let change = Change::rewriting(observed.state(Family::V4), &rules);
     let mut batch = Batch::new(&observed);
     batch.change(Family::V4, &change).unwrap();
+    assert!(!batch.is_empty() && Batch::new(&nothing).is_empty());
     let second = batch.finish().unwrap();
     let declares = |message: &Message<'_>| matches!(message.kind, kind::NEW_TABLE | kind::NEW_CHAIN);
     assert_eq!(Messages::new(second.bytes()).filter(declares).count(), 0);

@@ -7,8 +7,11 @@
 pub(crate) mod dumps;
 
 use super::{
-    Batch, Extension, Message, Messages, NativeForm, NativeState, Observed, abi::kind, request,
+    Batch, Extension, Message, Messages, NativeForm, NativeState, Observed,
+    abi::{attribute, family, kind},
+    decode, request,
     ruleset::tests::packets,
+    wire::Attribute,
 };
 use crate::{
     Family, Redirect, RulePlan,
@@ -132,6 +135,29 @@ fn of_rules_of_others_those_that_a_plan_may_have_are_known() {
     dumps::assert_recorded("others.observed", &text);
 }
 
+/// Rules of plans as nf_tables' own expressions, which newer versions of iptables write for more and more of them.
+#[test]
+fn native_expressions_are_read_as_rules_of_plans_too() {
+    let mut text = String::new();
+    let plans = dumps::plans().map(|(name, _)| dumps::of_native(name, NativeForm::Plain));
+    for name in plans.into_iter().chain([dumps::OF_OTHERS.into()]) {
+        let dump = dump(&name);
+        writeln!(text, "{name}").unwrap();
+        for rule in
+            Messages::new(&dump).filter(|rule| (rule.kind, rule.family) == (kind::NEW_RULE, family::INET))
+        {
+            let list = rule.attributes().find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
+            let read = Family::BOTH.map(|family| {
+                decode::rule(list.attributes(), family)
+                    .map_or_else(|| "-".into(), |rule| render::rule_text(&rule))
+            });
+            writeln!(text, "\t{}", if read[0] == read[1] { read[0].clone() } else { read.join(" | ") })
+                .unwrap();
+        }
+    }
+    dumps::assert_recorded("native.decoded", &text);
+}
+
 /// What a transaction does, a message a line.
 fn told(bytes: &[u8]) -> String {
     let mut text = String::new();
@@ -142,7 +168,7 @@ fn told(bytes: &[u8]) -> String {
             let letters = value.0.strip_suffix(b"\0").filter(|text| text.len() > 1 && text.is_ascii());
             match letters.and_then(|letters| str::from_utf8(letters).ok()) {
                 Some(letters) if letters.chars().all(|c| c.is_ascii_graphic()) => {
-                    write!(text, " {kind}={letters}").unwrap()
+                    write!(text, " {kind}={letters}").unwrap();
                 }
                 _ => {
                     write!(text, " {kind}=").unwrap();
