@@ -416,3 +416,6 @@ impl RulesStep {
         by_programs.into_iter().chain(transaction).collect()
     }
 }
+
+#[cfg(test)]
+mod recorded;

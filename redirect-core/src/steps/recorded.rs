@@ -1,0 +1,98 @@
+//! The steps from every configuration to every other are those that `tests/dumps/steps.told` says. With `UPDATE_DUMPS=1` it is written anew, and what changes
+//! is for the review.
+
+// The dumps beside it are those of a machine that puts the low byte first.
+#![cfg(target_endian = "little")]
+
+use super::{Goal, Observation, PerFamily, RulesIn, Step, between};
+use crate::{
+    Family, RulePlan,
+    change::Change,
+    netlink::{NativeForm, NativeState, recorded::dumps},
+    options::Variant,
+    routing::{self, FoundRouting},
+};
+use std::{fmt::Write as _, format, string::String, vec::Vec};
+
+const PLACES: [(&str, RulesIn); 4] = [
+    ("nft", RulesIn::Iptables(Variant::Nft)),
+    ("legacy", RulesIn::Iptables(Variant::Legacy)),
+    ("native", RulesIn::Native(NativeForm::Plain)),
+    ("sets", RulesIn::Native(NativeForm::Sets)),
+];
+
+/// What a namespace holds when a plan is in force.
+fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
+    let rules = |family| plan.rules(family).state().clone();
+    let both = PerFamily { v4: rules(Family::V4), v6: rules(Family::V6) };
+    let routing = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
+    let nothing = Observation { routing, ..Observation::default() };
+    match rules_in {
+        RulesIn::Iptables(Variant::Nft) => Observation { nft: both, ..nothing },
+        RulesIn::Iptables(Variant::Legacy) => Observation { legacy: both, ..nothing },
+        RulesIn::Native(form) => Observation { native: NativeState::wanted(plan, form), ..nothing },
+    }
+}
+
+/// A change as its tables, each with how many steps it takes.
+fn tables(family: Family, change: &Change) -> String {
+    let tables: Vec<_> =
+        change.tables.iter().map(|table| format!("{} {}", table.table.name(), table.steps.len())).collect();
+    format!("{family} [{}]", tables.join(", "))
+}
+
+fn words(step: &Step) -> String {
+    match step {
+        Step::AddRouting(item) => format!("add {item}"),
+        Step::Condemn(found) => format!("condemn {found}"),
+        Step::Restore(variant, family, change) => {
+            format!("restore {} {}", variant.name(), tables(*family, change))
+        }
+        Step::Grace => "wait".into(),
+        Step::ForgetClosed => "forget closed connections".into(),
+        Step::RemoveRouting(found) => format!("remove {found}"),
+        Step::Transaction(transaction) => {
+            let mut words = String::from("transaction");
+            for (family, change) in &transaction.iptables {
+                write!(words, " {}", tables(*family, change)).unwrap();
+            }
+            if let Some(native) = &transaction.native {
+                let names: Vec<&str> = native.names().collect();
+                write!(words, " native [{}]", names.join(", ")).unwrap();
+                for (set, table) in native.sets() {
+                    write!(words, " {table} {set}").unwrap();
+                }
+            }
+            words
+        }
+    }
+}
+
+#[test]
+fn from_every_configuration_to_every_other_the_steps_are_those_recorded() {
+    let mut configurations: Vec<(String, RulePlan, RulesIn)> = Vec::new();
+    for (name, plan) in dumps::plans().into_iter().filter(|(name, _)| *name != "strict") {
+        let at = |(place, rules_in)| (format!("{name} {place}"), plan.clone(), rules_in);
+        configurations.extend(PLACES.map(at));
+    }
+    configurations.push(("nothing".into(), RulePlan::empty(), PLACES[0].1));
+    let mut text = String::new();
+    for (from_name, from, from_place) in &configurations {
+        let observed = in_force(from, *from_place);
+        for (to_name, to, to_place) in &configurations {
+            let goal = Goal::new(to, *to_place);
+            let ways = [
+                ("", goal),
+                (", all anew", Goal { force: true, ..goal }),
+                (", by programs", Goal { nft_in_transaction: false, ..goal }),
+            ];
+            for (how, goal) in ways {
+                writeln!(text, "{from_name} to {to_name}{how}").unwrap();
+                between(&observed, &goal)
+                    .iter()
+                    .for_each(|step| writeln!(text, "\t{}", words(step)).unwrap());
+            }
+        }
+    }
+    dumps::assert_recorded("steps.told", &text);
+}
