@@ -226,6 +226,6 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod recorded;
+pub(crate) mod recorded;
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,7 @@ const fn base(hook: Hook, priority: i32, is_nat: bool) -> Base {
 }
 
 /// Where rules hang: address translation beside a plan's own, for one that redirects, and all else before and behind one that hands over to TPROXY.
-const PLACES: [(&str, [Base; 3]); 2] = [
+pub(crate) const PLACES: [(&str, [Base; 3]); 2] = [
     (
         "nat",
         [
@@ -36,7 +36,7 @@ const PLACES: [(&str, [Base; 3]); 2] = [
 ];
 
 /// The rules in force with one of others in these places, in a table with everything it may lead to.
-fn beside(
+pub(crate) fn beside(
     in_force: &Ruleset,
     theirs: &TableName,
     others: &Ruleset,

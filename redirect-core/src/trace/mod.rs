@@ -457,4 +457,6 @@ impl core::fmt::Display for Fate {
 }
 
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
 mod tests;
