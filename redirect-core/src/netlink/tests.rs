@@ -2,7 +2,7 @@
 
 use super::{
     Batch, BatchError, Messages, NativeForm, NativeState, Observed, Obstacle,
-    abi::{attribute, flags, kind, meta},
+    abi::{self, attribute, flags, kind, meta},
     decode,
     expression::Expressions,
     iptables,
@@ -230,6 +230,8 @@ fn a_transaction_declares_what_is_missing_and_nothing_else() {
     batch.change(Family::V4, &change).unwrap();
     assert!(!batch.is_empty() && Batch::new(&nothing).is_empty());
     let second = batch.finish().unwrap();
+    assert!(second.part(1).is_none() && second.part(2).is_some(), "the first message begins the transaction");
+    assert!(second.part(second.confirmed()).is_some() && second.part(second.confirmed() + 1).is_none());
     let declares = |message: &Message<'_>| matches!(message.kind, kind::NEW_TABLE | kind::NEW_CHAIN);
     assert_eq!(Messages::new(second.bytes()).filter(declares).count(), 0);
 }
@@ -279,6 +281,35 @@ fn what_keeps_a_table_from_acting_is_told_with_a_remedy() {
     );
     let owned = Obstacle::Owned { table, owner: 4711 }.to_string();
     assert!(owned.contains("table ip nat is owned") && owned.contains("4711"), "{owned}");
+}
+
+#[test]
+fn tables_that_are_dormant_or_owned_are_named_with_their_family() {
+    let mut observed = Observed::at(1);
+    let mut tell = |family, name: &str, flags, owner: Option<u32>| {
+        let mut writer = Writer::default();
+        writer.message(Head { kind: kind::NEW_TABLE, flags: 0, sequence: 0, family, resource: 0 }, |body| {
+            body.text(attribute::table::NAME, name);
+            body.u32(attribute::table::FLAGS, flags);
+            if let Some(owner) = owner {
+                body.u32(attribute::table::OWNER, owner);
+            }
+        });
+        observed.take(&Messages::new(&writer.finish().unwrap()).next().unwrap());
+    };
+    tell(abi::family::IPV4, "nat", 3, Some(4711));
+    tell(abi::family::IPV6, "mangle", 1, None);
+    tell(abi::family::INET, "istio-proxy-nat", 1, None);
+    tell(abi::family::IPV4, "raw", 2, None);
+    tell(abi::family::IPV4, "filter", 1, None);
+    tell(abi::family::INET, "theirs", 1, None);
+    let dormant = |table: &str| Obstacle::Dormant { table: table.into() };
+    let owned = Obstacle::Owned { table: "ip nat".into(), owner: 4711 };
+    let wanted = [dormant("inet istio-proxy-nat"), dormant("ip nat"), dormant("ip6 mangle"), owned];
+    assert_eq!(observed.obstacles().cloned().collect::<Vec<_>>(), wanted);
+    let families = Family::BOTH
+        .map(|family| Table::ALL.iter().filter(|table| observed.has_table(family, **table)).count());
+    assert_eq!(families, [2, 1]);
 }
 
 #[test]
