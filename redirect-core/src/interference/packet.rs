@@ -34,7 +34,7 @@ pub(super) struct Packet {
 }
 
 /// How many combinations of values are tried; each has two ends.
-const MOST_AMONG: usize = 6;
+pub(super) const MOST_AMONG: usize = 6;
 /// SYN alone.
 const FIRST_FLAGS: u8 = 2;
 
@@ -68,7 +68,7 @@ impl Packet {
 
     /// Whether it has one of these combinations of values, or none of them; `None` where that cannot be told, or where
     /// packets with all of them are too many to be tried.
-    fn is_among(&self, is: &Is<Among>) -> Option<bool> {
+    pub(super) fn is_among(&self, is: &Is<Among>) -> Option<bool> {
         let among = &is.value;
         if among.values.len() > MOST_AMONG {
             return None;

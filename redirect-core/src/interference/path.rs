@@ -2,7 +2,7 @@
 
 use super::{
     Effect, Finding, Place, Pod, Severity, Traffic,
-    packet::{Act, Capture, DEEPEST, Packet},
+    packet::{Act, Capture, DEEPEST, MOST_AMONG, Packet},
     ruleset::{Base, ChainState, Condition, Ruleset, Statement, TableFamily, TableName, TableState},
     traffic::Flow,
     visit::{End, Visit},
@@ -10,7 +10,7 @@ use super::{
 use crate::{
     plan::FamilyRules,
     render::{NFT_TABLES, nft_chain_name, nft_table},
-    rule::{Chain, Hook},
+    rule::{Chain, Hook, Is},
     values::Family,
 };
 use alloc::{
@@ -270,15 +270,14 @@ impl<'a> Search<'a, '_> {
 
     /// Adds packets that the rules of a station are about.
     fn aim(&mut self, station: &Station<'a>, packets: &mut Vec<Packet>) {
-        let mut path = Vec::new();
-        self.aim_at(station, station.hooked.chain, &mut path, 0, packets);
+        self.aim_at(station, station.hooked.chain, &[], 0, packets);
     }
 
     fn aim_at(
         &mut self,
         station: &Station<'a>,
         chain: &'a ChainState,
-        path: &mut Vec<&'a Condition>,
+        path: &[&Condition],
         depth: usize,
         packets: &mut Vec<Packet>,
     ) {
@@ -288,30 +287,47 @@ impl<'a> Search<'a, '_> {
                 return;
             }
             *self.steps = self.steps.saturating_sub(1);
-            let before = path.len();
-            path.extend(&rule.conditions);
+            let path: Vec<&Condition> = path.iter().copied().chain(&rule.conditions).collect();
             for statement in &rule.statements {
-                if let Statement::Jump(to) | Statement::Goto(to) = statement {
-                    let chain = station.hooked.table.chains.get(to);
-                    // The kernel refuses loops, and chains that go deeper.
-                    let followed = depth < DEEPEST && !jumps_to_the_mesh(statement);
-                    if let Some(chain) = chain.filter(|_| followed) {
-                        self.aim_at(station, chain, path, depth.saturating_add(1), packets);
+                match statement {
+                    Statement::Map(map) if map.among.values.len() <= MOST_AMONG => {
+                        for (among, verdict) in map.each() {
+                            let found = Condition::Among(Is { value: among, not: false });
+                            let path: Vec<&Condition> = path.iter().copied().chain([&found]).collect();
+                            self.aim_at_statement(station, verdict, &path, depth, packets);
+                        }
                     }
+                    _ => self.aim_at_statement(station, statement, &path, depth, packets),
                 }
             }
-            let interferes = rule.statements.iter().any(|one| station.is_worth_a_try(one));
-            // Without a condition any packet will do.
-            if interferes && !path.is_empty() {
-                let view = |packet: &Packet, capture| station.stage.view(packet, capture);
-                for packet in self.flow.aimed(path, &view) {
-                    if !packets.contains(&packet) {
-                        packets.push(packet);
-                    }
-                }
-                *self.steps = self.steps.saturating_sub(50);
+        }
+    }
+
+    fn aim_at_statement(
+        &mut self,
+        station: &Station<'a>,
+        statement: &'a Statement,
+        path: &[&Condition],
+        depth: usize,
+        packets: &mut Vec<Packet>,
+    ) {
+        if let Statement::Jump(to) | Statement::Goto(to) = statement {
+            let chain = station.hooked.table.chains.get(to);
+            // The kernel refuses loops, and chains that go deeper.
+            let followed = depth < DEEPEST && !jumps_to_the_mesh(statement);
+            if let Some(chain) = chain.filter(|_| followed) {
+                self.aim_at(station, chain, path, depth.saturating_add(1), packets);
             }
-            path.truncate(before);
+        }
+        // Without a condition any packet will do.
+        if station.is_worth_a_try(statement) && !path.is_empty() {
+            let view = |packet: &Packet, capture| station.stage.view(packet, capture);
+            for packet in self.flow.aimed(path, &view) {
+                if !packets.contains(&packet) {
+                    packets.push(packet);
+                }
+            }
+            *self.steps = self.steps.saturating_sub(50);
         }
     }
 

@@ -2,11 +2,11 @@
 
 use super::{
     Effect, Place, Severity,
-    packet::{Capture, DEEPEST, Packet},
+    packet::{Capture, DEEPEST, MOST_AMONG, Packet},
     path::{Hooked, Position, Search, Stage, Station, is_native, leads_to},
-    ruleset::{ChainState, SeenRule, Statement},
+    ruleset::{ChainState, SeenRule, Statement, VerdictMap},
 };
-use crate::rule::{Chain, Hook};
+use crate::rule::{Chain, Hook, Is};
 use alloc::string::{String, ToString};
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
@@ -170,7 +170,8 @@ impl<'a> Visit<'_, 'a, '_> {
                 self.note(place, rule, Effect::Rewrites);
                 End::Next
             }
-            // What is in a map names more packets than are tried.
+            Statement::Map(map) if map.among.values.len() <= MOST_AMONG => self.map(map, rule, place, depth),
+            // What is in a large map names more packets than are tried.
             Statement::Map(_) | Statement::Unknown(_) => {
                 self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
                 End::Next
@@ -197,6 +198,27 @@ impl<'a> Visit<'_, 'a, '_> {
             Some((name, chain)) => self.chain(name, chain, depth.saturating_add(1)),
             None => End::Next,
         }
+    }
+
+    /// What a map says of the packet.
+    fn map(&mut self, map: &'a VerdictMap, rule: &'a SeenRule, place: Place, depth: usize) -> End {
+        let conditional = self.conditional;
+        for (among, verdict) in map.each() {
+            let met = self.packet.is_among(&Is { value: among, not: false });
+            if met == Some(false) {
+                continue;
+            }
+            self.conditional |= met.is_none();
+            let end = self.statement(verdict, rule, place.clone(), depth);
+            self.conditional = conditional;
+            match (end, met) {
+                (end, Some(_)) => return end,
+                (End::Next, None) => {}
+                // Whether it was found is not known; everything behind it is reached only perhaps.
+                (End::Returned | End::Left | End::Own | End::Gone, None) => self.sure = false,
+            }
+        }
+        End::Next
     }
 
     /// A rule that ends the chain the mesh's rules are in.
