@@ -289,15 +289,16 @@ impl<'a> Search<'a, '_> {
             *self.steps = self.steps.saturating_sub(1);
             let path: Vec<&Condition> = path.iter().copied().chain(&rule.conditions).collect();
             for statement in &rule.statements {
-                match statement {
-                    Statement::Map(map) if map.among.values.len() <= MOST_AMONG => {
-                        for (among, verdict) in map.each() {
-                            let found = Condition::Among(Is { value: among, not: false });
-                            let path: Vec<&Condition> = path.iter().copied().chain([&found]).collect();
-                            self.aim_at_statement(station, verdict, &path, depth, packets);
-                        }
+                if let Statement::Map(map) = statement
+                    && map.among.values.len() <= MOST_AMONG
+                {
+                    for (among, verdict) in map.each() {
+                        let found = Condition::Among(Is { value: among, not: false });
+                        let path: Vec<&Condition> = path.iter().copied().chain([&found]).collect();
+                        self.aim_at_statement(station, verdict, &path, depth, packets);
                     }
-                    _ => self.aim_at_statement(station, statement, &path, depth, packets),
+                } else {
+                    self.aim_at_statement(station, statement, &path, depth, packets);
                 }
             }
         }

@@ -170,7 +170,7 @@ impl<'a> Visit<'_, 'a, '_> {
                 self.note(place, rule, Effect::Rewrites);
                 End::Next
             }
-            Statement::Map(map) if map.among.values.len() <= MOST_AMONG => self.map(map, rule, place, depth),
+            Statement::Map(map) if map.among.values.len() <= MOST_AMONG => self.map(map, rule, &place, depth),
             // What is in a large map names more packets than are tried.
             Statement::Map(_) | Statement::Unknown(_) => {
                 self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
@@ -201,7 +201,7 @@ impl<'a> Visit<'_, 'a, '_> {
     }
 
     /// What a map says of the packet.
-    fn map(&mut self, map: &'a VerdictMap, rule: &'a SeenRule, place: Place, depth: usize) -> End {
+    fn map(&mut self, map: &'a VerdictMap, rule: &'a SeenRule, place: &Place, depth: usize) -> End {
         let conditional = self.conditional;
         for (among, verdict) in map.each() {
             let met = self.packet.is_among(&Is { value: among, not: false });
