@@ -108,6 +108,7 @@ fn files() -> Result<Files> {
     for (number, recorded) in pods.iter().step_by(EVERY_POD).enumerate() {
         seeds.pod(number, recorded)?;
     }
+    seeds.dumps()?;
     seeds.texts();
     seeds.0.insert("words/settings.dict".into(), dictionary(&words()?));
     seeds.0.insert("words/http.dict".into(), dictionary(&strings(HTTP_WORDS)));
@@ -120,6 +121,28 @@ struct Seeds(Files);
 impl Seeds {
     fn add(&mut self, target: &str, name: &str, content: impl Into<Vec<u8>>) {
         self.0.insert(format!("seeds/{target}/{RECORDED}{name}").into(), content.into());
+    }
+
+    /// What a kernel answered about rules of others, in pieces of whole messages.
+    fn dumps(&mut self) -> Result<()> {
+        const PIECE: usize = 8 << 10;
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redirect-core/tests/dumps");
+        for name in ["extended", "others"] {
+            let dump = fs::read(folder.join(name).with_extension("dump"))?;
+            let (mut pieces, mut rest) = (vec![Vec::new()], dump.as_slice());
+            while let Some(length) = rest.first_chunk().copied().map(u32::from_ne_bytes) {
+                let (message, behind) = rest.split_at(usize::try_from(length)?.next_multiple_of(4));
+                if pieces.last().is_some_and(|piece: &Vec<u8>| piece.len() + message.len() > PIECE) {
+                    pieces.push(Vec::new());
+                }
+                pieces.last_mut().context("a piece")?.extend(message);
+                rest = behind;
+            }
+            for (number, piece) in pieces.into_iter().enumerate() {
+                self.add("netlink_answers", &format!("dump-{name}-{number}"), piece);
+            }
+        }
+        Ok(())
     }
 
     /// A run of the program: its command line, its settings, and what the kernel held afterwards.
