@@ -445,6 +445,8 @@ fn any_number_of_rules_is_bounded() {
     }
     let findings = found(&plan, &others);
     assert_eq!(findings.iter().map(|finding| finding.effect).collect::<Vec<_>>(), vec![Unfollowed]);
+    let place = Place { rule: None, hook: None, chain: String::new(), ..findings[0].place.clone() };
+    assert_eq!(findings[0].place, place, "it is about no single chain");
 }
 
 proptest::proptest! {

@@ -8,6 +8,7 @@ use super::{Goal, Observation, PerFamily, RulesIn, Step, between};
 use crate::{
     Family, RulePlan,
     change::Change,
+    differences::Differences,
     netlink::{NativeForm, NativeState, recorded::dumps},
     options::Variant,
     routing::{self, FoundRouting},
@@ -68,14 +69,39 @@ fn words(step: &Step) -> String {
     }
 }
 
-#[test]
-fn from_every_configuration_to_every_other_the_steps_are_those_recorded() {
-    let mut configurations: Vec<(String, RulePlan, RulesIn)> = Vec::new();
+/// Every plan in every place, and no plan.
+fn configurations() -> Vec<(String, RulePlan, RulesIn)> {
+    let mut configurations = Vec::new();
     for (name, plan) in dumps::plans().into_iter().filter(|(name, _)| *name != "strict") {
-        let at = |(place, rules_in)| (format!("{name} {place}"), plan.clone(), rules_in);
-        configurations.extend(PLACES.map(at));
+        configurations
+            .extend(PLACES.map(|(place, rules_in)| (format!("{name} {place}"), plan.clone(), rules_in)));
     }
     configurations.push(("nothing".into(), RulePlan::empty(), PLACES[0].1));
+    configurations
+}
+
+/// What is told where one plan is in force and another is wanted: all of it for some, and the first of it for all.
+#[test]
+fn what_is_not_as_planned_is_told_as_recorded() {
+    let mut text = String::new();
+    for (from_name, from, from_place) in &configurations() {
+        let observed = in_force(from, *from_place);
+        for (to_name, to, to_place) in &configurations() {
+            let differences = Differences::between(&observed, to, *to_place);
+            writeln!(text, "{from_name} where {to_name} is wanted: {differences}").unwrap();
+            if ["redirect nft", "redirect sets", "tproxy nft"].contains(&to_name.as_str())
+                && *from_name != *to_name
+            {
+                differences.iter().for_each(|one| writeln!(text, "\t{one}").unwrap());
+            }
+        }
+    }
+    dumps::assert_recorded("differences.told", &text);
+}
+
+#[test]
+fn from_every_configuration_to_every_other_the_steps_are_those_recorded() {
+    let configurations = configurations();
     let mut text = String::new();
     for (from_name, from, from_place) in &configurations {
         let observed = in_force(from, *from_place);
