@@ -259,6 +259,15 @@ fn another_chain_that_goes_first_is_found() {
                 &[(Does, "theirs pre 1", Drops, &[Inbound, Outbound, ProxyToSelf])],
             ),
             (
+                "*inet/theirs\n:pre prerouting -201 filter\n-A pre -p tcp -j CT --notrack",
+                &[(Does, "theirs pre 1", Untracks, &[Inbound])],
+            ),
+            (
+                "*inet/theirs\n:pre prerouting -200 filter\n-A pre -p tcp -j CT --notrack",
+                &[(May, "theirs pre 1", Untracks, &[Inbound])],
+            ),
+            ("*inet/theirs\n:pre prerouting -199 filter\n-A pre -p tcp -j CT --notrack", NOTHING),
+            (
                 "*raw\n-I PREROUTING -p tcp -j CT --notrack",
                 &[(Does, "raw PREROUTING 1", Untracks, &[Inbound])],
             ),

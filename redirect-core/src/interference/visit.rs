@@ -8,6 +8,7 @@ use super::{
 };
 use crate::rule::{Chain, Hook, Is};
 use alloc::string::{String, ToString};
+use core::cmp::Ordering;
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
 const TRACKING: i32 = -200;
@@ -241,9 +242,14 @@ impl<'a> Visit<'_, 'a, '_> {
     }
 
     fn untrack(&mut self, place: Place, rule: &SeenRule) {
-        let before = self.station.stage == Stage::Original && self.station.hooked.base.priority < TRACKING;
-        if before && matches!(self.capture, Capture::Redirect(_)) {
-            self.note(place, rule, Effect::Untracks);
+        let severity = match self.station.hooked.base.priority.cmp(&TRACKING) {
+            Ordering::Less => self.severity(),
+            // Which of the two is asked first is not known.
+            Ordering::Equal => Severity::May,
+            Ordering::Greater => return,
+        };
+        if self.station.stage == Stage::Original && matches!(self.capture, Capture::Redirect(_)) {
+            self.search.note(severity, place, rule.to_string(), Effect::Untracks);
         }
     }
 

@@ -451,6 +451,18 @@ mod tests {
     }
 
     #[test]
+    fn states_agree_in_the_tables_that_are_the_same() {
+        let [one, other] = ["1,2", "3"].map(|ports| NativeState::wanted(&plan(ports), NativeForm::Sets));
+        let agree = |one: &NativeState, other: &NativeState| {
+            Table::ALL.iter().copied().filter(|table| one.agrees_in(other, *table)).collect::<Vec<_>>()
+        };
+        assert_eq!(agree(&one, &one), Table::ALL);
+        assert_eq!(agree(&one, &other), [Table::Raw, Table::Mangle]);
+        assert_eq!(agree(&one, &NativeState::default()), [Table::Raw, Table::Mangle]);
+        assert_eq!(agree(&NativeState::default(), &one), [Table::Raw, Table::Mangle]);
+    }
+
+    #[test]
     fn a_sleeping_table_and_another_policy_are_differences() {
         let wanted = NativeState::wanted(&plan("1"), NativeForm::Plain);
         for table in NFT_TABLES.into_iter().filter(|name| wanted.tables.contains_key(*name)) {
