@@ -27,7 +27,7 @@ use crate::{
     state::Entry,
     trace::{Detail, Rules},
 };
-use std::{fmt::Write as _, format, fs, string::String, vec::Vec};
+use std::{collections::BTreeSet, fmt::Write as _, format, fs, string::String, vec::Vec};
 
 fn dump(name: &str) -> Vec<u8> {
     let file = dumps::file(&format!("{name}.dump"));
@@ -291,4 +291,63 @@ fn a_packet_is_traced_through_a_plan_in_force_as_through_the_plan() {
             }
         }
     }
+}
+
+/// Whose module is missing is told by the name that the kernel knows it by.
+#[test]
+fn every_extension_that_plans_need_is_named_with_its_module() {
+    let rules = dumps::plans().into_iter().flat_map(|(_, plan)| plan.planned_rules().to_vec());
+    let needed: BTreeSet<String> = rules
+        .flat_map(|planned| super::extensions(planned.rule()).collect::<Vec<_>>())
+        .map(|one| format!("{} {} {} {}", one.name, one.revision, one.is_target, one.module()))
+        .collect();
+    let wanted = [
+        "CONNMARK 2 true xt_connmark",
+        "CT 2 true xt_CT",
+        "MARK 2 true xt_mark",
+        "REDIRECT 0 true xt_REDIRECT",
+        "TPROXY 1 true xt_TPROXY",
+        "connmark 1 false xt_connmark",
+        "conntrack 3 false xt_conntrack",
+        "multiport 1 false xt_multiport",
+        "owner 1 false xt_owner",
+    ];
+    assert_eq!(needed.iter().map(String::as_str).collect::<Vec<_>>(), wanted);
+}
+
+/// What parts of a transaction are told as, where the kernel refuses them.
+#[test]
+fn parts_of_a_transaction_are_told_by_what_they_are_about() {
+    let now = observed(&dump(&dumps::of_iptables("tproxy")));
+    let [(_, redirect), ..] = dumps::plans();
+    let changes =
+        Family::BOTH.map(|family| (family, Change::between(now.state(family), &redirect.rules(family))));
+    let native = NativeState::wanted(&redirect, NativeForm::Sets);
+    let mut batch = Batch::new(&now);
+    for (family, change) in &changes {
+        batch.change(*family, change).unwrap();
+    }
+    batch.native_change(now.native(), &native);
+    let finished = batch.finish().unwrap();
+    let mut text = String::new();
+    for part in (1..=finished.confirmed()).filter_map(|sequence| finished.part(sequence)) {
+        let needs: Vec<_> = part.extensions().iter().map(|(of, one)| format!(" {of} {}", one.name)).collect();
+        writeln!(text, "{part}{}", needs.concat()).unwrap();
+    }
+    dumps::assert_recorded("parts.told", &text);
+}
+
+#[test]
+fn only_what_a_change_may_touch_tells_two_looks_apart() {
+    let look = || observed(&dump(&dumps::of_iptables("tproxy")));
+    assert!(look().reads_like(&look().of_any_generation()));
+    let native = observed(&dump(&dumps::of_native("tproxy", NativeForm::Plain)));
+    let others = observed(&dump(dumps::OF_OTHERS));
+    for one in [&native, &others, &Observed::at(1)] {
+        assert!(one.reads_like(one) && !one.reads_like(&look()) && !look().reads_like(one));
+    }
+    // Each side by itself: rules alone, and native tables alone.
+    assert!(!native.reads_like(&Observed::at(1)) && !others.reads_like(&Observed::at(1)));
+    let asleep = observed(&dump(dumps::EXTENDED));
+    assert!(!asleep.reads_like(&native) && asleep.reads_like(&observed(&dump(dumps::EXTENDED))));
 }
