@@ -140,6 +140,8 @@ impl RawSettings {
 }
 
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
 mod tests {
     use super::*;
 
