@@ -234,6 +234,20 @@ mod tests {
     }
 
     #[test]
+    fn a_variable_may_be_two_letters_longer_or_shorter_than_the_one_that_is_meant() {
+        let meant =
+            |given: &'static str| misspelt_variables([given], |_| true).first().and_then(|one| one.meant);
+        for given in
+            ["ISTIO_INBOUND_PORTSXY", "ISTIO_INBOUND_PORTSX", "ISTIO_INBOUND_PORT", "ISTIO_INBOUND_POR"]
+        {
+            assert_eq!(meant(given), Some("ISTIO_INBOUND_PORTS"), "{given}");
+        }
+        for given in ["ISTIO_INBOUND_PORTSXYZ", "ISTIO_INBOUND_PO", "ISTIO_INBOUND_PORTS"] {
+            assert_eq!(meant(given), None, "{given}");
+        }
+    }
+
+    #[test]
     fn only_what_is_far_is_told_apart_by_its_letters() {
         let words = [
             "",

@@ -285,3 +285,13 @@ fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
         }
     }
 }
+
+#[test]
+fn chains_that_an_earlier_version_left_are_the_meshs() {
+    let mut ruleset = Ruleset::default();
+    let saved = "*nat\n:OUTPUT ACCEPT\n:ISTIO_OLD -\n:THEIRS -\n-A ISTIO_OLD -j RETURN\n-A THEIRS -j RETURN\nCOMMIT\n";
+    add_saved(&mut ruleset, Family::V4, saved).unwrap();
+    let rules = Rules::of_ruleset(&ruleset, &[], Family::V4, None);
+    let chains: Vec<String> = rules.of_mesh().map(|one| one.place.chain).collect();
+    assert_eq!(chains, ["ISTIO_OLD"]);
+}
