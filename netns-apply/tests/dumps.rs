@@ -92,11 +92,16 @@ fn of_native(plan: &RulePlan, form: NativeForm) -> Vec<u8> {
     dump()
 }
 
-/// What a dump says, whichever numbers the kernel gave to what is in it.
-fn read(dump: &[u8]) -> (String, Observed) {
+/// What a dump says, whichever numbers the kernel gave to what is in it, and in whichever order it tells the elements of a set.
+fn read(dump: &[u8]) -> (Vec<Vec<String>>, Observed) {
     let mut observed = Observed::at(1);
     Messages::new(dump).for_each(|message| observed.take(&message));
-    (dumps::seen(&dumps::dumped(dump)), observed)
+    let words = |line: &str| {
+        let mut words: Vec<String> = line.split([' ', ',']).map(str::to_owned).collect();
+        words.sort_unstable();
+        words
+    };
+    (dumps::seen(&dumps::dumped(dump)).lines().map(words).collect(), observed)
 }
 
 /// Compares with what is recorded; records what is another.

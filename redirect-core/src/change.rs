@@ -358,7 +358,10 @@ mod tests {
         let back = Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
         assert_eq!(back.tables, [steps(&[Step::Delete(output(), rule())])]);
         // What nobody did is somebody else's doing.
-        let others = Change { tables: [steps(&[Step::Flush(output())])].into() };
+        let another = crate::parse::entry("-p udp -j RETURN");
+        let elsewhere = Step::Append(Chain::Hook(Hook::Prerouting), rule());
+        let others = [Step::Flush(output()), Step::Append(output(), another), elsewhere];
+        let others = Change { tables: [steps(&others)].into() };
         assert_eq!(Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others), Change::default());
         assert_eq!(Change::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), Change::default());
     }

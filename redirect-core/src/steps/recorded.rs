@@ -88,6 +88,10 @@ fn what_is_not_as_planned_is_told_as_recorded() {
         let observed = in_force(from, *from_place);
         for (to_name, to, to_place) in &configurations() {
             let differences = Differences::between(&observed, to, *to_place);
+            assert_eq!(
+                (differences.is_empty(), differences.len()),
+                (differences.first().is_none(), differences.iter().len())
+            );
             writeln!(text, "{from_name} where {to_name} is wanted: {differences}").unwrap();
             if ["redirect nft", "redirect sets", "tproxy nft"].contains(&to_name.as_str())
                 && *from_name != *to_name

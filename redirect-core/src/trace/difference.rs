@@ -421,3 +421,21 @@ fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_named_by_the_states_of_their_connections() {
+        let all = [state::NEW, state::RELATED, state::ESTABLISHED, state::REPLY, state::INVALID];
+        let named =
+            |numbers: &[u128]| states(&Set::of(numbers.iter().map(|number| (*number, *number)).collect()));
+        assert_eq!(named(&all), None);
+        assert_eq!(named(&all[..1]).as_deref(), Some("first packets"));
+        assert_eq!(named(&all[..2]).as_deref(), Some("first packets"));
+        assert_eq!(named(&all[2..4]).as_deref(), Some("later packets and answers"));
+        assert_eq!(named(&all[4..]).as_deref(), Some("packets of no connection"));
+        assert_eq!(named(&all[1..]).unwrap().matches(" and ").count(), 3);
+    }
+}

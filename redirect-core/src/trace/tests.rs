@@ -4,12 +4,12 @@ use crate::{
     interference::{
         add_saved,
         ruleset::{
-            Among, Api, Base, ChainState, Ruleset, SeenRule, Selector, Statement, TableFamily, TableName,
-            VerdictMap,
+            Among, Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, Statement, TableFamily,
+            TableName, VerdictMap,
         },
     },
     render,
-    rule::Hook,
+    rule::{Hook, Is},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use alloc::{format, string::ToString};
@@ -294,4 +294,28 @@ fn chains_that_an_earlier_version_left_are_the_meshs() {
     let rules = Rules::of_ruleset(&ruleset, &[], Family::V4, None);
     let chains: Vec<String> = rules.of_mesh().map(|one| one.place.chain).collect();
     assert_eq!(chains, ["ISTIO_OLD"]);
+}
+
+#[test]
+fn packets_of_one_family_have_no_address_of_the_other() {
+    let own: SocketAddr = "10.1.0.2:80".parse().unwrap();
+    let packet = Packet::from_outside("192.0.2.1:1000".parse().unwrap(), own);
+    for (not, fate) in [(false, Fate::Untouched), (true, Fate::Dropped)] {
+        for selector in [Selector::Source(Family::V6), Selector::Destination(Family::V6)] {
+            let among = Among::range(selector, (0, u128::MAX));
+            let rule = SeenRule {
+                conditions: [Condition::Among(Is { value: among, not })].into(),
+                statements: [Statement::Drop].into(),
+                counter: None,
+            };
+            let base =
+                Base { hook: Hook::Prerouting, priority: 0, is_nat: false, drops: false, reroutes: false };
+            let chain = ChainState { base: Some(base), rules: [rule].into() };
+            let mut ruleset = Ruleset::default();
+            let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
+            ruleset.table(name).chains.insert("in".into(), chain);
+            let rules = Rules::of_ruleset(&ruleset, &[], Family::V4, None);
+            assert_eq!(rules.fate(&packet), fate, "{selector:?} {not}");
+        }
+    }
 }

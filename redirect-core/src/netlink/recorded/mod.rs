@@ -56,6 +56,26 @@ fn of_rules_of_others_is_seen_what_they_say() {
 }
 
 #[test]
+fn a_set_that_was_not_read_is_not_understood_and_hides_nothing_else() {
+    const UNREAD: &str = "[ip saddr in a set that is too large]";
+    let dump = dump(dumps::OF_OTHERS);
+    let mut ruleset = Ruleset::default();
+    for message in Messages::new(&dump) {
+        if message.kind == kind::NEW_CHAIN {
+            ruleset.leave_unread(TableFamily::Inet, "others", "listed");
+        }
+        ruleset.take(&message);
+    }
+    let (seen, whole) = (dumps::seen(&ruleset), dumps::seen(&dumps::dumped(&dump)));
+    assert!(!seen.contains("@listed") && seen.matches(UNREAD).count() == whole.matches("@listed").count());
+    let others = |text: &str| {
+        let lines = text.lines().filter(|line| !line.contains("@listed") && !line.contains(UNREAD));
+        lines.map(String::from).collect::<Vec<_>>()
+    };
+    assert_eq!(others(&seen), others(&whole));
+}
+
+#[test]
 fn of_rules_that_iptables_legacy_saves_is_seen_what_they_say() {
     dumps::assert_recorded("others-saved.seen", &dumps::seen(&read_saved(dumps::OF_OTHERS)));
 }

@@ -208,8 +208,8 @@ fn address(
         (8, 1..16) if family == Some(Family::V6) => true,
         (8, 16) | (24, 1..=16) if may_be(Family::V6) => offset == 8,
         (12 | 16, 1..=4) if may_be(Family::V4) => offset == 12,
-        (9, 1) if may_be(Family::V4) => return Some(protocol(*value.first()?, not)),
-        (6, 1) if may_be(Family::V6) => return Some(protocol(*value.first()?, not)),
+        (9, 1) if prefix == 8 && may_be(Family::V4) => return Some(protocol(*value.first()?, not)),
+        (6, 1) if prefix == 8 && may_be(Family::V6) => return Some(protocol(*value.first()?, not)),
         _ => return None,
     };
     let mut octets = [0; 16];

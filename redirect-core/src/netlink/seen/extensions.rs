@@ -41,7 +41,7 @@ pub(super) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
             // These alone; translated connections have states of their own here.
             let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
             let states = u32::from(states);
-            let understood = flags & !(XT_DIRECTION | XT_WRITTEN_AS_STATE) == 1 && states & !known == 0;
+            let understood = flags & !XT_DIRECTION & !XT_WRITTEN_AS_STATE == 1 && states & !known == 0;
             // The direction is the other one where it is inverted.
             let is_reply = Is { value: true, not: inverted & XT_DIRECTION == 0 };
             let direction = (flags & XT_DIRECTION != 0).then_some(Condition::IsReply(is_reply));
