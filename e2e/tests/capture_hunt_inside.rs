@@ -48,9 +48,9 @@ impl Place {
 
     const fn ports(self) -> std::ops::Range<u16> {
         match self {
-            Self::OverLoopback => 41_000..41_005,
-            Self::Shared => 42_000..42_005,
-            Self::Own => 43_000..43_005,
+            Self::OverLoopback => 21_000..21_005,
+            Self::Shared => 22_000..22_005,
+            Self::Own => 23_000..23_005,
         }
     }
 

@@ -123,7 +123,7 @@ impl Seeds {
         self.0.insert(format!("seeds/{target}/{RECORDED}{name}").into(), content.into());
     }
 
-    /// What a kernel answered about rules of others, in pieces of whole messages.
+    /// What a kernel answered about rules of others, in pieces of whole messages: a piece may name what another one tells of.
     fn dumps(&mut self) -> Result<()> {
         const PIECE: usize = 8 << 10;
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redirect-core/tests/dumps");

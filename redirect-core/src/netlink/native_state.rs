@@ -340,10 +340,12 @@ impl TableState {
         match (Expression::read(one), Expression::read(two)) {
             (Some(Expression::Lookup(found)), Some(Expression::Lookup(wanted))) => {
                 found == wanted
-                    && self
-                        .set_of(found)
-                        .zip(other.set_of(wanted))
-                        .is_some_and(|(found, wanted)| found.meaning == wanted.meaning)
+                    && match (self.set_of(found), other.set_of(wanted)) {
+                        (Some(found), Some(wanted)) => found.meaning == wanted.meaning,
+                        // Of a set that neither knows, its name is all there is.
+                        (None, None) => one == two,
+                        (Some(_), None) | (None, Some(_)) => false,
+                    }
             }
             (Some(one), Some(two)) => one == two,
             (_, _) => one == two,

@@ -122,6 +122,32 @@ fn native_tables_that_somebody_extended_are_put_back_as_they_were() {
     );
 }
 
+/// No kernel answers so; what is read of it is still what it is.
+#[test]
+fn rules_whose_sets_are_not_told_of_are_the_same_as_themselves_and_no_others() {
+    let dump = dump(dumps::EXTENDED);
+    let without_sets = || {
+        let mut observed = Observed::at(1);
+        let told =
+            Messages::new(&dump).filter(|one| !matches!(one.kind, kind::NEW_SET | kind::NEW_SET_ELEMENT));
+        told.for_each(|message| observed.take(&message));
+        observed
+    };
+    let found = without_sets();
+    assert_eq!(found.native(), without_sets().native());
+    assert_ne!(found.native(), observed(&dump).native());
+    assert_eq!(changed(&Observed::at(1), found.native()).1.native(), found.native());
+    let mut renamed = dump.clone();
+    let name = b"counting\0";
+    let at = dump.windows(name.len()).rposition(|bytes| bytes == name).unwrap();
+    renamed[at] = b'k';
+    let mut other = Observed::at(1);
+    let told =
+        Messages::new(&renamed).filter(|one| !matches!(one.kind, kind::NEW_SET | kind::NEW_SET_ELEMENT));
+    told.for_each(|message| other.take(&message));
+    assert_ne!(other.native(), found.native());
+}
+
 #[test]
 fn nft_is_told_what_it_understood() {
     for (name, plan) in dumps::plans() {
