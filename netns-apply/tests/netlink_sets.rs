@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{namespace, run, soon};
+use common::{namespace, run, soon, sorted_words};
 use netns_apply::netlink::Connection;
 use redirect_core::interference::ruleset::{Condition, Ruleset};
 use std::fmt::Write as _;
@@ -74,13 +74,7 @@ fn lookups_are_seen_with_what_they_look_for() {
     script.push_str("}\n}\n");
     let seen = seen(&read(&script, usize::MAX));
     for ((rule, wanted), seen) in RULES.iter().zip(&seen) {
-        // In which order the kernel tells the elements of a set is its own affair.
-        let sorted = |text: &str| {
-            let mut words: Vec<String> = text.split([' ', ',']).map(str::to_owned).collect();
-            words.sort_unstable();
-            words
-        };
-        assert_eq!(sorted(seen), sorted(wanted), "{rule}: {seen}");
+        assert_eq!(sorted_words(seen), sorted_words(wanted), "{rule}: {seen}");
     }
     assert_eq!(seen.len(), RULES.len());
 }

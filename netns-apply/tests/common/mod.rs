@@ -104,3 +104,10 @@ pub fn run(program: &str, args: &[&str], input: &str) -> String {
     let output = e2e::process::run_with_input(command.args(args), input, e2e::process::SHORT).unwrap();
     output.ok().unwrap().stdout
 }
+
+/// The words of a rule, sorted: in which order the kernel tells the elements of a set is its own affair.
+pub fn sorted_words(rule: &str) -> Vec<String> {
+    let mut words: Vec<String> = rule.split([' ', ',']).map(str::to_owned).collect();
+    words.sort_unstable();
+    words
+}

@@ -128,7 +128,7 @@ pub(super) mod tests {
             Effect, Pod, find,
             ruleset::{Condition, Counter},
         },
-        netlink::{Batch, Messages, NativeForm, NativeState, Observed},
+        netlink::{Batch, NativeForm, NativeState, Observed, recorded::dumps::dumped},
         routing::{self, FoundRouting},
         rule::{Chain, Target},
         settings::{Key, NamespaceFacts, RawSettings, Source},
@@ -160,13 +160,6 @@ pub(super) mod tests {
         ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()]
     }
 
-    /// What the kernel holds once a transaction is in force, as far as that needs no kernel.
-    fn in_force(bytes: &[u8]) -> Ruleset {
-        let mut ruleset = Ruleset::default();
-        Messages::new(bytes).for_each(|message| ruleset.take(&message));
-        ruleset
-    }
-
     fn iptables(plan: &RulePlan) -> Ruleset {
         let observed = Observed::default();
         let changes =
@@ -175,14 +168,14 @@ pub(super) mod tests {
         for (family, change) in &changes {
             batch.change(*family, change).unwrap();
         }
-        in_force(batch.finish().unwrap().bytes())
+        dumped(batch.finish().unwrap().bytes())
     }
 
     fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
         let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
         let mut batch = Batch::new(&observed);
         batch.native_change(observed.native(), &wanted);
-        in_force(batch.finish().unwrap().bytes())
+        dumped(batch.finish().unwrap().bytes())
     }
 
     #[test]

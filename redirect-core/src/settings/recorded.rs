@@ -1,9 +1,6 @@
 //! What comes of every setting with texts of every kind, said by a flag and by an annotation: `tests/dumps/settings.told`. With `UPDATE_DUMPS=1` it is written
 //! anew, and what changes is for the review.
 
-// The dumps beside it are those of a machine that puts the low byte first.
-#![cfg(target_endian = "little")]
-
 use super::{Key, NamespaceFacts, RawSettings, SETTINGS, Source};
 use crate::{Family, Redirect, netlink::recorded::dumps};
 use std::{collections::BTreeMap, fmt::Write as _, format, net::IpAddr, string::String, vec::Vec};

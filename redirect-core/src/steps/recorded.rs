@@ -1,9 +1,6 @@
 //! The steps from every configuration to every other are those that `tests/dumps/steps.told` says. With `UPDATE_DUMPS=1` it is written anew, and what changes
 //! is for the review.
 
-// The dumps beside it are those of a machine that puts the low byte first.
-#![cfg(target_endian = "little")]
-
 use super::{Goal, Observation, PerFamily, RulesIn, Step, between};
 use crate::{
     Family, RulePlan,

@@ -88,6 +88,17 @@ pub fn file(name: &str) -> PathBuf {
     package.with_file_name("redirect-core").join("tests/dumps").join(name)
 }
 
+/// Where a dump lies.
+pub fn dump_file(name: &str) -> PathBuf {
+    file(&format!("{name}.dump"))
+}
+
+/// A dump, as the kernel gave it.
+pub fn dump(name: &str) -> Vec<u8> {
+    let file = dump_file(name);
+    fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
 /// The tables in a dump.
 pub fn dumped(dump: &[u8]) -> Ruleset {
     let mut ruleset = Ruleset::default();
