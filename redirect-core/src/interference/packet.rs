@@ -1,6 +1,6 @@
 //! The first packet of a connection: which conditions it fulfils, and what a plan does with it.
 
-use super::ruleset::{Among, Condition, Selector, state};
+use super::ruleset::{Among, Condition, Selector, Statement, VerdictMap, state};
 use crate::{
     plan::FamilyRules,
     rule::{Chain, Hook, Is, Match, Rule, Table, Target},
@@ -34,9 +34,15 @@ pub(super) struct Packet {
 }
 
 /// How many combinations of values are tried; each has two ends.
-pub(super) const MOST_AMONG: usize = 6;
+const MOST_AMONG: usize = 6;
 /// SYN alone.
 const FIRST_FLAGS: u8 = 2;
+
+/// The map of a statement, if packets with all that it names are tried.
+pub(super) fn tried_map(statement: &Statement) -> Option<&VerdictMap> {
+    let Statement::Map(map) = statement else { return None };
+    (map.among.values.len() <= MOST_AMONG).then_some(map)
+}
 
 impl Packet {
     pub(super) fn family(&self) -> Family {

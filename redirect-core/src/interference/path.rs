@@ -2,8 +2,10 @@
 
 use super::{
     Effect, Finding, Place, Pod, Severity, Traffic,
-    packet::{Act, Capture, DEEPEST, MOST_AMONG, Packet},
-    ruleset::{Base, ChainState, Condition, Ruleset, Statement, TableFamily, TableName, TableState},
+    packet::{Act, Capture, DEEPEST, Packet, tried_map},
+    ruleset::{
+        Base, ChainState, Condition, Ruleset, Statement, TableFamily, TableName, TableState, VerdictMap,
+    },
     traffic::Flow,
     visit::{End, Visit},
 };
@@ -21,6 +23,7 @@ use alloc::{
 use core::{
     cmp::Ordering,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    slice,
 };
 
 /// How many findings are told at most.
@@ -288,40 +291,37 @@ impl<'a> Search<'a, '_> {
             }
             *self.steps = self.steps.saturating_sub(1);
             let path: Vec<&Condition> = path.iter().copied().chain(&rule.conditions).collect();
-            for statement in &rule.statements {
-                if let Statement::Map(map) = statement
-                    && map.among.values.len() <= MOST_AMONG
-                {
-                    for (among, verdict) in map.each() {
-                        let found = Condition::Among(Is { value: among, not: false });
-                        let path: Vec<&Condition> = path.iter().copied().chain([&found]).collect();
-                        self.aim_at_statement(station, verdict, &path, depth, packets);
-                    }
-                } else {
-                    self.aim_at_statement(station, statement, &path, depth, packets);
-                }
+            self.aim_along(station, &rule.statements, &path, depth, packets);
+            for (among, verdict) in rule.statements.iter().filter_map(tried_map).flat_map(VerdictMap::each) {
+                let found = Condition::Among(Is { value: among, not: false });
+                let path: Vec<&Condition> = path.iter().copied().chain([&found]).collect();
+                self.aim_along(station, slice::from_ref(verdict), &path, depth, packets);
             }
         }
     }
 
-    fn aim_at_statement(
+    /// What happens to packets that fulfil all conditions of a path.
+    fn aim_along(
         &mut self,
         station: &Station<'a>,
-        statement: &'a Statement,
+        statements: &'a [Statement],
         path: &[&Condition],
         depth: usize,
         packets: &mut Vec<Packet>,
     ) {
-        if let Statement::Jump(to) | Statement::Goto(to) = statement {
-            let chain = station.hooked.table.chains.get(to);
-            // The kernel refuses loops, and chains that go deeper.
-            let followed = depth < DEEPEST && !jumps_to_the_mesh(statement);
-            if let Some(chain) = chain.filter(|_| followed) {
-                self.aim_at(station, chain, path, depth.saturating_add(1), packets);
+        for statement in statements {
+            if let Statement::Jump(to) | Statement::Goto(to) = statement {
+                let chain = station.hooked.table.chains.get(to);
+                // The kernel refuses loops, and chains that go deeper.
+                let followed = depth < DEEPEST && !jumps_to_the_mesh(statement);
+                if let Some(chain) = chain.filter(|_| followed) {
+                    self.aim_at(station, chain, path, depth.saturating_add(1), packets);
+                }
             }
         }
+        let interferes = statements.iter().any(|one| station.is_worth_a_try(one));
         // Without a condition any packet will do.
-        if station.is_worth_a_try(statement) && !path.is_empty() {
+        if interferes && !path.is_empty() {
             let view = |packet: &Packet, capture| station.stage.view(packet, capture);
             for packet in self.flow.aimed(path, &view) {
                 if !packets.contains(&packet) {
@@ -447,8 +447,9 @@ impl<'a> Station<'a> {
             | Statement::RestoreMark
             | Statement::Queue
             | Statement::Rewrite(_)
-            | Statement::Map(_)
             | Statement::Unknown(_) => true,
+            // What a small one says is tried by itself.
+            Statement::Map(_) => tried_map(statement).is_none(),
             Statement::Jump(_)
             | Statement::Continue
             | Statement::SaveMark

@@ -261,11 +261,10 @@ fn statement(word: &str, target: &str, options: &[String]) -> Statement {
     if word == "-g" {
         return Statement::Goto(target.to_owned());
     }
-    let has = |option: &str| options.iter().any(|word| word == option);
-    let option = |name: &str| options.iter().skip_while(|word| *word != name).nth(1).map(String::as_str);
+    let option = |name: &str| option(options, name);
     match target {
-        "CT" if has("--notrack") => Statement::Untrack,
-        "CT" if has("--zone") => option("--zone")
+        "CT" if has(options, "--notrack") => Statement::Untrack,
+        "CT" if has(options, "--zone") => option("--zone")
             .and_then(|zone| zone.parse().ok())
             .map_or_else(|| Statement::Harmless("-j CT".into()), Statement::Zone),
         "MARK" => marked(option("--set-xmark").and_then(bits)),
@@ -283,6 +282,15 @@ fn statement(word: &str, target: &str, options: &[String]) -> Statement {
     }
 }
 
+fn has(options: &[String], name: &str) -> bool {
+    options.iter().any(|word| word == name)
+}
+
+/// The word behind this one.
+fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
+    options.iter().skip_while(|word| *word != name).nth(1).map(String::as_str)
+}
+
 /// `-j MARK` with this value and mask; what it does is not known without.
 pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
     match bits {
@@ -294,15 +302,13 @@ pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
 
 /// `-j CONNMARK` without shifts, and without masks but for the one it sets a mark with.
 fn connection_marked(options: &[String]) -> Statement {
-    let pairs = || options.iter().zip(options.iter().skip(1));
-    let has = |option: &str| options.iter().any(|word| word == option);
+    let has = |name: &str| has(options, name);
     let is_shifted = has("--left-shift-mark") || has("--right-shift-mark");
     // A whole mask may be printed, and so may none.
-    let is_masked = pairs().any(|(option, value)| {
-        matches!(option.as_str(), "--nfmask" | "--ctmask" | "--mask")
-            && bits(value) != Some((u32::MAX, u32::MAX))
-    });
-    let set = pairs().find(|(option, _)| *option == "--set-xmark").and_then(|(_, value)| bits(value));
+    let is_part = |mask: &str| bits(mask) != Some((u32::MAX, u32::MAX));
+    let mut masks = ["--nfmask", "--ctmask", "--mask"].into_iter().filter_map(|name| option(options, name));
+    let is_masked = masks.any(is_part);
+    let set = option(options, "--set-xmark").and_then(bits);
     match (set, is_shifted || is_masked) {
         (Some((value, mask)), false) => Statement::SetConnMark { mask, value },
         (None, false) if has("--restore-mark") => Statement::RestoreMark,

@@ -2,7 +2,7 @@
 
 use super::{
     Effect, Place, Severity,
-    packet::{Capture, DEEPEST, MOST_AMONG, Packet},
+    packet::{Capture, DEEPEST, Packet, tried_map},
     path::{Hooked, Position, Search, Stage, Station, is_native, leads_to},
     ruleset::{ChainState, SeenRule, Statement, VerdictMap},
 };
@@ -81,22 +81,29 @@ impl<'a> Visit<'_, 'a, '_> {
             }
             *self.search.steps = self.search.steps.saturating_sub(1);
             let met = self.packet.fulfils_all(&rule.conditions);
-            if met == Some(false) {
-                continue;
-            }
-            let conditional = self.conditional;
-            self.conditional |= met.is_none();
-            let end = self.rule(name, number, rule, depth);
-            self.conditional = conditional;
-            match (end, met) {
-                (End::Next, _) => {}
-                // Whether it was met is not known; everything behind it is reached only perhaps.
-                (End::Returned | End::Left | End::Own | End::Gone, None) => self.sure = false,
-                (End::Returned, Some(_)) => return if depth == 0 { End::Returned } else { End::Next },
-                (End::Left | End::Own | End::Gone, Some(_)) => return end,
+            match self.if_met(met, |visit| visit.rule(name, number, rule, depth)) {
+                End::Next => {}
+                End::Returned => return if depth == 0 { End::Returned } else { End::Next },
+                end @ (End::Left | End::Own | End::Gone) => return end,
             }
         }
         End::Next
+    }
+
+    /// Where the packet goes from what happens if conditions are met. Whether they are may not be known: then everything behind is reached only perhaps.
+    fn if_met(&mut self, met: Option<bool>, happens: impl FnOnce(&mut Self) -> End) -> End {
+        if met == Some(false) {
+            return End::Next;
+        }
+        let conditional = self.conditional;
+        self.conditional |= met.is_none();
+        let end = happens(self);
+        self.conditional = conditional;
+        if met.is_none() && end != End::Next {
+            self.sure = false;
+            return End::Next;
+        }
+        end
     }
 
     fn rule(&mut self, chain: &str, number: usize, rule: &'a SeenRule, depth: usize) -> End {
@@ -171,12 +178,14 @@ impl<'a> Visit<'_, 'a, '_> {
                 self.note(place, rule, Effect::Rewrites);
                 End::Next
             }
-            Statement::Map(map) if map.among.values.len() <= MOST_AMONG => self.map(map, rule, &place, depth),
             // What is in a large map names more packets than are tried.
-            Statement::Map(_) | Statement::Unknown(_) => {
-                self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
-                End::Next
-            }
+            Statement::Map(_) | Statement::Unknown(_) => match tried_map(statement) {
+                Some(map) => self.map(map, rule, &place, depth),
+                None => {
+                    self.search.note(Severity::May, place, rule.to_string(), Effect::Unknown);
+                    End::Next
+                }
+            },
             Statement::SaveMark
             | Statement::SetConnMark { .. }
             | Statement::Zone(_)
@@ -203,20 +212,12 @@ impl<'a> Visit<'_, 'a, '_> {
 
     /// What a map says of the packet.
     fn map(&mut self, map: &'a VerdictMap, rule: &'a SeenRule, place: &Place, depth: usize) -> End {
-        let conditional = self.conditional;
         for (among, verdict) in map.each() {
             let met = self.packet.is_among(&Is { value: among, not: false });
-            if met == Some(false) {
-                continue;
-            }
-            self.conditional |= met.is_none();
-            let end = self.statement(verdict, rule, place.clone(), depth);
-            self.conditional = conditional;
-            match (end, met) {
-                (end, Some(_)) => return end,
-                (End::Next, None) => {}
-                // Whether it was found is not known; everything behind it is reached only perhaps.
-                (End::Returned | End::Left | End::Own | End::Gone, None) => self.sure = false,
+            let end = self.if_met(met, |visit| visit.statement(verdict, rule, place.clone(), depth));
+            // Of all combinations a packet has one.
+            if met == Some(true) {
+                return end;
             }
         }
         End::Next

@@ -71,7 +71,7 @@ impl VerdictMap {
     /// Each combination by itself, with what happens: those that name every value last, as the kernel asks them.
     pub(crate) fn each(&self) -> impl Iterator<Item = (Among, &Statement)> {
         let is_every = |values: &Vec<(u128, u128)>| {
-            self.among.selectors.iter().zip(values).all(|(selector, range)| *range == (0, selector.most()))
+            self.among.selectors.iter().zip(values).all(|(selector, range)| selector.is_every(*range))
         };
         let all = || self.among.values.iter().zip(&self.verdicts);
         let named = all().filter(move |(values, _)| !is_every(values));
@@ -148,7 +148,7 @@ impl Selector {
 
     /// A range of its values in words.
     fn words(self, (first, last): (u128, u128)) -> String {
-        if first == 0 && last == self.most() {
+        if self.is_every((first, last)) {
             return "*".into();
         }
         if matches!(self, Self::InInterface | Self::OutInterface) && is_every_name_from(first, last) {
@@ -182,6 +182,11 @@ impl Selector {
             | Self::Group
             | Self::Direction => value.to_string(),
         }
+    }
+
+    /// Whether a range has all of its values.
+    const fn is_every(self, (first, last): (u128, u128)) -> bool {
+        first == 0 && last == self.most()
     }
 
     /// Its largest value.
