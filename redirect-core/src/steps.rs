@@ -418,4 +418,6 @@ impl RulesStep {
 }
 
 #[cfg(test)]
+mod in_force;
+#[cfg(test)]
 mod recorded;

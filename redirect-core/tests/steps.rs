@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+#[path = "../src/steps/in_force.rs"]
+mod in_force;
+
+use in_force::in_force;
 use redirect_core::{
     Family, Redirect, RulePlan,
     model::Kernel,
@@ -33,20 +37,6 @@ fn plan(mode: &'static str, excluded: &'static str) -> RulePlan {
     settings.into_iter().for_each(|(key, text)| raw.set(key, text, Source::Flag("x")));
     let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
-}
-
-/// What a namespace holds when a plan is in force.
-fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
-    let rules = |family| plan.rules(family).state().clone();
-    let both = PerFamily { v4: rules(Family::V4), v6: rules(Family::V6) };
-    let routing = routing::wanted(plan).into_iter();
-    let routing = routing.map(FoundRouting::working).collect();
-    let nothing = Observation { routing, ..Observation::default() };
-    match rules_in {
-        RulesIn::Iptables(Variant::Nft) => Observation { nft: both, ..nothing },
-        RulesIn::Iptables(Variant::Legacy) => Observation { legacy: both, ..nothing },
-        RulesIn::Native(form) => Observation { native: NativeState::wanted(plan, form), ..nothing },
-    }
 }
 
 /// Where inbound connections are captured: backend, family and table.

@@ -13,7 +13,14 @@ use crate::{
     netlink::recorded::{dumps, read_saved},
     rule::Hook,
 };
-use std::{collections::BTreeSet, format, fs, net::IpAddr, string::String, vec::Vec};
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    format,
+    net::IpAddr,
+    string::{String, ToString},
+    vec::Vec,
+};
 
 const fn base(hook: Hook, priority: i32, is_nat: bool) -> Base {
     Base { hook, priority, is_nat, drops: false, reroutes: false }
@@ -35,26 +42,53 @@ pub(crate) const PLACES: [(&str, [Base; 3]); 2] = [
     ),
 ];
 
-/// The rules in force with one of others in these places, in a table with everything it may lead to.
-pub(crate) fn beside(
-    in_force: &Ruleset,
-    theirs: &TableName,
-    others: &Ruleset,
-    rule: &SeenRule,
-    bases: &[Base],
-) -> Ruleset {
-    let mut ruleset = in_force.clone();
-    let name = TableName { api: Api::NfTables, family: theirs.family, name: "theirs".into() };
-    let table = ruleset.table(name);
-    *table = others.tables[theirs].clone();
-    for chain in table.chains.values_mut() {
-        chain.base = None;
+/// Plans in force, as iptables-legacy saved them.
+pub(crate) fn in_force() -> Vec<(&'static str, RulePlan, Ruleset)> {
+    dumps::plans().into_iter().map(|(name, plan)| (name, plan, read_saved(name))).collect()
+}
+
+/// The tables of others.
+pub(crate) struct Others(Ruleset);
+
+impl Others {
+    /// Those that a kernel dumped.
+    pub(crate) fn dumped() -> Self {
+        Self(dumps::dumped(&dumps::dump(dumps::OF_OTHERS)))
     }
-    for base in bases {
-        let chain = table.chains.entry(format!("{:?}", base.hook)).or_default();
-        (chain.base, chain.rules) = (Some(*base), [rule.clone()].into());
+
+    /// Each rule, with its table; one that both IPv4's tables and those of both families have, once.
+    pub(crate) fn rules(&self) -> impl Iterator<Item = (&TableName, &SeenRule)> {
+        let mut met = BTreeSet::new();
+        let of_table = |(name, table)| {
+            let TableState { chains, .. }: &TableState = table;
+            chains.values().flat_map(|chain| &chain.rules).map(move |rule| (name, rule))
+        };
+        let all = self.0.tables.iter().flat_map(of_table);
+        all.filter(move |(name, rule): &(&TableName, &SeenRule)| {
+            met.insert((name.family == TableFamily::Ip6, rule.to_string()))
+        })
     }
-    ruleset
+
+    /// The rules in force with one of others in these places, in a table with everything it may lead to.
+    pub(crate) fn beside(
+        &self,
+        in_force: &Ruleset,
+        (of, rule): (&TableName, &SeenRule),
+        bases: &[Base],
+    ) -> Ruleset {
+        let mut ruleset = in_force.clone();
+        let name = TableName { api: Api::NfTables, family: of.family, name: "theirs".into() };
+        let table = ruleset.table(name);
+        *table = self.0.tables[of].clone();
+        for chain in table.chains.values_mut() {
+            chain.base = None;
+        }
+        for base in bases {
+            let chain = table.chains.entry(format!("{:?}", base.hook)).or_default();
+            (chain.base, chain.rules) = (Some(*base), [rule.clone()].into());
+        }
+        ruleset
+    }
 }
 
 /// Such as `Output Does Drops [OutboundV4]`.
@@ -72,27 +106,17 @@ fn words(finding: &Finding) -> String {
 
 #[test]
 fn each_rule_of_others_is_found_to_do_what_it_does() {
-    let others = dumps::dumped(&fs::read(dumps::file("others.dump")).unwrap());
+    let (others, plans) = (Others::dumped(), in_force());
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let interfaces = ["eth0".into()];
     let pod = Pod { addresses: &addresses, interfaces: &interfaces };
-    let (mut seen, mut text) = (BTreeSet::new(), String::new());
-    let plans: Vec<(&str, RulePlan, Ruleset)> = dumps::plans()
-        .into_iter()
-        .map(|(name, plan)| (name, plan, read_saved(name)))
-        .filter(|(name, ..)| *name != "strict")
-        .collect();
-    for (theirs, table) in &others.tables {
-        for rule in table.chains.values().flat_map(|chain| &chain.rules) {
-            if !seen.insert((theirs.family == TableFamily::Ip6, format!("{rule}"))) {
-                continue;
-            }
-            text.push_str(&format!("{rule}\n"));
-            for ((plan_name, plan, in_force), (place, bases)) in plans.iter().zip(&PLACES) {
-                let findings = find(&beside(in_force, theirs, &others, rule, bases), plan, &pod);
-                for finding in findings.iter().filter(|finding| finding.place.table.name == "theirs") {
-                    text.push_str(&format!("\t{plan_name} {place}: {}\n", words(finding)));
-                }
+    let mut text = String::new();
+    for rule in others.rules() {
+        writeln!(text, "{}", rule.1).unwrap();
+        for ((plan_name, plan, in_force), (place, bases)) in plans.iter().zip(&PLACES) {
+            let findings = find(&others.beside(in_force, rule, bases), plan, &pod);
+            for finding in findings.iter().filter(|finding| finding.place.table.name == "theirs") {
+                writeln!(text, "\t{plan_name} {place}: {}", words(finding)).unwrap();
             }
         }
     }
@@ -103,11 +127,11 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
 #[test]
 fn addresses_that_every_pod_has_are_not_judged() {
     let [(name, plan), ..] = dumps::plans();
-    let (in_force, theirs) = (read_saved(name), TableFamily::Inet);
-    let theirs = TableName { api: Api::NfTables, family: theirs, name: "others".into() };
-    let others = Ruleset { tables: [(theirs.clone(), TableState::default())].into(), ..Ruleset::default() };
+    let theirs = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "others".into() };
+    let tables = [(theirs.clone(), TableState::default())].into();
+    let others = Others(Ruleset { tables, ..Ruleset::default() });
     let drop = SeenRule { statements: [Statement::Drop].into(), ..SeenRule::default() };
-    let ruleset = beside(&in_force, &theirs, &others, &drop, &PLACES[1].1);
+    let ruleset = others.beside(&read_saved(name), (&theirs, &drop), &PLACES[1].1);
     let found = |address: &str| {
         let findings =
             find(&ruleset, &plan, &Pod { addresses: &[address.parse().unwrap()], interfaces: &[] });

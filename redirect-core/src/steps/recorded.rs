@@ -1,14 +1,13 @@
 //! The steps from every configuration to every other are those that `tests/dumps/steps.told` says. With `UPDATE_DUMPS=1` it is written anew, and what changes
 //! is for the review.
 
-use super::{Goal, Observation, PerFamily, RulesIn, Step, between};
+use super::{Goal, RulesIn, Step, between, in_force::in_force};
 use crate::{
     Family, RulePlan,
     change::Change,
     differences::Differences,
-    netlink::{NativeForm, NativeState, recorded::dumps},
+    netlink::{NativeForm, recorded::dumps},
     options::Variant,
-    routing::{self, FoundRouting},
 };
 use std::{fmt::Write as _, format, string::String, vec::Vec};
 
@@ -18,19 +17,6 @@ const PLACES: [(&str, RulesIn); 4] = [
     ("native", RulesIn::Native(NativeForm::Plain)),
     ("sets", RulesIn::Native(NativeForm::Sets)),
 ];
-
-/// What a namespace holds when a plan is in force.
-fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
-    let rules = |family| plan.rules(family).state().clone();
-    let both = PerFamily { v4: rules(Family::V4), v6: rules(Family::V6) };
-    let routing = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
-    let nothing = Observation { routing, ..Observation::default() };
-    match rules_in {
-        RulesIn::Iptables(Variant::Nft) => Observation { nft: both, ..nothing },
-        RulesIn::Iptables(Variant::Legacy) => Observation { legacy: both, ..nothing },
-        RulesIn::Native(form) => Observation { native: NativeState::wanted(plan, form), ..nothing },
-    }
-}
 
 /// A change as its tables, each with how many steps it takes.
 fn tables(family: Family, change: &Change) -> String {

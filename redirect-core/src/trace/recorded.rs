@@ -4,20 +4,19 @@
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{Connection, ConnectionState, Detail, Fate, Packet, Rules};
+use super::{Connection, ConnectionState, Detail, Packet, Rules};
 use crate::{
     Family, RulePlan,
     interference::{
-        recorded::{PLACES, beside},
+        recorded::{Others, PLACES, in_force},
         ruleset::{Ruleset, TableFamily},
     },
-    netlink::recorded::{dumps, read_saved},
+    netlink::recorded::dumps,
     routing::{self, FoundRouting},
 };
 use std::{
-    collections::BTreeSet,
     fmt::Write as _,
-    format, fs,
+    format,
     net::{IpAddr, SocketAddr},
     string::String,
     vec::Vec,
@@ -71,10 +70,6 @@ fn packets(family: Family) -> Vec<(&'static str, Packet)> {
     .into()
 }
 
-fn plans() -> Vec<(&'static str, RulePlan, Ruleset)> {
-    dumps::plans().into_iter().map(|(name, plan)| (name, plan, read_saved(name))).collect()
-}
-
 fn rules(ruleset: &Ruleset, plan: &RulePlan, family: Family) -> Rules {
     let routing: Vec<_> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     Rules::of_ruleset(ruleset, &routing, family, Some(plan))
@@ -83,7 +78,7 @@ fn rules(ruleset: &Ruleset, plan: &RulePlan, family: Family) -> Rules {
 #[test]
 fn what_is_told_of_a_packets_way_is_what_is_recorded() {
     let mut text = String::new();
-    for (name, plan, in_force) in plans() {
+    for (name, plan, in_force) in in_force() {
         let rules = rules(&in_force, &plan, Family::V4);
         for (packet_name, packet) in packets(Family::V4) {
             writeln!(text, "{name}: {packet_name}\n{}", rules.trace(&packet).text(Detail::Every)).unwrap();
@@ -94,27 +89,19 @@ fn what_is_told_of_a_packets_way_is_what_is_recorded() {
 
 #[test]
 fn packets_end_where_rules_of_others_send_them() {
-    let others = dumps::dumped(&fs::read(dumps::file("others.dump")).unwrap());
-    let plans = plans();
-    let (mut seen, mut text) = (BTreeSet::new(), String::new());
-    for (theirs, table) in &others.tables {
-        let family = if theirs.family == TableFamily::Ip6 { Family::V6 } else { Family::V4 };
-        for rule in table.chains.values().flat_map(|chain| &chain.rules) {
-            if !seen.insert((family, format!("{rule}"))) {
-                continue;
-            }
-            writeln!(text, "{rule}").unwrap();
-            for ((plan_name, plan, in_force), (place, bases)) in plans.iter().zip(&PLACES) {
-                let alone = rules(in_force, plan, family);
-                let both = rules(&beside(in_force, theirs, &others, rule, bases), plan, family);
-                for (name, packet) in packets(family) {
-                    let ([before, now], fates) =
-                        ([&alone, &both].map(|rules| rules.trace(&packet).may), |may: &BTreeSet<Fate>| {
-                            may.iter().map(|fate| format!("{fate:?}")).collect::<Vec<_>>().join(" or ")
-                        });
-                    if before != now {
-                        writeln!(text, "\t{plan_name} {place}: {name}: {}", fates(&now)).unwrap();
-                    }
+    let (others, plans) = (Others::dumped(), in_force());
+    let mut text = String::new();
+    for rule in others.rules() {
+        let family = if rule.0.family == TableFamily::Ip6 { Family::V6 } else { Family::V4 };
+        writeln!(text, "{}", rule.1).unwrap();
+        for ((plan_name, plan, in_force), (place, bases)) in plans.iter().zip(&PLACES) {
+            let alone = rules(in_force, plan, family);
+            let both = rules(&others.beside(in_force, rule, bases), plan, family);
+            for (name, packet) in packets(family) {
+                let [before, now] = [&alone, &both].map(|rules| rules.trace(&packet).may);
+                if before != now {
+                    let fates: Vec<_> = now.iter().map(|fate| format!("{fate:?}")).collect();
+                    writeln!(text, "\t{plan_name} {place}: {name}: {}", fates.join(" or ")).unwrap();
                 }
             }
         }
