@@ -32,12 +32,17 @@ fi
 cd "$copy"
 export CARGO_TARGET_DIR=$target/recipe/build
 cargo fmt --check --package redirect-core
-# The table, the reading, the plan; what the generators reach; every property; what was recorded; the JSON and its schema.
-cargo test --locked --quiet -p redirect-core --lib --test coverage --test properties --test recordings --test json
-# The page is generated, so no patch has to hold it: it is written here, and has the setting then.
+# What is generated, so no patch has to hold it: what the setting takes and refuses, and the page.
+UPDATE_DUMPS=1 cargo test --locked --quiet -p redirect-core --lib settings::recorded
 UPDATE_DOCS=1 cargo test --locked --quiet -p settings-cli --test reference
 setting=$(sed -n 's/^+ *annotations: &\["\(.*\)"\],$/\1/p' "$OLDPWD/$patch")
-if ! grep --quiet --fixed-strings "## \`$setting\`" docs/settings.md; then
-    echo "docs/settings.md does not have the setting of the recipe" >&2
-    exit 1
-fi
+generated() {
+    if ! grep --quiet --line-regexp --fixed-strings -- "$2" "$1"; then
+        echo "$1 does not have the setting of the recipe" >&2
+        exit 1
+    fi
+}
+generated redirect-core/tests/dumps/settings.told "$setting"
+generated docs/settings.md "## \`$setting\`"
+# The table, the reading, the plan; what the generators reach; every property; what was recorded; the JSON and its schema.
+cargo test --locked --quiet -p redirect-core --lib --test coverage --test properties --test recordings --test json

@@ -79,7 +79,10 @@ pub fn assert_recorded(name: &str, text: &str) {
     let recorded = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let lines = text.lines().zip(recorded.lines());
     let differing: Vec<_> = lines.filter(|(now, then)| now != then).take(20).collect();
-    assert!(text == recorded, "{name} is recorded otherwise (now, then): {differing:#?}");
+    assert!(
+        text == recorded,
+        "{name} is recorded otherwise; UPDATE_DUMPS=1 records what is true now, for the review (now, then): {differing:#?}"
+    );
 }
 
 /// Where a file of the folder lies.
