@@ -191,6 +191,7 @@ impl fmt::Display for Differences {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::NativeForm;
 
     fn told(wanted: &str, found: &str) -> Vec<alloc::string::String> {
         let letters = |text: &str| text.chars().collect::<Vec<char>>();
@@ -201,6 +202,21 @@ mod tests {
             Aligned::Other { number, wanted, found } => alloc::format!("{number}{wanted}/{found}"),
         });
         words.collect()
+    }
+
+    #[test]
+    fn only_where_all_is_as_planned_there_is_nothing() {
+        let plan = crate::Redirect::sidecar(crate::Families::V4).build().unwrap().plan();
+        let of = |observed: &Observation| {
+            Differences::between(observed, &plan, RulesIn::Native(NativeForm::Plain))
+        };
+        let nothing = of(&Observation::default());
+        assert_eq!((nothing.is_empty(), nothing.len()), (false, 1));
+        assert_eq!(alloc::format!("{nothing}"), "the native tables inet istio-proxy-* are missing");
+        let native = NativeState::wanted(&plan, NativeForm::Plain);
+        let all = of(&Observation { native, ..Observation::default() });
+        assert_eq!((all.is_empty(), all.len(), all.first()), (true, 0, None));
+        assert_eq!(alloc::format!("{all}"), "all is as planned");
     }
 
     #[test]

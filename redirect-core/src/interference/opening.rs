@@ -179,6 +179,16 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_that_is_left_alone_is_so_both_ways() {
+        for (interface, is_left_alone) in [("eth0", true), ("eth1", false)] {
+            let plan = plan(&[("traffic.sidecar.istio.io/excludeInterfaces", interface)]);
+            let out = is_captured(&plan, Opener::User(0), TCP, "10.1.0.2:4000", "192.0.2.1:80");
+            let come = is_captured(&plan, Opener::Outside, TCP, "192.0.2.1:4000", "10.1.0.2:80");
+            assert_eq!((out, come), (!is_left_alone, !is_left_alone), "{interface}");
+        }
+    }
+
+    #[test]
     fn a_family_without_rules_captures_nothing() {
         let addresses = ["10.1.0.2".parse().unwrap()];
         let only_v4 = PodFacts::sidecar([("a", "b")]).decide(&NamespaceFacts::new(&addresses));

@@ -382,6 +382,11 @@ fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
             (":OUTPUT output -100 nat drop", &[(Does, "nat OUTPUT", PolicyDrops, &[])]),
         ],
     );
+    let place = |others| found(&plan(&[]), others).into_iter().map(|finding| finding.place).next().unwrap();
+    let policy = place(":OUTPUT output -100 nat drop");
+    assert_eq!((policy.base_chain.as_str(), policy.hook), ("OUTPUT", Some((Hook::Output, -100))));
+    let whole = place("!dormant");
+    assert_eq!((whole.base_chain.as_str(), whole.hook), ("", None));
 }
 
 #[test]

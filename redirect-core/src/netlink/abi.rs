@@ -380,7 +380,6 @@ pub mod set {
     pub const ANONYMOUS: u32 = 1;
     pub const CONSTANT: u32 = 2;
     pub const INTERVAL: u32 = 4;
-    pub const MAP: u32 = 8;
     /// Of an element: an interval ends before it.
     pub const END_OF_INTERVAL: u32 = 1;
     /// Of an element: it stands for all keys that no other has.

@@ -23,3 +23,21 @@ impl NativeState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Families, Redirect, netlink::NativeForm, rule::Hook};
+
+    #[test]
+    fn rules_are_deleted_by_numbers_from_1_to_the_last() {
+        let plan = Redirect::sidecar(Families::V4).build().unwrap().plan();
+        let whole = NativeState::wanted(&plan, NativeForm::Plain);
+        let hook = Chain::Hook(Hook::Output);
+        for (number, is_there) in [(0, false), (1, true), (2, false), (1000, false)] {
+            let mut damaged = whole.clone();
+            assert_eq!(damaged.delete_rule(Table::Nat, &hook, number), is_there, "{number}");
+            assert_eq!(damaged != whole, is_there, "{number}");
+        }
+    }
+}

@@ -129,17 +129,11 @@ impl Set {
             found.among.values.push(values);
             found.verdicts.extend(element.verdict.clone());
         }
-        if self.flags & set::MAP != 0
-            && self.holds_verdicts()
-            && found.verdicts.len() != found.among.values.len()
-        {
+        // Only the elements of a map of verdicts have some.
+        if !found.verdicts.is_empty() && found.verdicts.len() != found.among.values.len() {
             return Err("a map with an element without a verdict");
         }
         Ok(found)
-    }
-
-    fn holds_verdicts(&self) -> bool {
-        self.elements.iter().any(|element| element.verdict.is_some())
     }
 
     /// Elements that are a value, or a range, of each part. What stands for all others comes last.

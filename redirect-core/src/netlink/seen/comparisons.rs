@@ -225,3 +225,18 @@ fn address(
     let is = Is { value: net.trunc(), not };
     Some(Condition::Plain(if is_source { Match::Source(is) } else { Match::Destination(is) }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_of_an_address_is_not_taken_for_all_of_it() {
+        let source = Field::Payload { base: base::NETWORK, offset: 12, length: 4 };
+        let seen =
+            |mask: &[u8], value: &[u8]| masked_is(source, mask, false, value, Some(Family::V4)).is_some();
+        assert!(seen(&[255, 0, 0, 0], &[10, 0, 0, 0]));
+        assert!(!seen(&[255], &[10, 0, 0, 0]));
+        assert!(!seen(&[255, 0, 0, 0], &[10]));
+    }
+}
