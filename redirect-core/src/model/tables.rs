@@ -238,3 +238,25 @@ fn jumps_to(entry: &Entry, chain: &Chain) -> bool {
         Entry::Foreign(rule) => rule.jumps_to().as_ref() == Some(chain),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::Hook;
+
+    #[test]
+    fn only_a_rule_that_is_there_is_deleted() {
+        let output = Chain::Hook(Hook::Output);
+        let mut tables = Tables::default();
+        for port in ["80", "443"] {
+            let rule = crate::parse::entry(&format!("-p tcp -m tcp --dport {port} -j RETURN"));
+            tables.insert(Table::Nat, output.clone(), 1, rule);
+        }
+        for number in [0, 3, 4] {
+            assert_eq!(tables.delete(Table::Nat, &output, number), None, "{number}");
+        }
+        let deleted = tables.delete(Table::Nat, &output, 2).map(|entry| format!("{entry}"));
+        assert_eq!(deleted.as_deref(), Some("-p tcp -m tcp --dport 80 -j RETURN"));
+        assert_eq!(tables.delete(Table::Nat, &output, 2), None);
+    }
+}

@@ -335,12 +335,13 @@ fn copy(body: &mut Writer, attributes: &RawAttributes, allowed: &[u16]) {
 
 /// Elements by message.
 fn messages(elements: &[RawAttributes]) -> Vec<&[RawAttributes]> {
+    // With a header for each attribute and one for the element, and padding.
     let size = |element: &RawAttributes| {
-        element.iter().map(|(_, value)| value.len().saturating_add(8)).sum::<usize>()
+        element.iter().map(|(_, value)| value.len().saturating_add(8)).sum::<usize>().saturating_add(8)
     };
     let (mut parts, mut start, mut bytes) = (Vec::new(), 0, 0_usize);
     for (index, element) in elements.iter().enumerate() {
-        bytes = bytes.saturating_add(size(element)).saturating_add(8);
+        bytes = bytes.saturating_add(size(element));
         if bytes > ELEMENT_BYTES {
             parts.extend(elements.get(start..index));
             (start, bytes) = (index, size(element));
@@ -384,4 +385,23 @@ fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, number
             out.u32(by_number, *number);
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn elements_go_into_as_few_messages_as_hold_them() {
+        // With its headers a quarter of a message, and one byte more.
+        let element = |more: usize| vec![(attribute::element::KEY, vec![0; ELEMENT_BYTES / 4 - 16 + more])];
+        for (more, numbers) in [(0, &[4, 4, 1][..]), (1, &[3, 3, 3])] {
+            let elements = vec![element(more); 9];
+            let parts = messages(&elements);
+            assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), numbers);
+        }
+        assert!(messages(&[]).is_empty());
+        assert!(ELEMENT_BYTES > 32 * 1024 && ELEMENT_BYTES < usize::from(u16::MAX) - 1024);
+    }
 }

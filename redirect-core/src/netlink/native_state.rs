@@ -465,6 +465,39 @@ mod tests {
     }
 
     #[test]
+    fn chains_of_old_rules_come_behind_those_that_are_there() {
+        let [old, new] = ["1", "2"].map(|ports| NativeState::wanted(&plan(ports), NativeForm::Plain));
+        let chains = |state: &NativeState| state.tables[nft_table(Table::Nat)].chains.clone();
+        let number = chains(&old).len();
+        assert!(number > 4);
+        for from in [NativeState::default(), new] {
+            let all = chains(&from.before_rules_of(&old, Table::Nat));
+            let mut places: Vec<_> = all.values().map(|chain| chain.place).collect();
+            places.sort_unstable();
+            assert_eq!(places, (0..number).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn the_end_of_no_interval_is_no_element() {
+        let with = |port: u16, flags: u32| {
+            let mut element = super::super::wire::Writer::default();
+            element.nested(attribute::element::KEY, |key| {
+                key.bytes(attribute::data::VALUE, &port.to_be_bytes());
+            });
+            element.u32(attribute::element::FLAGS, flags);
+            let mut set = SetState::default();
+            set.add(element.attributes()).unwrap();
+            set.meaning
+        };
+        let end = abi::set::END_OF_INTERVAL;
+        assert!(with(0, end).is_empty());
+        let others = [with(0, 0), with(80, 0), with(80, end)];
+        assert!(others.iter().all(|meaning| meaning.len() == 1));
+        assert!(others[0] != others[1] && others[1] != others[2]);
+    }
+
+    #[test]
     fn a_sleeping_table_and_another_policy_are_differences() {
         let wanted = NativeState::wanted(&plan("1"), NativeForm::Plain);
         for table in NFT_TABLES.into_iter().filter(|name| wanted.tables.contains_key(*name)) {

@@ -475,4 +475,103 @@ mod tests {
         assert!(same(("counter", |out| out.u64(1, 1)), ("counter", |out| out.u64(1, 2))));
         assert!(!same(("strange", |out| out.u64(1, 1)), ("strange", |out| out.u64(1, 2))));
     }
+    #[test]
+    fn only_the_type_of_an_address_is_told_by_where_it_leads() {
+        use crate::netlink::abi::fib;
+        let looked_up = |result: u32, flags: u32| {
+            let mut data = Writer::default();
+            data.u32(attribute::fib::DESTINATION, 1);
+            data.u32(attribute::fib::RESULT, result);
+            data.u32(attribute::fib::FLAGS, flags);
+            match Expression::fib(data.attributes()) {
+                Some(Expression::Load { to: 1, field }) => Some(field),
+                Some(other) => panic!("{other:?}"),
+                None => None,
+            }
+        };
+        let loads = |end| Some(Field::AddressType(end));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE), loads(End::Source));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::DESTINATION), loads(End::Destination));
+        // By which interface, and of an address that comes in by the same.
+        assert_eq!(looked_up(1, fib::SOURCE), None);
+        assert_eq!(looked_up(1, fib::DESTINATION), None);
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE | 8), None);
+    }
+
+    /// A rule that looks up in a set what an expression loads into the first register.
+    fn look_up(load: (&str, Body), set: &str) -> Writer {
+        let mut writer = list(&[load]);
+        writer.nested(attribute::list::ELEMENT, |element| {
+            element.text(attribute::expression::NAME, "lookup");
+            element.nested(attribute::expression::DATA, |data| {
+                data.text(attribute::lookup::SET, set);
+                data.u32(attribute::lookup::SOURCE, 1);
+            });
+        });
+        writer
+    }
+
+    #[test]
+    fn what_is_looked_up_in_a_set_that_is_not_known_is_told_by_its_name() {
+        macro_rules! load {
+            ($key:ident) => {
+                |out| {
+                    out.u32(attribute::meta::KEY, meta::$key);
+                    out.u32(attribute::meta::DESTINATION, 1);
+                }
+            };
+        }
+        let loads: [(Body, &str); 9] = [
+            (load!(MARK), "meta mark"),
+            (load!(IN_INTERFACE), "iifname"),
+            (load!(OUT_INTERFACE), "oifname"),
+            (load!(SOCKET_USER), "meta skuid"),
+            (load!(SOCKET_GROUP), "meta skgid"),
+            (load!(FAMILY), "meta nfproto"),
+            (load!(PROTOCOL), "meta l4proto"),
+            (load!(IN_INDEX), "iif"),
+            (load!(OUT_INDEX), "oif"),
+        ];
+        for (load, name) in loads {
+            let conditions = seen::rule(look_up(("meta", load), "gone").attributes()).conditions;
+            assert_eq!(conditions, [Condition::Unknown(std::format!("{name} in a set"))]);
+        }
+    }
+
+    #[test]
+    fn sets_are_followed_up_to_a_number_of_elements() {
+        let mut elements = Writer::default();
+        for port in [80_u16, 443] {
+            elements.nested(attribute::list::ELEMENT, |element| {
+                element.nested(attribute::element::KEY, |key| {
+                    key.bytes(attribute::data::VALUE, &port.to_be_bytes());
+                });
+            });
+        }
+        let mut declared = Writer::default();
+        declared.u32(attribute::set::KEY_LENGTH, 2);
+        let mut set = sets::Set::default();
+        set.declare(declared.attributes());
+        set.take(elements.attributes());
+        let sets = [("ports".to_string(), set)].into();
+        let port: Body = |out| {
+            out.u32(attribute::payload::DESTINATION, 1);
+            out.u32(attribute::payload::BASE, base::TRANSPORT);
+            out.u32(attribute::payload::OFFSET, 2);
+            out.u32(attribute::payload::LENGTH, 2);
+        };
+        let rule = look_up(("payload", port), "ports");
+        let told = |before: usize| {
+            let mut looked_up = before;
+            let rule = seen::rule_with(rule.attributes(), None, &sets, &mut looked_up);
+            (rule.to_string(), looked_up)
+        };
+        let (all, most) = ("th dport @ports".to_string(), seen::MOST_LOOKED_UP);
+        assert_eq!(told(most - 2), (all, most));
+        for before in [most - 1, most] {
+            let (rule, looked_up) = told(before);
+            assert!(rule.contains("more is looked up than is followed"), "{rule}");
+            assert_eq!(looked_up, before);
+        }
+    }
 }

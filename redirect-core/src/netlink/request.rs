@@ -188,3 +188,36 @@ fn question(kind: u16, flags: u16, sequence: u32, family: u8, body: impl FnOnce(
     // A question is short; it always fits.
     writer.finish().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::{Messages, Observed};
+
+    #[test]
+    fn a_generation_names_its_number_and_who_made_it() {
+        let told = |kind: u16, has_process: bool, has_name: bool| {
+            let head = Head { kind, flags: 0, sequence: 1, family: family::UNSPECIFIED, resource: 0 };
+            let mut writer = Writer::default();
+            writer.message(head, |body| {
+                body.u32(attribute::generation::ID, 7);
+                if has_process {
+                    body.u32(attribute::generation::PROCESS, 4711);
+                }
+                if has_name {
+                    body.text(attribute::generation::PROCESS_NAME, "nft");
+                }
+            });
+            let bytes = writer.finish().unwrap();
+            let message = Messages::new(&bytes).next().unwrap();
+            let (process, name) = writer_in(&message).unzip();
+            (generation_in(&message), process, name.map(alloc::string::String::from))
+        };
+        assert_eq!(told(kind::NEW_GENERATION, true, true), (Some(7), Some(4711), Some("nft".into())));
+        assert_eq!(told(kind::NEW_GENERATION, false, true), (Some(7), None, None));
+        assert_eq!(told(kind::NEW_GENERATION, true, false), (Some(7), None, None));
+        assert_eq!(told(kind::NEW_TABLE, true, true), (None, None, None));
+        assert_eq!(Observed::at(7).generation(), Some(7));
+        assert_eq!(Observed::at(7).of_any_generation().generation(), None);
+    }
+}

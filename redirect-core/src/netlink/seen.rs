@@ -35,7 +35,7 @@ const VERDICT_MASK: u32 = 0xff;
 /// The type of an address of our own (`RTN_LOCAL`).
 const LOCAL_TYPE: u32 = 2;
 /// How many elements of sets all rules of a ruleset look up at most: each has those of its set, and others may make any number of either.
-const MOST_LOOKED_UP: usize = 1 << 18;
+pub(super) const MOST_LOOKED_UP: usize = 1 << 18;
 
 /// Reads the expressions of a rule; of which family its table is, and what is in sets, is not known.
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {

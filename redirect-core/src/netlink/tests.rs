@@ -5,7 +5,7 @@ use super::{
     abi::{self, attribute, flags, kind, meta},
     decode,
     expression::Expressions,
-    iptables,
+    iptables, reading,
     wire::{Attribute, Head, Message, Writer},
 };
 use crate::{
@@ -562,6 +562,41 @@ fn state(chains: &[(OurChain, Vec<u16>)]) -> RuleState {
         state.declare(Table::Nat, Hook::Output.into()).push(parse::entry(&jump));
     }
     state
+}
+
+#[test]
+fn no_address_at_all_is_compared_with_every_bit_masked() {
+    let none = Match::Destination(Is::not_equals("0.0.0.0/0".parse().unwrap()));
+    let rule = Rule { matches: [none].into(), target: Target::Return };
+    let bytes = expressions(&rule, Family::V4);
+    assert_eq!(decoded(&bytes, Family::V4), Some(rule));
+    let lengths = Attribute(&bytes).attributes().filter_map(|(_, element)| {
+        let (name, data) = reading::name_and_data(element)?;
+        (name == "payload").then(|| data.find(attribute::payload::LENGTH)?.u32())?
+    });
+    assert_eq!(lengths.collect::<Vec<_>>(), [4]);
+}
+
+#[test]
+fn nothing_goes_into_a_chain_that_is_not_there() {
+    let nothing = Observed::at(1);
+    let entry = parse::entry("-p tcp -j RETURN");
+    let chain = || Chain::from(OurChain::Output);
+    for step in [
+        Step::Append(chain(), entry.clone()),
+        Step::Insert(chain(), 1, entry.clone()),
+        Step::Delete(chain(), entry),
+        Step::Flush(chain()),
+        Step::RemoveChain(chain()),
+    ] {
+        // Neither in one that nobody has made, nor in one that is gone.
+        for before in [&[][..], &[Step::DeclareEmpty(chain()), Step::RemoveChain(chain())]] {
+            let steps = [before, core::slice::from_ref(&step)].concat();
+            let change = Change { tables: [TableChange { table: Table::Nat, steps }].into() };
+            let refused = Batch::new(&nothing).change(Family::V4, &change);
+            assert!(matches!(refused, Err(BatchError::NoSuchChain(_))), "{before:?} {step:?}: {refused:?}");
+        }
+    }
 }
 
 #[test]

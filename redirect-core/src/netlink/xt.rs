@@ -514,6 +514,12 @@ mod tests {
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
         tcp[8] = 1;
         assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");
+        // A flag that is to be set and is not looked at, and flags that are not none.
+        for (set, inverted) in [(2, 0), (0, 8), (2, 8)] {
+            let mut flags = [0; 16];
+            (flags[10], flags[11]) = (set, inverted);
+            assert_eq!(decode_match("tcp", 0, &flags), None, "{set} {inverted}");
+        }
     }
 
     #[test]

@@ -248,9 +248,9 @@ fn target_text(target: &Target, scope: Scope) -> String {
             if let Some(value) = masked.whole() {
                 return format!("counter ct mark set {}", mark(value));
             }
-            // As nft lists it: what is kept, together with what is put there.
-            let kept = !masked.mask() | masked.value();
-            format!("counter ct mark set ct mark & {kept:#010x} | {:#010x}", masked.value())
+            // As nft lists it: without the bits that are cleared, with those that are set.
+            let cleared = masked.mask() & !masked.value();
+            format!("counter ct mark set ct mark & {:#010x} | {:#010x}", !cleared, masked.value())
         }
         Target::ConntrackZone(zone) => format!("counter ct zone set {zone}"),
     }

@@ -254,3 +254,19 @@ pub(super) fn interface_name(number: u128) -> String {
     let bytes = number.to_be_bytes();
     bytes.into_iter().take_while(|byte| *byte != 0).map(char::from).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_changed_in_some_bits_keeps_the_others() {
+        let mut packets = Packets::all(Family::V4);
+        packets.set_one(Field::Mark, 0xff_u32);
+        let mark = MarkNow::of(Field::Mark).changed(0xf, 0x1);
+        assert_eq!(mark.value(&packets), Some(0xf1));
+        assert_eq!(mark.changed(0xf0, 0x20).value(&packets), Some(0x21));
+        assert_eq!(mark.changed(u32::MAX, 7).value(&packets), Some(7));
+        assert_eq!(MarkNow::unknown().changed(0xf, 1).value(&packets), None);
+    }
+}

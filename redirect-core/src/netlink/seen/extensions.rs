@@ -140,3 +140,32 @@ pub(super) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option
         _ => target_named(name),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_states_are_where_the_revision_has_them() {
+        let seen = |revision: u32, states: [u8; 2], flags: u16, inverted: u16| {
+            let mut info = [0; 156];
+            info[146..148].copy_from_slice(&flags.to_ne_bytes());
+            info[148..150].copy_from_slice(&inverted.to_ne_bytes());
+            info[150..152].copy_from_slice(&states);
+            extension_match("conntrack", revision, &info)
+        };
+        let state = |not: bool| Condition::State(Is { value: state::INVALID | state::NEW, not });
+        let states = u8::try_from(state::INVALID | state::NEW).unwrap();
+        let wide = u16::from(states).to_ne_bytes();
+        assert_eq!(seen(1, [states, 0xff], 1, 0), Some([state(false)].into()));
+        for revision in [2, 3] {
+            assert_eq!(seen(revision, wide, 1, 0), Some([state(false)].into()));
+            assert_eq!(seen(revision, wide, 1, 1), Some([state(true)].into()));
+        }
+        assert_eq!(seen(3, wide, 1 | 2, 0), None, "the protocol is compared, too");
+        assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1, 0), None, "a state of translated connections");
+        let reply = |value: bool| Condition::IsReply(Is { value: true, not: !value });
+        assert_eq!(seen(3, wide, 1 | XT_DIRECTION, 0), Some([reply(false), state(false)].into()));
+        assert_eq!(seen(3, wide, 1 | XT_DIRECTION, XT_DIRECTION), Some([reply(true), state(false)].into()));
+    }
+}

@@ -194,3 +194,25 @@ fn of_direction(is_reply: bool) -> Set {
 fn of_flags(covers: impl Fn(u8) -> bool) -> Set {
     Set::of((0..=u8::MAX).filter(|flags| covers(*flags)).map(|flags| (flags.into(), flags.into())).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::Tracked;
+
+    #[test]
+    fn states_of_connections_are_those_that_a_rule_of_a_plan_names() {
+        let held = |state: ConnState, direction: Option<Direction>| {
+            let tracked = Match::Tracked(Tracked { state, direction });
+            let Test::In(Field::State, set) = Test::of_plain(&tracked, Family::V4) else {
+                panic!("{tracked:?}")
+            };
+            (0..=state::UNTRACKED).filter(|state| set.contains(*state)).collect::<Vec<_>>()
+        };
+        let related = ConnState::RelatedOrEstablished;
+        assert_eq!(held(related, None), [state::RELATED, state::ESTABLISHED, state::REPLY]);
+        assert_eq!(held(related, Some(Direction::Original)), [state::RELATED, state::ESTABLISHED]);
+        assert_eq!(held(related, Some(Direction::Reply)), [state::REPLY]);
+        assert_eq!(held(ConnState::Invalid, None), [state::INVALID]);
+    }
+}
