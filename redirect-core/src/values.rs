@@ -760,6 +760,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranges_of_both_families_are_counted() {
+        let ranges =
+            |texts: &[&str]| -> Cidrs { texts.iter().map(|text| text.parse::<IpNet>().unwrap()).collect() };
+        for (texts, number) in
+            [(&[][..], 0), (&["10.0.0.0/8"], 1), (&["10.0.0.0/8", "fd00::/8", "fe80::/10"], 3)]
+        {
+            let ranges = ranges(texts);
+            assert_eq!(
+                (ranges.len(), ranges.is_empty(), ranges.iter().count()),
+                (number, number == 0, number)
+            );
+        }
+    }
+
+    #[test]
     fn ports_are_read_strictly() {
         assert_eq!("15001".parse(), Ok(Port::known(15001)));
         assert_eq!("0x50".parse(), Ok(Port::known(80)));

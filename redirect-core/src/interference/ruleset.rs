@@ -7,7 +7,7 @@ pub use lookup::{Among, Selector, VerdictMap};
 
 use crate::{
     netlink::Sets,
-    render,
+    render::{self, Ports},
     rule::{Hook, Is, Match, Rule, Target},
     values::{Family, PortRange},
 };
@@ -374,7 +374,7 @@ impl fmt::Display for Condition {
                 write!(f, "-m multiport {}--sports ", not(is.not))?;
                 for (index, range) in is.value.iter().enumerate() {
                     let comma = if index == 0 { "" } else { "," };
-                    write!(f, "{comma}{}:{}", range.first(), range.last())?;
+                    write!(f, "{comma}{}", Ports(*range))?;
                 }
                 Ok(())
             }

@@ -344,6 +344,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_one_port_and_nothing_else_is_a_redirection_to_that_port() {
+        let does = |options: &str| statement("-j", "REDIRECT", &words(options));
+        assert_eq!(does("--to-ports 15001"), Statement::Redirect(15001));
+        for options in
+            ["", "--to-ports 15001 --random", "--random --to-ports 15001", "--to-ports 15001-15002"]
+        {
+            assert_eq!(does(options), Statement::Translate("REDIRECT".into()), "{options}");
+        }
+    }
+
+    #[test]
+    fn what_stands_between_quotation_marks_is_one_word() {
+        for (line, all) in [
+            ("-p tcp  -j DROP", &["-p", "tcp", "-j", "DROP"][..]),
+            (r#"--comment "a -j ACCEPT" -j DROP"#, &["--comment", "a -j ACCEPT", "-j", "DROP"]),
+            (r#"--comment "" -j DROP"#, &["--comment", "", "-j", "DROP"]),
+            (r#"--comment "a \"b\" c\\" -j DROP"#, &["--comment", r#"a "b" c\"#, "-j", "DROP"]),
+            (r#"-j DROP --comment "a b"#, &["-j", "DROP", "--comment", "a b"]),
+            (r"-j DROP\", &["-j", r"DROP\"]),
+            ("-j DROP \"\"", &["-j", "DROP", ""]),
+        ] {
+            assert_eq!(words(line), all, "{line}");
+        }
+    }
+
+    #[test]
     fn marks_that_are_saved_or_restored_in_part_are_not_taken_for_whole_ones() {
         let unknown = || Statement::Unknown("-j CONNMARK".into());
         for (options, does) in [

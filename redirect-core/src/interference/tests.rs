@@ -7,7 +7,13 @@ use crate::{
     Redirect, render,
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
-use std::{format, net::IpAddr, string::ToString, vec, vec::Vec};
+use std::{
+    format,
+    net::IpAddr,
+    string::{String, ToString},
+    vec,
+    vec::Vec,
+};
 
 const OWN: &str = "10.1.0.2";
 
@@ -387,6 +393,22 @@ fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
     assert_eq!((policy.base_chain.as_str(), policy.hook), ("OUTPUT", Some((Hook::Output, -100))));
     let whole = place("!dormant");
     assert_eq!((whole.base_chain.as_str(), whole.hook), ("", None));
+}
+
+/// A chain of others whose last jump but one is this many jumps away from where packets come in.
+fn nested(jumps: usize) -> String {
+    let jump = |number: usize| format!("-A c{number} -j c{}\n", number + 1);
+    let jumps: String = (0..jumps).map(jump).collect::<String>() + &format!("-A c{jumps} -j DROP");
+    format!("*theirs\n:c0 output -150 nat\n{jumps}")
+}
+
+#[test]
+fn chains_are_followed_as_deep_as_the_kernel_follows_them() {
+    let plan = plan(&[]);
+    for (jumps, chain) in [(1, Some("c1")), (16, Some("c16")), (17, None)] {
+        let findings = found(&plan, &nested(jumps));
+        assert_eq!(findings.first().map(|finding| finding.place.chain.as_str()), chain, "{jumps}");
+    }
 }
 
 #[test]

@@ -53,13 +53,11 @@ impl<'a> Flow<'a> {
         let kinds = [Traffic::Inbound, Traffic::Outbound, Traffic::ProxyToSelf, Traffic::Dns];
         let flows = kinds.into_iter().map(|traffic| {
             let hook = if traffic == Traffic::Inbound { Hook::Prerouting } else { Hook::Output };
-            let mut flow = Self { traffic, hook, rules, usual: Vec::new() };
-            for packet in packets(traffic, family, pod, &constants) {
-                if flow.usual.len() < MOST_USUAL && flow.capture(&packet).is_some() {
-                    flow.usual.push(packet);
-                }
-            }
-            flow
+            let flow = Self { traffic, hook, rules, usual: Vec::new() };
+            let all = packets(traffic, family, pod, &constants).into_iter();
+            let captured = all.filter(|packet| flow.capture(packet).is_some());
+            let usual = captured.take(MOST_USUAL).collect();
+            Self { usual, ..flow }
         });
         flows.filter(|flow| !flow.usual.is_empty()).collect()
     }

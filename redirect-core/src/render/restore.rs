@@ -162,7 +162,7 @@ impl fmt::Display for Net {
 }
 
 /// `80`, or `80:90`.
-struct Ports(PortRange);
+pub(crate) struct Ports(pub(crate) PortRange);
 
 impl fmt::Display for Ports {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

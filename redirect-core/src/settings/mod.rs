@@ -145,6 +145,18 @@ mod recorded;
 mod tests {
     use super::*;
 
+    #[test]
+    fn what_is_no_settings_is_noted_in_order() {
+        let mut raw = RawSettings::new();
+        assert_eq!(raw.refused(), &InputErrors::default());
+        let mut noted = InputErrors::default();
+        for (flag, problem) in [("unheard-of", Problem::NotANumber), ("another", Problem::LeadingZero)] {
+            raw.refuse(Source::Flag(flag), "1", problem.clone());
+            noted.push(Source::Flag(flag), "1", problem);
+        }
+        assert_eq!(raw.refused(), &noted);
+    }
+
     fn environment(pairs: &[(&str, &str)]) -> RawSettings {
         let mut raw = RawSettings::new();
         raw.read_environment(

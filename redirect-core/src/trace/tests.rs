@@ -12,7 +12,10 @@ use crate::{
     rule::{Hook, Is},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
-use alloc::{format, string::ToString};
+use alloc::{
+    format,
+    string::{String, ToString},
+};
 
 fn plan(settings: &[(Key, &'static str)]) -> crate::RulePlan {
     let mut raw = RawSettings::new();
@@ -169,6 +172,17 @@ fn rules_of_others_are_met_as_far_as_they_are_understood() {
     }
     let trace = through("*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT", &app("192.0.2.1:80"));
     assert_eq!(trace.may, [outbound, Fate::Dropped].into());
+}
+
+#[test]
+fn chains_are_followed_as_deep_as_the_kernel_follows_them() {
+    let fate = |jumps: usize| {
+        let jump = |number: usize| format!("-A c{number} -j c{}\n", number + 1);
+        let jumps = (1..jumps).map(jump).collect::<String>() + &format!("-A c{jumps} -j DROP");
+        through(&format!("*filter\n-A OUTPUT -j c1\n{jumps}\nCOMMIT"), &app("192.0.2.1:80")).fate()
+    };
+    assert_eq!([1, 16].map(fate), [Fate::Dropped; 2]);
+    assert_eq!(fate(17), to_proxy(Listener::Outbound, 15001, true));
 }
 
 #[test]

@@ -168,4 +168,130 @@ mod tests {
         assert_eq!(seen(3, wide, 1 | XT_DIRECTION, 0), Some([reply(false), state(false)].into()));
         assert_eq!(seen(3, wide, 1 | XT_DIRECTION, XT_DIRECTION), Some([reply(true), state(false)].into()));
     }
+    /// The info of an extension: numbers of 32 bits, one after the other.
+    fn words(numbers: &[u32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn types_of_addresses_are_asked_of_either_end() {
+        let local = |value, not| Condition::Local(Is { value, not });
+        let seen = |revision: u32, source: u16, destination: u16, rest: &[u32]| {
+            let types = [source.to_ne_bytes(), destination.to_ne_bytes()].concat();
+            extension_match("addrtype", revision, &[types, words(rest)].concat())
+        };
+        let (from, to) = (|not| local(End::Source, not), |not| local(End::Destination, not));
+        assert_eq!(seen(0, LOCAL_TYPES, 0, &[0, 0]), Some([from(false)].into()));
+        assert_eq!(seen(0, LOCAL_TYPES, 0, &[1, 0]), Some([from(true)].into()));
+        assert_eq!(seen(0, LOCAL_TYPES, LOCAL_TYPES, &[0, 1]), Some([from(false), to(true)].into()));
+        assert_eq!(seen(0, LOCAL_TYPES | 1, 0, &[0, 0]), None, "one of two types");
+        for (flags, source, destination) in
+            [(0, false, false), (1, true, false), (2, false, true), (3, true, true)]
+        {
+            let both = Some([from(source), to(destination)].into());
+            assert_eq!(seen(1, LOCAL_TYPES, LOCAL_TYPES, &[flags]), both);
+            assert_eq!(seen(1, 0, LOCAL_TYPES, &[flags]), Some([to(destination)].into()));
+        }
+        assert_eq!(seen(1, LOCAL_TYPES, 0, &[4]), None, "of the interface it came in by");
+    }
+
+    #[test]
+    fn owners_marks_and_source_ports_are_seen() {
+        let owner = |asked: u8, inverted: u8| {
+            let info = [words(&[1000, 1000, 7, 9]), [asked, inverted].into()].concat();
+            let seen = extension_match("owner", 1, &info)?;
+            Some(seen.iter().map(alloc::string::ToString::to_string).collect::<Vec<_>>().join(" "))
+        };
+        for (asked, inverted, text) in [
+            (1, 0, "-m owner --uid-owner 1000"),
+            (1, 1, "-m owner ! --uid-owner 1000"),
+            (2, 1, "meta skgid { 7-9 }"),
+            (2, 2, "meta skgid != { 7-9 }"),
+            (3, 2, "-m owner --uid-owner 1000 meta skgid != { 7-9 }"),
+        ] {
+            assert_eq!(owner(asked, inverted).as_deref(), Some(text));
+        }
+        assert_eq!(owner(4, 0), None, "of whether there is a socket");
+        for not in [false, true] {
+            let info = [words(&[5, 7]), [u8::from(not), 0, 0, 0].into()].concat();
+            let is = Is { value: 5, not };
+            assert_eq!(
+                extension_match("mark", 1, &info),
+                Some([Condition::MarkBits { mask: 7, is: is.clone() }].into())
+            );
+            let connection = Condition::ConnMarkBits { mask: 7, is };
+            assert_eq!(extension_match("connmark", 1, &info), Some([connection].into()));
+        }
+        let ports = |direction: u8| {
+            let mut info = [0; 48];
+            (info[0], info[1]) = (direction, 1);
+            info[2..4].copy_from_slice(&80_u16.to_ne_bytes());
+            let seen = extension_match("multiport", 1, &info)?;
+            seen.first().map(alloc::string::ToString::to_string)
+        };
+        assert_eq!(ports(0).as_deref(), Some("-m multiport --sports 80"));
+        assert_eq!(ports(1).as_deref(), Some("-m multiport --dports 80"));
+        assert_eq!(ports(2), None, "of either end");
+    }
+
+    #[test]
+    fn marks_of_connections_are_set_saved_and_restored() {
+        const ALL: u32 = u32::MAX;
+        let unknown = || Statement::Unknown("-j CONNMARK".to_owned());
+        let first = |mode: u8, words_of: [u32; 3]| {
+            extension_target("CONNMARK", 1, &[words(&words_of), [mode, 0, 0, 0].into()].concat())
+        };
+        let second = |mode: u8, words_of: [u32; 3], shift: [u8; 2]| {
+            let rest = [shift[0], shift[1], mode, 0].into();
+            extension_target("CONNMARK", 2, &[words(&words_of), rest].concat())
+        };
+        let set = Some(Statement::SetConnMark { mask: 0xff, value: 7 });
+        assert_eq!((first(0, [7, 0xff, ALL]), second(0, [7, 0xff, ALL], [0, 0])), (set.clone(), set));
+        assert_eq!(second(0, [7, 0xff, ALL], [1, 0]), Some(unknown()), "shifted to the other side");
+        assert_eq!(second(0, [7, 0xff, ALL], [0, 3]), Some(unknown()), "shifted by three");
+        for (mode, whole, part) in
+            [(1, Statement::SaveMark, unknown()), (2, Statement::RestoreMark, Statement::SetMark(None))]
+        {
+            assert_eq!(first(mode, [0, ALL, ALL]), Some(whole.clone()));
+            assert_eq!(second(mode, [0, ALL, ALL], [0, 0]), Some(whole));
+            for masks in [[0, 0xff, ALL], [0, ALL, 0xff]] {
+                assert_eq!(first(mode, masks), Some(part.clone()));
+                assert_eq!(second(mode, masks, [0, 0]), Some(part.clone()));
+            }
+            assert_eq!(second(mode, [0, ALL, ALL], [0, 1]), Some(part));
+        }
+    }
+
+    #[test]
+    fn a_proxy_is_handed_packets_by_its_port() {
+        let first = [words(&[0xff, 1, 0]), 15006_u16.to_be_bytes().into(), [0, 0].into()].concat();
+        let second =
+            |port: u16| [words(&[0xff, 1, 0, 0, 0, 0]), port.to_be_bytes().into(), [0, 0].into()].concat();
+        let to = |port| Some(Statement::Tproxy { port, mark: Some((0xff, 1)), ends: true });
+        assert_eq!(extension_target("TPROXY", 0, &first), to(Some(15006)));
+        assert_eq!(extension_target("TPROXY", 1, &second(15001)), to(Some(15001)));
+        assert_eq!(extension_target("TPROXY", 1, &second(0)), to(None), "the port the packet goes to");
+        // Too short to say so, or of a revision that nobody knows.
+        let some = Statement::Tproxy { port: None, mark: None, ends: true };
+        for (revision, info) in [(1, &first[..]), (0, &first[..8]), (2, &second(15001)[..])] {
+            assert_eq!(extension_target("TPROXY", revision, info), Some(some.clone()), "{revision}");
+        }
+    }
+
+    #[test]
+    fn connection_tracking_is_left_out_or_divided() {
+        let info = |flags: u16, zone: u16| {
+            let mut info = [0; 64];
+            info[0..2].copy_from_slice(&flags.to_ne_bytes());
+            info[2..4].copy_from_slice(&zone.to_ne_bytes());
+            info
+        };
+        for revision in [0, 1, 2] {
+            let seen = extension_target("CT", revision, &info(u16::from(XT_NOTRACK), 0));
+            assert_eq!(seen, Some(Statement::Untrack));
+        }
+        assert_eq!(extension_target("CT", 2, &info(0, 2)), Some(Statement::Zone(2)));
+        assert_eq!(extension_target("CT", 2, &info(8, 2)), target_named("CT"), "of one direction");
+        assert_eq!(extension_target("MARK", 2, &words(&[5, 0xff])), Some(marked(Some((5, 0xff)))));
+    }
 }
