@@ -63,8 +63,7 @@ impl<'a> Reader<'a> {
             Expression::Load { to, field } => self.registers.load(to, field),
             Expression::Value { to, value } => self.registers.set(to, value),
             Expression::Bitwise { from, to, mask, flip, .. } => {
-                let loaded = self.registers.change(from, to, mask, flip)?;
-                is_readable(&loaded).then_some(())?;
+                self.registers.change(from, to, mask, flip)?;
             }
             Expression::Compare { register, operator, value } => {
                 let loaded = self.registers.get(register)?;
@@ -114,15 +113,6 @@ impl<'a> Reader<'a> {
         }
         self.matches.extend(found);
         Some(())
-    }
-}
-
-/// Whether a rule of ours changes bits so: it masks a field, or sets some bits of the connection's mark.
-fn is_readable(loaded: &Loaded<'_>) -> bool {
-    match (loaded.origin, loaded.bits) {
-        (Origin::Field(_), Bits::Masked(_)) => true,
-        (Origin::Field(Field::Ct(ct::MARK)), Bits::Flipped { mask, flip }) => set_bits(mask, flip).is_some(),
-        (_, _) => false,
     }
 }
 

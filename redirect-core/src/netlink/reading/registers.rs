@@ -156,10 +156,10 @@ impl<'a> Registers<'a> {
         to: u32,
         mask: &'a [u8],
         flip: &'a [u8],
-    ) -> Option<Loaded<'a>> {
+    ) -> Option<()> {
         let loaded = self.get(from)?.changed(mask, flip);
         self.put(to, loaded);
-        Some(loaded)
+        Some(())
     }
 
     /// Changes the order of bytes of what is loaded; none where nothing is loaded.
