@@ -155,6 +155,8 @@ mod tests {
             noted.push(Source::Flag(flag), "1", problem);
         }
         assert_eq!(raw.refused(), &noted);
+        let sources = raw.refused().into_iter().map(|error| error.source);
+        assert!(sources.eq(["unheard-of", "another"].map(Source::Flag)));
     }
 
     fn environment(pairs: &[(&str, &str)]) -> RawSettings {

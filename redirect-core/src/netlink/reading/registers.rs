@@ -149,7 +149,7 @@ impl<'a> Registers<'a> {
         self.put(to, Loaded::whole(Origin::Other(name)));
     }
 
-    /// Changes bits of what is loaded, and says what that makes of it; none where nothing is loaded.
+    /// Changes bits of what is loaded; none where nothing is loaded.
     pub(in super::super) fn change(
         &mut self,
         from: u32,
