@@ -175,6 +175,19 @@ fn rules_of_others_are_met_as_far_as_they_are_understood() {
 }
 
 #[test]
+fn the_steps_of_the_first_way_are_recorded_where_they_are_asked_for() {
+    let others = "*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT";
+    let rules = Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
+    let recorded = |records: bool| {
+        let (ways, fates) = rules.ways(&app("192.0.2.1:80"), records);
+        assert_eq!(fates.len(), 2);
+        ways.iter().map(|way| !way.steps.is_empty()).collect::<Vec<_>>()
+    };
+    assert_eq!(recorded(true), [true, false]);
+    assert_eq!(recorded(false), [false, false]);
+}
+
+#[test]
 fn chains_are_followed_as_deep_as_the_kernel_follows_them() {
     let fate = |jumps: usize| {
         let jump = |number: usize| format!("-A c{number} -j c{}\n", number + 1);

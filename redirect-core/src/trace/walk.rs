@@ -77,7 +77,7 @@ pub(super) struct Way {
     pub(super) decided: Option<usize>,
 }
 
-/// Every way that packets take, up to so many. `None` where there are more.
+/// Every way that packets take, up to so many, and whether those are all. The steps of the first are recorded, if they are asked for.
 pub(super) fn all(
     rules: &Rules,
     packets: &Packets,
