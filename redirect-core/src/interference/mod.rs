@@ -19,6 +19,8 @@ mod visit;
 
 pub use opening::{Opener, Opening, captures, is_own, proxy_users};
 pub use save::add_saved;
+#[cfg(test)]
+pub(crate) use save::saved_rule;
 pub(crate) use save::{marked, owned_by, target_named};
 
 use crate::{plan::RulePlan, rule::Hook, values::Family};

@@ -106,6 +106,12 @@ pub(super) fn words(line: &str) -> Vec<String> {
     words
 }
 
+/// A rule in the words of iptables-save.
+#[cfg(test)]
+pub(crate) fn saved_rule(text: &str) -> SeenRule {
+    rule(&words(text))
+}
+
 pub(super) fn rule(words: &[String]) -> SeenRule {
     let mut rule = SeenRule::default();
     let (mut module, mut words) = ("", words);

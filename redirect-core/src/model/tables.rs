@@ -259,4 +259,118 @@ mod tests {
         assert_eq!(deleted.as_deref(), Some("-p tcp -m tcp --dport 80 -j RETURN"));
         assert_eq!(tables.delete(Table::Nat, &output, 2), None);
     }
+    fn entry(text: &str) -> Entry {
+        crate::parse::entry(text)
+    }
+
+    #[test]
+    fn a_step_does_what_it_says_or_is_refused_as_the_kernel_refuses_it() {
+        let (hook, own, other) = (
+            || Chain::Hook(Hook::Output),
+            || Chain::named("ISTIO_OUTPUT"),
+            || Chain::named("ISTIO_REDIRECT"),
+        );
+        let rule = |port: u16| entry(&format!("-p tcp -m tcp --dport {port} -j RETURN"));
+        let jump = || entry("-j ISTIO_OUTPUT");
+        let before = || {
+            let mut tables = Tables::new();
+            let steps = [
+                Step::DeclareEmpty(own()),
+                Step::DeclareEmpty(other()),
+                Step::Append(own(), rule(1)),
+                Step::Append(own(), rule(2)),
+                Step::Append(hook(), jump()),
+            ];
+            take_all(&mut tables, &steps).unwrap();
+            tables
+        };
+        let held =
+            |tables: &Tables, chain: &Chain| tables.rules(Table::Nat, chain).cloned().collect::<Vec<_>>();
+        assert_eq!(held(&before(), &own()), [rule(1), rule(2)]);
+        for (step, chain, rules) in [
+            (Step::DeclareEmpty(own()), own(), &[][..]),
+            (Step::Append(own(), rule(3)), own(), &[rule(1), rule(2), rule(3)]),
+            (Step::Insert(own(), 1, rule(3)), own(), &[rule(3), rule(1), rule(2)]),
+            (Step::Insert(own(), 3, rule(3)), own(), &[rule(1), rule(2), rule(3)]),
+            (Step::Insert(Chain::Hook(Hook::Input), 1, rule(3)), Chain::Hook(Hook::Input), &[rule(3)]),
+            (Step::Delete(own(), rule(2)), own(), &[rule(1)]),
+            (Step::Flush(own()), own(), &[]),
+            (Step::RemoveChain(other()), other(), &[]),
+        ] {
+            let mut after = before();
+            take_all(&mut after, core::slice::from_ref(&step)).unwrap();
+            assert_eq!(held(&after, &chain), rules, "{step:?}");
+            let gone = after.observe().chains(Table::Nat).all(|(name, _)| *name != other());
+            assert_eq!(gone, matches!(step, Step::RemoveChain(_)), "{step:?}");
+            // A chain that is declared anew is the same one, empty; every other step makes a difference.
+            assert_ne!(after, before(), "{step:?}");
+        }
+        let mut free = before();
+        take_all(&mut free, &[Step::Flush(own()), Step::Delete(hook(), jump()), Step::RemoveChain(own())])
+            .unwrap();
+        let nowhere = || Chain::named("ISTIO_INBOUND");
+        for (step, why) in [
+            (Step::DeclareEmpty(hook()), Refusal::BuiltIn),
+            (Step::RemoveChain(hook()), Refusal::BuiltIn),
+            (Step::Append(nowhere(), rule(1)), Refusal::NoSuchChain),
+            (Step::Flush(nowhere()), Refusal::NoSuchChain),
+            (Step::RemoveChain(nowhere()), Refusal::NoSuchChain),
+            (Step::Append(own(), entry("-j ISTIO_INBOUND")), Refusal::NoTarget),
+            (Step::Insert(own(), 0, rule(3)), Refusal::NoSuchNumber),
+            (Step::Insert(own(), 4, rule(3)), Refusal::NoSuchNumber),
+            (Step::Delete(own(), rule(3)), Refusal::NoSuchRule),
+            (Step::RemoveChain(own()), Refusal::NotEmpty),
+        ] {
+            let mut after = before();
+            assert_eq!(take_all(&mut after, core::slice::from_ref(&step)), Err(why), "{step:?}");
+            assert_eq!(after, before(), "{step:?}");
+        }
+        let mut after = before();
+        assert_eq!(
+            take_all(&mut after, &[Step::Flush(own()), Step::RemoveChain(own())]),
+            Err(Refusal::InUse)
+        );
+        assert_eq!(after, before(), "wholly or not at all");
+    }
+
+    fn take_all(tables: &mut Tables, steps: &[Step]) -> Result<(), Refusal> {
+        let change = Change { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
+        tables.apply(&change, Writer::Iptables).map_err(|refused| refused.why)
+    }
+
+    #[test]
+    fn what_another_program_does_is_done() {
+        let own = Chain::named("ISTIO_OUTPUT");
+        let mut tables = Tables::new();
+        assert!(!tables.duplicate(Table::Nat, &own, 1));
+        tables.flush(Table::Nat, &own);
+        for (number, text) in [(1, "-j RETURN"), (9, "-j ACCEPT"), (0, "-j DROP")] {
+            tables.insert(Table::Nat, own.clone(), number, entry(text));
+        }
+        let texts =
+            |tables: &Tables| tables.rules(Table::Nat, &own).map(|one| format!("{one}")).collect::<Vec<_>>();
+        assert_eq!(texts(&tables), ["-j DROP", "-j RETURN", "-j ACCEPT"]);
+        assert!(!tables.duplicate(Table::Nat, &own, 0) && !tables.duplicate(Table::Nat, &own, 4));
+        assert!(tables.duplicate(Table::Nat, &own, 2));
+        assert_eq!(texts(&tables), ["-j DROP", "-j RETURN", "-j RETURN", "-j ACCEPT"]);
+        tables.flush(Table::Nat, &own);
+        assert!(texts(&tables).is_empty() && tables.observe().chains(Table::Nat).count() == 1);
+    }
+
+    #[test]
+    fn only_netlink_signs_rules_and_only_those_of_built_in_chains() {
+        let (hook, own) = (Chain::Hook(Hook::Output), Chain::named("ISTIO_OUTPUT"));
+        let steps = [Step::DeclareEmpty(own.clone()), Step::Append(own.clone(), entry("-j RETURN"))];
+        let steps = [&steps[..], &[Step::Append(hook.clone(), entry("-p tcp -j RETURN"))]].concat();
+        let change = Change { tables: [TableChange { table: Table::Nat, steps }].into() };
+        for (writer, is_signed) in [(Writer::Netlink, true), (Writer::Iptables, false)] {
+            let mut tables = Tables::new();
+            tables.apply(&change, writer).unwrap();
+            for tables in [&tables, &Tables::holding(&tables.observe())] {
+                let state = tables.observe();
+                assert_eq!(state.is_signed(Table::Nat, &hook, &entry("-p tcp -j RETURN")), is_signed);
+                assert!(!state.is_signed(Table::Nat, &own, &entry("-j RETURN")));
+            }
+        }
+    }
 }

@@ -504,6 +504,7 @@ mod tests {
             let mut asleep = wanted.clone();
             Arc::make_mut(asleep.tables.get_mut(table).unwrap()).flags = abi::DORMANT;
             assert_ne!(asleep, wanted, "{table}");
+            assert!(asleep.tables[table].is_dormant() && !wanted.tables[table].is_dormant(), "{table}");
             let mut dropping = wanted.clone();
             let chains = Arc::make_mut(dropping.tables.get_mut(table).unwrap()).chains.values_mut();
             let hooks: Vec<&mut NativeHook> = chains.filter_map(|chain| chain.hook.as_mut()).collect();

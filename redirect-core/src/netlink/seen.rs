@@ -24,7 +24,7 @@ use alloc::{
     vec::Vec,
 };
 use comparisons::{compared, ranged};
-use extensions::{extension_match, extension_target};
+pub(super) use extensions::{extension_match, extension_target};
 
 /// `NF_NAT_MANIP_DST` of a nat expression.
 const TRANSLATE_DESTINATION: u32 = 1;

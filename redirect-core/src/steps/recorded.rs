@@ -8,6 +8,7 @@ use crate::{
     differences::Differences,
     netlink::{NativeForm, recorded::dumps},
     options::Variant,
+    values::Mark,
 };
 use std::{fmt::Write as _, format, string::String, vec::Vec};
 
@@ -108,4 +109,16 @@ fn from_every_configuration_to_every_other_the_steps_are_those_recorded() {
         }
     }
     dumps::assert_recorded("steps.told", &text);
+}
+
+#[test]
+fn the_marks_of_a_plan_are_those_of_its_rules_wherever_they_are() {
+    let [redirect, tproxy, _] = dumps::plans();
+    for (place, rules_in) in PLACES {
+        let marks = |plan: &RulePlan| -> Vec<u32> {
+            in_force(plan, rules_in).marks().into_iter().map(Mark::value).collect()
+        };
+        assert!(marks(&redirect.1).is_empty(), "{place}");
+        assert_eq!(marks(&tproxy.1), [0x539, 0x53a], "{place}");
+    }
 }

@@ -438,4 +438,101 @@ mod tests {
         assert_eq!(named(&all[4..]).as_deref(), Some("packets of no connection"));
         assert_eq!(named(&all[1..]).unwrap().matches(" and ").count(), 3);
     }
+    fn region(is_local: bool, limited: &[(Field, u128, u128)]) -> Region {
+        let mut packets = Packets::all(Family::V4);
+        packets.set_one(Field::Interface, interface("lo"));
+        for (field, first, last) in limited {
+            packets.set(*field, Set::range(*first, *last));
+        }
+        Region::new(is_local, packets)
+    }
+
+    #[test]
+    fn each_field_of_packets_is_told_by_itself() {
+        let any = region(true, &[]);
+        assert_eq!((any.family(), any.is_local()), (Family::V4, true));
+        assert!(!region(false, &[]).is_local());
+        assert_eq!(any.protocols(), [Protocol::Tcp, Protocol::Udp]);
+        assert_eq!(any.states().len(), 5);
+        let told = |region: &Region| {
+            let address = |ranges: Option<Vec<(IpAddr, IpAddr)>>| {
+                ranges.map(|all| {
+                    all.iter().map(|(first, last)| std::format!("{first} {last}")).collect::<Vec<_>>()
+                })
+            };
+            std::format!(
+                "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+                address(region.sources()),
+                address(region.destinations()),
+                region.source_ports(),
+                region.ports(),
+                region.users(),
+                region.groups(),
+                region.flags(),
+                region.marks(),
+                region.connection_marks(),
+            )
+        };
+        let all = "None None None None None None None None None";
+        assert_eq!(told(&any), all);
+        let fields = [
+            Field::Source,
+            Field::Destination,
+            Field::SourcePort,
+            Field::Port,
+            Field::User,
+            Field::Group,
+            Field::Flags,
+            Field::Mark,
+            Field::ConnMark,
+        ];
+        for (index, field) in fields.into_iter().enumerate() {
+            let said = if index < 2 { r#"Some(["0.0.0.5 0.0.0.7"])"# } else { "Some([(5, 7)])" };
+            let mut words: Vec<&str> = all.split(' ').collect();
+            words[index] = said;
+            assert_eq!(told(&region(true, &[(field, 5, 7)])), words.join(" "));
+        }
+        let udp = Protocol::Udp.number().into();
+        assert_eq!(region(true, &[(Field::Protocol, udp, udp)]).protocols(), [Protocol::Udp]);
+        let replies = region(true, &[(Field::State, state::REPLY, state::REPLY)]);
+        assert_eq!(replies.states(), [ConnectionState::Reply]);
+    }
+
+    #[test]
+    fn an_example_of_packets_is_one_of_them_and_others_are_not() {
+        let limited = [
+            (Field::Source, 5, 9),
+            (Field::Destination, 6, 9),
+            (Field::SourcePort, 7, 9),
+            (Field::Port, 8, 9),
+            (Field::User, 1, 2),
+            (Field::Group, 3, 4),
+            (Field::Flags, 2, 2),
+            (Field::Mark, 11, 12),
+            (Field::ConnMark, 13, 14),
+            (Field::State, state::REPLY, state::REPLY),
+            (Field::Protocol, Protocol::Tcp.number().into(), Protocol::Tcp.number().into()),
+        ];
+        let local = region(true, &limited);
+        let example = local.example();
+        assert_eq!(example.sender, Sender::Local { uid: 1, gid: 3 });
+        assert_eq!(example.source, Some("0.0.0.5".parse().unwrap()));
+        assert_eq!((example.source_port, example.destination), (Some(7), "0.0.0.6:8".parse().unwrap()));
+        assert_eq!((example.flags, example.mark, example.connection.mark), (2, 11, 13));
+        assert_eq!((example.connection.state, example.protocol), (ConnectionState::Reply, Protocol::Tcp));
+        let come = region(false, &limited);
+        assert!(local.contains(&example) && come.contains(&come.example()));
+        assert!(!come.contains(&example) && !local.contains(&come.example()));
+        // A connection that nothing is known of has no mark.
+        assert_eq!(region(true, &[(Field::ConnMark, 13, 14)]).example().connection.mark, 0);
+        // From outside nobody owns them.
+        assert_eq!(come.example().sender, Sender::Outside);
+        for (field, first, last) in limited {
+            let others = region(true, &[&limited[..], &[(field, last + 1, last + 1)]].concat());
+            assert!(!others.contains(&example), "{field:?} {first}");
+            let is_owner = matches!(field, Field::User | Field::Group);
+            let others = region(false, &[&limited[..], &[(field, last + 1, last + 1)]].concat());
+            assert_eq!(others.contains(&come.example()), is_owner, "{field:?}");
+        }
+    }
 }

@@ -4,6 +4,8 @@
 pub(crate) mod dumps;
 // The dumps are those of a machine that puts the low byte first.
 #[cfg(target_endian = "little")]
+mod damaged;
+#[cfg(target_endian = "little")]
 mod tests;
 
 use super::{Messages, NativeForm};
