@@ -623,6 +623,29 @@ mod tests {
     }
 
     #[test]
+    fn what_every_packet_fulfils_is_left_away() {
+        let net = |text: &str| text.parse::<ipnet::IpNet>().unwrap();
+        let ports = |first| PortRange::new(first, u16::MAX).unwrap();
+        let all = [
+            Match::Protocol(Protocol::Tcp),
+            Match::TcpFlags(Is::equals(TcpFlags::OPENING)),
+            Match::DestinationPort(Is::equals(ports(1))),
+            Match::Source(Is::equals(net("10.0.0.0/8"))),
+            Match::Source(Is::not_equals(net("0.0.0.0/0"))),
+        ];
+        let fulfilled = [
+            Match::Destination(Is::equals(net("0.0.0.0/0"))),
+            Match::Source(Is::equals(net("::/0"))),
+            Match::SourcePort(Is::equals(ports(0))),
+        ];
+        let target = Target::Return;
+        let rule = Rule { matches: [&fulfilled[..], &all].concat(), target };
+        assert_eq!(rule.effective_matches().cloned().collect::<Vec<_>>(), all);
+        assert!(fulfilled[..2].iter().all(Match::is_always_true) && !fulfilled[2].is_always_true());
+        assert!(!all.iter().any(Match::is_always_true));
+    }
+
+    #[test]
     fn flags_have_names_and_those_set_are_among_those_looked_at() {
         assert!(TcpFlags::new(TcpFlags::SYN | TcpFlags::ACK, TcpFlags::SYN).is_some());
         for (mask, set) in [(0, 0), (TcpFlags::SYN, TcpFlags::ACK), (0x40, 0), (0xff, 0x40)] {

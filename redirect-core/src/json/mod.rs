@@ -43,7 +43,10 @@ mod rule;
 mod settings;
 mod trace;
 
-use crate::values::{self, PortRange};
+use crate::{
+    render::Ports,
+    values::{self, PortRange},
+};
 use alloc::{format, string::String};
 use serde::{Deserialize, Serialize};
 
@@ -82,9 +85,5 @@ impl From<values::Family> for Family {
 
 /// `80`, or `8000:8099`: as settings have it.
 fn ports(range: PortRange) -> String {
-    if range.first() == range.last() {
-        format!("{}", range.first())
-    } else {
-        format!("{}:{}", range.first(), range.last())
-    }
+    format!("{}", Ports(range))
 }

@@ -229,6 +229,34 @@ fn address(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_field_is_that_of_its_family() {
+        let seen = |offset: u32, length: usize, family: Option<Family>| {
+            let prefix = u8::try_from(8 * length).unwrap();
+            address((offset, family), false, &[6; 16][..length], prefix).map(|one| one.to_string())
+        };
+        let (v4, v6) = (Some(Family::V4), Some(Family::V6));
+        let six = "606:606:606:606:606:606:606:606";
+        for (offset, length, of_v4, of_v6, of_any) in [
+            (12, 4, Some("-s 6.6.6.6/32"), None, Some("-s 6.6.6.6/32")),
+            (16, 2, Some("-d 6.6.0.0/16"), None, Some("-d 6.6.0.0/16")),
+            (9, 1, Some("-p tcp"), None, Some("-p tcp")),
+            (6, 1, None, Some("-p tcp"), Some("-p tcp")),
+            (8, 16, None, Some(&*std::format!("-s {six}/128")), Some(&*std::format!("-s {six}/128"))),
+            (24, 16, None, Some(&*std::format!("-d {six}/128")), Some(&*std::format!("-d {six}/128"))),
+            (8, 2, None, Some("-s 606::/16"), None),
+            (24, 2, None, Some("-d 606::/16"), Some("-d 606::/16")),
+            (12, 5, None, None, None),
+            (10, 4, None, None, None),
+        ] {
+            let told = [v4, v6, None].map(|family| seen(offset, length, family));
+            assert_eq!(told.each_ref().map(Option::as_deref), [of_v4, of_v6, of_any], "{offset} {length}");
+        }
+        let masked = |prefix| address((9, v4), false, &[6], prefix);
+        assert!(masked(8).is_some() && masked(4).is_none(), "part of the protocol");
+    }
 
     #[test]
     fn part_of_an_address_is_not_taken_for_all_of_it() {
