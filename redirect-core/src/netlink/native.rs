@@ -247,3 +247,28 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::reading;
+
+    #[test]
+    fn any_address_of_a_family_is_compared_only_where_it_must_not_be() {
+        let written = |is: &Is<IpNet>| {
+            let mut list = Writer::default();
+            address(&mut Expressions(&mut list), AddressOffset::source, is);
+            let names =
+                list.attributes().filter_map(|(_, element)| Some(reading::name_and_data(element)?.0.into()));
+            names.collect::<Vec<alloc::string::String>>()
+        };
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        for any in ["0.0.0.0/0", "::/0"] {
+            assert_eq!(written(&Is::equals(net(any))), ["meta", "cmp"]);
+            assert_eq!(written(&Is::not_equals(net(any))), ["meta", "cmp", "payload", "bitwise", "cmp"]);
+        }
+        for is in [Is::equals, Is::not_equals] {
+            assert_eq!(written(&is(net("10.0.0.0/8"))), ["meta", "cmp", "payload", "cmp"]);
+        }
+    }
+}

@@ -438,6 +438,21 @@ mod tests {
         assert_eq!(named(&all[4..]).as_deref(), Some("packets of no connection"));
         assert_eq!(named(&all[1..]).unwrap().matches(" and ").count(), 3);
     }
+    #[test]
+    fn sets_of_packets_become_as_few_as_they_can() {
+        let packets = |flags: (u128, u128), ports: (u128, u128)| {
+            let all = Packets::all(Family::V4).with(Field::Flags, Set::range(flags.0, flags.1));
+            all.with(Field::Port, Set::range(ports.0, ports.1))
+        };
+        // What differs in two fields stays two.
+        let apart = [packets((1, 1), (1, 1)), packets((3, 3), (3, 3))];
+        assert_eq!(merged(apart.to_vec()), apart);
+        // Only when the first two are one does the third fit.
+        let all = [packets((1, 1), (1, 1)), packets((1, 1), (2, 2)), packets((2, 2), (1, 2))];
+        assert_eq!(merged(all.to_vec()), [packets((1, 2), (1, 2))]);
+        assert!(merged(Vec::new()).is_empty());
+    }
+
     fn region(is_local: bool, limited: &[(Field, u128, u128)]) -> Region {
         let mut packets = Packets::all(Family::V4);
         packets.set_one(Field::Interface, interface("lo"));
