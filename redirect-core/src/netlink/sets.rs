@@ -313,6 +313,10 @@ mod tests {
         assert_eq!(ranges.ranges, [(7, 7), (80, 101), (65535, 65535)]);
         let wanted = [(0, true), (7, false), (8, true), (80, false), (102, true), (65535, false)];
         assert_eq!(ranges.elements(), wanted);
+        let from_the_first = Ranges::new(Kind::Ports, [(0, 5), (60_000, 65_535)].into());
+        assert_eq!(from_the_first.elements(), [(0, false), (6, true), (60_000, false)]);
+        let single = Ranges::new(Kind::Ports, [(0, 0), (5, 5)].into());
+        assert_eq!(single.elements(), [(0, false), (5, false)], "no intervals at all");
     }
 
     #[test]

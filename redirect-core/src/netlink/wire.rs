@@ -348,20 +348,32 @@ mod tests {
 
     #[test]
     fn an_error_carries_the_kernels_words() {
-        let mut body = Vec::new();
-        body.extend((-2_i32).to_ne_bytes());
-        body.extend([0; HEADER]);
-        body.extend([10, 0, 1, 0]);
-        body.extend(b"oh no\0\0\0");
-        let mut bytes = Vec::new();
-        bytes.extend(u32::try_from(HEADER + body.len()).unwrap().to_ne_bytes());
-        bytes.extend(kind::ERROR.to_ne_bytes());
-        bytes.extend((flags::CAPPED | flags::ACK_ATTRIBUTES).to_ne_bytes());
-        bytes.extend(9_u32.to_ne_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(body);
-        let answer = Messages::new(&bytes).next().unwrap().answer();
-        assert_eq!(answer, Some(Answer { sequence: 9, code: -2, text: Some("oh no".into()) }));
+        let answer = |kind: u16, flags: u16, repeated: u32| {
+            let mut body = Vec::new();
+            body.extend((-2_i32).to_ne_bytes());
+            body.extend(repeated.to_ne_bytes());
+            body.resize(4 + usize::try_from(repeated.next_multiple_of(4)).unwrap(), 0);
+            body.extend([10, 0, 1, 0]);
+            body.extend(b"oh no\0\0\0");
+            let mut bytes = Vec::new();
+            bytes.extend(u32::try_from(HEADER + body.len()).unwrap().to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(flags.to_ne_bytes());
+            bytes.extend(9_u32.to_ne_bytes());
+            bytes.extend([0; 4]);
+            bytes.extend(body);
+            Messages::new(&bytes).next().unwrap().answer()
+        };
+        let says = |text: Option<&str>| Some(Answer { sequence: 9, code: -2, text: text.map(String::from) });
+        let header = u32::try_from(HEADER).unwrap();
+        assert_eq!(answer(kind::ERROR, flags::CAPPED | flags::ACK_ATTRIBUTES, header), says(Some("oh no")));
+        assert_eq!(answer(kind::ERROR, flags::CAPPED, header), says(None));
+        for request in [header, header + 4, header + 7] {
+            assert_eq!(answer(kind::ERROR, flags::ACK_ATTRIBUTES, request), says(Some("oh no")));
+            assert_eq!(answer(kind::ERROR, 0, request), says(None));
+        }
+        assert_eq!(answer(kind::DONE, flags::ACK_ATTRIBUTES, header), says(None));
+        assert_eq!(answer(kind::NEW_TABLE, flags::ACK_ATTRIBUTES, header), None);
     }
 
     proptest! {

@@ -523,6 +523,21 @@ mod tests {
     }
 
     #[test]
+    fn a_list_of_ports_is_as_long_as_its_structure_has_room() {
+        let list =
+            |ports: u16| Match::DestinationPorts(Is::equals((1..=ports).map(PortRange::single).collect()));
+        let mut full = match_info(&list(15)).unwrap();
+        assert_eq!(decode_match("multiport", 1, &full), Some([list(15)].into()));
+        assert_eq!(match_info(&list(16)), None);
+        full[1] = 16;
+        assert_eq!(
+            decode_match("multiport", 1, &full),
+            None,
+            "it says that it has more than there is room for"
+        );
+    }
+
+    #[test]
     fn a_redirection_that_no_plan_makes_is_somebody_elses() {
         let redirect = |count: u32, flags: u32, first: u16, last: u16| {
             let mut info = [0; 24];

@@ -186,3 +186,16 @@ pub enum DnsCapture {
     /// All to port 53.
     All,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_contain_those_that_they_list() {
+        for (families, has_v6) in [(Families::V4, false), (Families::Both, true)] {
+            assert_eq!(Family::BOTH.map(|family| families.contains(family)), [true, has_v6]);
+            assert!(families.iter().eq(Family::BOTH.into_iter().filter(|family| families.contains(*family))));
+        }
+    }
+}

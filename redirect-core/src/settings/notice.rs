@@ -163,6 +163,22 @@ mod tests {
     }
 
     #[test]
+    fn groups_that_are_left_alone_count_only_where_none_are_listed() {
+        let told = |settings: &[(Key, &'static str)]| {
+            let mut raw = RawSettings::new();
+            raw.set(Key::InboundPorts, "*", Source::Flag("b"));
+            for (key, text) in settings {
+                raw.set(*key, *text, Source::Environment("GROUPS"));
+            }
+            let facts = ["10.1.0.2".parse().unwrap()];
+            let redirect = Redirect::parse(&raw, &NamespaceFacts::new(&facts)).unwrap();
+            Notice::about(&raw, &redirect).len()
+        };
+        let (only, except) = ((Key::OwnerGroups, "101"), (Key::OwnerGroupsExclude, "202"));
+        assert_eq!([told(&[]), told(&[only]), told(&[except]), told(&[only, except])], [0, 0, 0, 1]);
+    }
+
+    #[test]
     fn what_does_more_than_it_seems_is_told() {
         assert_told(&[("proxy-uid", "0"), ("proxy-gid", "7")], &["flag --proxy-uid: user 0", "root"]);
         assert_told(&[("proxy-gid", "0")], &["flag --proxy-gid: group 0"]);
