@@ -347,6 +347,17 @@ mod tests {
     }
 
     #[test]
+    fn a_dump_that_changed_meanwhile_says_so() {
+        let interrupted = |flags: u16| {
+            let mut writer = Writer::default();
+            writer.message(Head { flags, ..HEAD }, |_| {});
+            Messages::new(&writer.finish().unwrap()).next().unwrap().is_interrupted()
+        };
+        assert!(interrupted(flags::DUMP_INTERRUPTED) && interrupted(flags::DUMP_INTERRUPTED | flags::ACK));
+        assert!(!interrupted(0) && !interrupted(flags::ACK | flags::DUMP));
+    }
+
+    #[test]
     fn an_error_carries_the_kernels_words() {
         let answer = |kind: u16, flags: u16, repeated: u32| {
             let mut body = Vec::new();

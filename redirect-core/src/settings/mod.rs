@@ -146,6 +146,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn errors_of_the_input_alone_are_those_that_are_not_the_namespaces() {
+        let mut raw = RawSettings::new();
+        raw.set(Key::ProxyPort, "http", Source::Flag("envoy-port"));
+        // No address at all: the network namespace is wrong, too.
+        let errors = crate::Redirect::parse(&raw, &crate::settings::NamespaceFacts::new(&[])).unwrap_err();
+        assert_eq!(errors.iter().count(), 2);
+        let alone = errors.without_namespace();
+        assert!(alone.iter().map(|error| error.source).eq([Source::Flag("envoy-port")]));
+    }
+
+    #[test]
     fn what_is_no_settings_is_noted_in_order() {
         let mut raw = RawSettings::new();
         assert_eq!(raw.refused(), &InputErrors::default());

@@ -122,3 +122,17 @@ fn the_marks_of_a_plan_are_those_of_its_rules_wherever_they_are() {
         assert_eq!(marks(&tproxy.1), [0x539, 0x53a], "{place}");
     }
 }
+
+#[test]
+fn a_backend_is_in_use_where_it_holds_rules() {
+    let [(_, plan), ..] = dumps::plans();
+    let all = [Variant::Nft, Variant::Legacy];
+    for (place, rules_in) in PLACES {
+        let observed = in_force(&plan, rules_in);
+        let used = all.into_iter().filter(|variant| observed.in_use(*variant));
+        assert!(
+            used.eq(all.into_iter().filter(|variant| rules_in == RulesIn::Iptables(*variant))),
+            "{place}"
+        );
+    }
+}

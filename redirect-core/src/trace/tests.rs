@@ -175,6 +175,25 @@ fn rules_of_others_are_met_as_far_as_they_are_understood() {
 }
 
 #[test]
+fn rules_about_the_pods_own_addresses_are_decided_where_those_are_known() {
+    let others = "*filter\n-A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT\n-A OUTPUT -j DROP\nCOMMIT";
+    let rules = || Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
+    let packet = |to: &str| proxy("10.1.0.2:1", to).by("eth0");
+    assert_eq!(rules().trace(&packet("192.0.2.1:80")).may, [Fate::Untouched, Fate::Dropped].into());
+    let known = rules().with_addresses(&["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()]);
+    for (to, fate) in [
+        ("192.0.2.1:80", Fate::Dropped),
+        ("10.1.0.3:80", Fate::Dropped),
+        ("10.1.0.2:80", Fate::Untouched),
+        ("127.0.0.1:80", Fate::Untouched),
+        ("127.255.255.254:80", Fate::Untouched),
+        ("128.0.0.1:80", Fate::Dropped),
+    ] {
+        assert_eq!(known.fate(&packet(to)), fate, "{to}");
+    }
+}
+
+#[test]
 fn the_steps_of_the_first_way_are_recorded_where_they_are_asked_for() {
     let others = "*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT";
     let rules = Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));

@@ -6,7 +6,7 @@ use super::{
         abi::{attribute, family, kind},
         decode, extensions, request,
         ruleset::tests::packets,
-        wire::Attribute,
+        wire::{Attribute, Head, Writer},
     },
     dumps::{self, dump},
     read_saved,
@@ -360,6 +360,36 @@ fn parts_of_a_transaction_are_told_by_what_they_are_about() {
         writeln!(text, "{part}{}", needs.concat()).unwrap();
     }
     dumps::assert_recorded("parts.told", &text);
+}
+
+#[test]
+fn of_tables_with_chains_of_others_only_those_are_read_that_a_change_may_touch() {
+    let read = |name: &str, table| {
+        let chains = observed(&dump(name)).chains_to_read(Family::V4, table)?;
+        Some(chains.iter().map(|chain| String::from(chain.name())).collect::<Vec<_>>())
+    };
+    // Nobody else's there, or no table.
+    assert_eq!(read(&dumps::of_iptables("strict"), Table::Nat), None);
+    assert_eq!(read("redirect-plain", Table::Nat), None);
+    let mut with_others = observed(&dump(&dumps::of_iptables("redirect")));
+    let all =
+        with_others.state(Family::V4).chains(Table::Nat).map(|(chain, _)| chain.clone()).collect::<Vec<_>>();
+    let mut writer = Writer::default();
+    for name in ["KUBE-SERVICES", "ISTIO_LEFT_BEHIND"] {
+        let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 1, family: family::IPV4, resource: 0 };
+        writer.message(head, |body| {
+            body.text(attribute::chain::TABLE, "nat");
+            body.text(attribute::chain::NAME, name);
+        });
+    }
+    let bytes = writer.finish().unwrap();
+    Messages::new(&bytes).for_each(|message| with_others.take(&message));
+    let chains = with_others.chains_to_read(Family::V4, Table::Nat).unwrap();
+    assert!(
+        all.iter().all(|chain| chains.contains(chain)) && chains.contains(&Chain::named("ISTIO_LEFT_BEHIND"))
+    );
+    assert!(!chains.contains(&Chain::named("KUBE-SERVICES")));
+    assert_eq!(with_others.chains_to_read(Family::V6, Table::Nat), None);
 }
 
 #[test]
