@@ -194,6 +194,42 @@ fn rules_about_the_pods_own_addresses_are_decided_where_those_are_known() {
 }
 
 #[test]
+fn every_end_that_a_packet_may_have_is_told_and_why_it_has_it() {
+    let last_lines = |others: &str, to: &str| {
+        let text = through(others, &app(to).by("eth0")).text(Detail::Met);
+        let from = text.find("ends at:").unwrap();
+        text[from..].lines().map(|line| line.trim().to_string()).collect::<Vec<_>>()
+    };
+    let outbound = "proxy, outbound listener (port 15001)";
+    let unknown = "*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT";
+    let several = last_lines(unknown, "192.0.2.1:80");
+    assert_eq!(
+        several[..3],
+        [
+            "ends at: unknown: a rule on its way is not understood".into(),
+            format!("may be: {outbound}"),
+            "may be: dropped".to_string()
+        ]
+    );
+    let others = "*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j ACCEPT\nCOMMIT";
+    let because = "because of a rule of somebody else's in table ip nat (legacy)";
+    assert_eq!(last_lines(others, "192.0.2.1:80"), ["ends at: untouched, to its destination", because]);
+    // By way of a chain of theirs; but back from there is not out of the base chain, and behind the mesh's rules nothing is left to miss.
+    let by_way = |target: &str| format!("*nat\n-A OUTPUT -j theirs\n-A theirs -j {target}\nCOMMIT");
+    assert_eq!(last_lines(&by_way("ACCEPT"), "192.0.2.1:80")[1], because);
+    let own = "because of --istio-service-cidr (flag ---i): captured outbound";
+    assert_eq!(last_lines(&by_way("RETURN"), "192.0.2.1:80")[1], own);
+    let elsewhere = "*filter\n-A OUTPUT -p tcp -j ACCEPT\nCOMMIT";
+    assert_eq!(last_lines(elsewhere, "127.0.0.1:80")[1], last_lines("", "127.0.0.1:80")[1]);
+    let untracked = "*raw\n-A OUTPUT -p tcp -j CT --notrack\nCOMMIT";
+    let because = "because of a rule of somebody else's in table ip raw (legacy)";
+    assert_eq!(last_lines(untracked, "192.0.2.1:80")[1], because);
+    let because =
+        "because of --istio-local-outbound-ports-exclude (flag --x): this outbound port is left alone";
+    assert_eq!(last_lines("", "192.0.2.1:3306")[1..].join(" "), because);
+}
+
+#[test]
 fn the_steps_of_the_first_way_are_recorded_where_they_are_asked_for() {
     let others = "*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT";
     let rules = Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));

@@ -143,6 +143,8 @@ struct Walk<'a, 'c> {
     records: bool,
     steps: Vec<Step>,
     decided: Option<usize>,
+    /// The base chain that the packet is in, and the number of its rule there.
+    at: Option<(&'a WalkedChain, usize)>,
     /// The steps of the jumps by which the rule at hand was reached.
     jumps: Vec<usize>,
     left: usize,
@@ -175,6 +177,7 @@ impl<'a, 'c> Walk<'a, 'c> {
             records,
             steps: Vec::new(),
             decided: None,
+            at: None,
             jumps: Vec::new(),
             left: MOST_RULES,
         }
@@ -332,6 +335,9 @@ impl<'a, 'c> Walk<'a, 'c> {
             }
             if !self.meets(chain, number, rule) {
                 continue;
+            }
+            if depth == 0 {
+                self.at = Some((chain, number));
             }
             let end = self.rule(chain, rule, depth);
             if end != End::Next {

@@ -232,6 +232,17 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
+    fn states_are_understood_where_they_are_compared_with_none() {
+        let seen = |value: [u8; 4], not: bool| {
+            masked_is(Field::Ct(ct::STATE), &8_u32.to_ne_bytes(), not, &value, None)
+                .map(|one| one.to_string())
+        };
+        assert_eq!(seen([0; 4], true).as_deref(), Some("-m conntrack --ctstate NEW"));
+        assert_eq!(seen([0; 4], false).as_deref(), Some("-m conntrack ! --ctstate NEW"));
+        assert_eq!(seen(8_u32.to_ne_bytes(), false), None);
+    }
+
+    #[test]
     fn a_field_is_that_of_its_family() {
         let seen = |offset: u32, length: usize, family: Option<Family>| {
             let prefix = u8::try_from(8 * length).unwrap();

@@ -70,8 +70,9 @@ impl<'a> Walk<'a, '_> {
                 end @ (End::Returned | End::Left | End::At(_)) => end,
             },
             Statement::Accept | Statement::Return => {
-                self.leaves_alone(rule, step);
-                if *statement == Statement::Accept { End::Left } else { End::Returned }
+                let end = if *statement == Statement::Accept { End::Left } else { End::Returned };
+                self.leaves_alone(rule, step, end == End::Left || depth == 0);
+                end
             }
             Statement::TranslateSource(_) => End::Left,
             Statement::Drop => self.ends(chain, step, Fate::Dropped),
@@ -84,7 +85,11 @@ impl<'a> Walk<'a, '_> {
                 self.not_understood(chain, step)
             }
             Statement::Untrack => {
-                self.is_untracked |= !self.is_tracked;
+                if !self.is_tracked {
+                    // Nat, which is where rules of the mesh may stand, is not asked.
+                    self.is_untracked = true;
+                    self.decided = step;
+                }
                 End::Next
             }
             Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
@@ -120,9 +125,11 @@ impl<'a> Walk<'a, '_> {
         }
     }
 
-    /// A rule of the mesh that ends a chain without a capture is why there is none.
-    fn leaves_alone(&mut self, rule: &WalkedRule, step: Option<usize>) {
-        if rule.is_own && self.captured.is_none() {
+    /// A rule of the mesh that ends a chain without a capture is why there is none, and so is one of somebody else's that ends the base chain before the
+    /// mesh's.
+    fn leaves_alone(&mut self, rule: &WalkedRule, step: Option<usize>, ends_base: bool) {
+        let mut ahead = self.at.into_iter().flat_map(|(chain, number)| chain.rules.iter().skip(number));
+        if self.captured.is_none() && (rule.is_own || ends_base && ahead.any(|rule| rule.is_own)) {
             self.decided = step;
         }
     }
