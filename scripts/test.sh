@@ -15,6 +15,16 @@ lanes=$(mktemp -d)
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 # Where tests note each time they try again, with the cause (e2e/src/retries.rs).
 retries=$target/retries.txt
+
+# A full disk fails tests, and compilers, each in its own words.
+if ! [ -d "$target/debug/deps" ]; then
+    mkdir -p "$target" || exit 1
+    free=$(df --output=avail --block-size=G "$target" | tr -dc 0-9)
+    if [ "$free" -lt 15 ]; then
+        echo "test.sh: what tests and checks compile takes up to 15 GB, and $free are free in $target; CARGO_TARGET_DIR=FOLDER puts it elsewhere" >&2
+        exit 1
+    fi
+fi
 rm -f "$retries"
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$lanes"' EXIT
 # Programs and tests at once: by themselves, programs would be built with fewer features of libraries, which would all be compiled twice.

@@ -189,6 +189,20 @@ fn a_command_that_hangs_is_ended() {
     assert!(start.elapsed() < process::EARLY);
 }
 
+/// Where a disk fills up while tests run, each of them fails in its own words.
+#[test]
+fn a_disk_that_is_too_small_is_told_before_anything_is_compiled() -> Result<()> {
+    let disk = tempfile::tempdir()?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/test.sh");
+    let inside = r#"mount -t tmpfs -o size=64m none "$1" && CARGO_TARGET_DIR=$1/target exec "$2""#;
+    let mut command = process::command("unshare", ["--mount", "sh", "-c", inside, "sh"]);
+    let output = process::run(command.arg(disk.path()).arg(script), process::SHORT)?;
+    assert_eq!(output.code(), Some(1), "{output:?}");
+    let folder = disk.path().join("target");
+    assert!(output.stderr.contains(&format!("1 are free in {}", folder.display())), "{output:?}");
+    Ok(())
+}
+
 #[test]
 fn cnitool_adds_a_bridge_network_and_deletes_it() -> Result<()> {
     let mut tool = CniTool::new()?;

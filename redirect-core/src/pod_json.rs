@@ -335,6 +335,18 @@ mod tests {
     }
 
     #[test]
+    fn all_that_is_wrong_is_told_in_one_line() {
+        let pod = json!({"kind": "Node", "metadata": 5, "spec": {"containers": [{}]}});
+        let told = PodFacts::from_json(&pod).unwrap_err().to_string();
+        let wrong = [
+            r#"kind: "Node" is not Pod"#,
+            "metadata: is a number, not an object",
+            "spec.containers[0].name: missing",
+        ];
+        assert_eq!(told, wrong.join("; "));
+    }
+
+    #[test]
     fn a_native_sidecar_is_the_proxy() {
         let proxy = json!({"name": "istio-proxy", "args": ["proxy", "sidecar"], "restartPolicy": "Always",
             "securityContext": {"runAsUser": 2102}});

@@ -226,6 +226,8 @@ fn what_is_about_other_traffic_is_left_alone() {
                  -A POSTROUTING -d 127.0.0.11/32 -j DOCKER_POSTROUTING",
                 NOTHING,
             ),
+            // A chain of the mesh's is judged by the plan.
+            ("-I OUTPUT -p tcp -j ISTIO_REDIRECT", NOTHING),
             ("-A POSTROUTING -j MASQUERADE", NOTHING),
             ("*filter\n-A INPUT -m conntrack --ctstate INVALID -j DROP\n-A INPUT -j ACCEPT", NOTHING),
             ("*filter\n-A INPUT -p tcp -m tcp --dport 8080 -j DROP", NOTHING),

@@ -347,8 +347,10 @@ mod tests {
         Family,
         interference::ruleset::Condition,
         netlink::{
-            abi::{base, ct, meta},
-            decode, seen,
+            abi::{base, ct, meta, verdict},
+            decode,
+            expression::Expressions,
+            seen,
             wire::Writer,
         },
         rule::{Is, Match},
@@ -456,6 +458,17 @@ mod tests {
             let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
             assert_eq!(conditions, [Condition::Plain(range)]);
         }
+    }
+
+    #[test]
+    fn when_a_rule_was_last_met_is_no_condition() {
+        let seen = |first: &str| {
+            let mut list = list(&[(first, |_| ())]);
+            Expressions(&mut list).verdict(verdict::DROP);
+            seen::rule(list.attributes()).to_string()
+        };
+        assert_eq!(seen("last"), "-j DROP");
+        assert_eq!(seen("latest"), "[latest] -j DROP");
     }
 
     #[test]

@@ -514,6 +514,14 @@ mod tests {
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
         tcp[8] = 1;
         assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");
+        // Up to the last port, from the first, and any.
+        for (first, last, told) in [(80_u16, u16::MAX, true), (0, 90, true), (0, u16::MAX, false)] {
+            let mut ports = [0; 16];
+            ports[2..4].fill(0xff);
+            ports[4..8].copy_from_slice(&[first.to_ne_bytes(), last.to_ne_bytes()].concat());
+            let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
+            assert_eq!(decode_match("tcp", 0, &ports), Some(told.then_some(range).into_iter().collect()));
+        }
         // A flag that is to be set and is not looked at, and flags that are not none.
         for (set, inverted) in [(2, 0), (0, 8), (2, 8)] {
             let mut flags = [0; 16];

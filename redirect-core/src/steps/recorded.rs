@@ -10,7 +10,12 @@ use crate::{
     options::Variant,
     values::Mark,
 };
-use std::{fmt::Write as _, format, string::String, vec::Vec};
+use std::{
+    fmt::Write as _,
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
 
 const PLACES: [(&str, RulesIn); 4] = [
     ("nft", RulesIn::Iptables(Variant::Nft)),
@@ -26,18 +31,13 @@ fn tables(family: Family, change: &Change) -> String {
     format!("{family} [{}]", tables.join(", "))
 }
 
+/// A step as it is told, and how much it changes.
 fn words(step: &Step) -> String {
+    let mut words = step.to_string();
     match step {
-        Step::AddRouting(item) => format!("add {item}"),
-        Step::Condemn(found) => format!("condemn {found}"),
-        Step::Restore(variant, family, change) => {
-            format!("restore {} {}", variant.name(), tables(*family, change))
-        }
-        Step::Grace => "wait".into(),
-        Step::ForgetClosed => "forget closed connections".into(),
-        Step::RemoveRouting(found) => format!("remove {found}"),
+        Step::Restore(_, family, change) => write!(words, ": {}", tables(*family, change)).unwrap(),
         Step::Transaction(transaction) => {
-            let mut words = String::from("transaction");
+            words.push(':');
             for (family, change) in &transaction.iptables {
                 write!(words, " {}", tables(*family, change)).unwrap();
             }
@@ -48,9 +48,10 @@ fn words(step: &Step) -> String {
                     write!(words, " {table} {set}").unwrap();
                 }
             }
-            words
         }
+        _ => {}
     }
+    words
 }
 
 /// Every plan in every place, and no plan.

@@ -326,6 +326,15 @@ fn text_is_no_wider_than_a_terminal() {
 }
 
 #[test]
+fn rules_that_are_not_about_a_packet_are_told_where_every_rule_is_asked_for() {
+    let trace = rules(&[]).trace(&app("127.0.0.1:80"));
+    let [met, every] = [Detail::Met, Detail::Every].map(|detail| trace.text(detail));
+    assert!(!met.contains("[not:") && every.contains("[not:"), "{met}{every}");
+    let lines = |text: &str| text.lines().filter(|line| line.contains("ISTIO_OUTPUT ")).count();
+    assert!(lines(&met) < lines(&every), "{met}{every}");
+}
+
+#[test]
 fn a_family_without_rules_is_left_alone() {
     let only_v4 = Redirect::sidecar(Families::V4).build().unwrap().plan();
     let packet = Packet::from_pod(1, 1, "[fd00::2]:1".parse().unwrap(), "[2001:db8::1]:80".parse().unwrap());
