@@ -49,7 +49,11 @@ fn words(step: &Step) -> String {
                 }
             }
         }
-        _ => {}
+        Step::AddRouting(_)
+        | Step::Condemn(_)
+        | Step::Grace
+        | Step::ForgetClosed
+        | Step::RemoveRouting(_) => {}
     }
     words
 }
