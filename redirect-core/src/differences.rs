@@ -236,6 +236,10 @@ mod tests {
             ("abc", "axc", &["2b/x"]),
             ("abc", "xbz", &["1a/x", "3c/z"]),
             ("abcdef", "bcxef", &["1a/b", "4d/x"]),
+            // Of two that have moved, the one that is nearer where it belongs is met again.
+            ("ab", "ba", &["1a/b", "2+a"]),
+            ("cabd", "abcd", &["1c/a", "4d/c"]),
+            ("abcd", "cabd", &["1a/c", "3c/d"]),
         ] {
             assert_eq!(told(wanted, found), all, "{wanted} {found}");
         }
