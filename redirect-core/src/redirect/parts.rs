@@ -190,6 +190,24 @@ pub enum DnsCapture {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        Redirect,
+        settings::{Key, NamespaceFacts, RawSettings, Source},
+    };
+
+    #[test]
+    fn a_mode_has_the_word_that_settings_have_for_it() {
+        for (mode, word) in [
+            (InterceptionMode::Redirect, "REDIRECT"),
+            (InterceptionMode::Tproxy(Tproxy::default()), "TPROXY"),
+        ] {
+            assert_eq!(mode.word(), word);
+            let mut raw = RawSettings::new();
+            raw.set(Key::InterceptionMode, mode.word(), Source::Flag("m"));
+            let addresses = ["10.1.0.2".parse().unwrap()];
+            assert_eq!(Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().mode(), mode);
+        }
+    }
 
     #[test]
     fn families_contain_those_that_they_list() {

@@ -162,6 +162,12 @@ mod tests {
         })
     }
 
+    #[test]
+    fn sixteen_bits_may_be_free_above_the_lowest_of_a_mask() {
+        assert_eq!(masked(1, !(0xffff << 1)).map(|set| set.0.len()), Some(1 << 16));
+        assert_eq!(masked(1, !(0x1_ffff << 1)), None);
+    }
+
     proptest! {
         #[test]
         fn sets_are_what_their_members_are(a in sets(), b in sets()) {
