@@ -248,6 +248,14 @@ mod tests {
     }
 
     #[test]
+    fn of_a_short_name_fewer_letters_may_differ() {
+        let meant = |given, name| nearest(given, core::iter::once(Name::new(name)));
+        assert_eq!(meant("dry-rnu", "dry-run"), Some("dry-run"));
+        assert_eq!(meant("dry-nur", "dry-run"), None);
+        assert_eq!(meant("inbuond-prots", "inbound-ports"), Some("inbound-ports"));
+    }
+
+    #[test]
     fn only_what_is_far_is_told_apart_by_its_letters() {
         let words = [
             "",
