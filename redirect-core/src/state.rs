@@ -405,6 +405,39 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_that_keeps_the_mark_beside_the_guards_is_the_meshs_only_as_a_plan_says_it() {
+        let owns = |chain: Hook, rule: &str| {
+            let text = std::format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A {} {rule}\nCOMMIT\n", chain.name());
+            let (state, chain) = (rule_state(&text).unwrap(), Chain::Hook(chain));
+            let [entry] = state.rules(Table::Mangle, &chain) else { panic!("one rule") };
+            assert!(entry.understood().is_some(), "{rule}");
+            state.owns(Table::Mangle, &chain, entry)
+        };
+        let beside = crate::GUARD_MARK.beside(Mark::new(0x539).unwrap()).unwrap();
+        for (hook, of_packet, of_connection) in [
+            (Hook::Prerouting, "-m mark --mark 0x539", "-j CONNMARK --set-xmark"),
+            (Hook::Output, "-j MARK --set-xmark 0x539/0xffffffff", "-m connmark --mark"),
+        ] {
+            let rule = |of_packet: &str, of_connection: &str| {
+                if hook == Hook::Prerouting {
+                    std::format!("-p tcp {of_packet} {of_connection}")
+                } else {
+                    std::format!("-p tcp {of_connection} {of_packet}")
+                }
+            };
+            let right = std::format!("{of_connection} {beside}");
+            assert!(owns(hook, &rule(of_packet, &right)), "{hook:?}");
+            // Another part of the connection's mark, and every mark but one.
+            let other = std::format!("{of_connection} 0x539/0xffff");
+            assert!(!owns(hook, &rule(of_packet, &other)), "{hook:?}");
+            let inverted = rule(of_packet, &right)
+                .replace("-m mark --mark", "-m mark ! --mark")
+                .replace("-m connmark --mark", "-m connmark ! --mark");
+            assert!(!owns(hook, &inverted), "{hook:?}");
+        }
+    }
+
+    #[test]
     fn a_change_may_touch_chains_of_the_mesh_and_built_in_ones_that_have_rules() {
         let mut state = nat(
             ":ISTIO_OUTPUT - [0:0]\n:DOCKER - [0:0]\n-A DOCKER -p tcp -j RETURN\n-A OUTPUT -j ISTIO_OUTPUT\n",

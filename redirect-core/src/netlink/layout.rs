@@ -190,3 +190,30 @@ const fn chain_of(step: &Step) -> &Chain {
         | Step::RemoveChain(chain) => chain,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::observed::{ChainFacts, HookFacts},
+        *,
+    };
+    use crate::rule::Hook;
+
+    #[test]
+    fn a_built_in_chain_has_the_hook_the_priority_and_the_kind_that_iptables_gives_it() {
+        let of_iptables = HookFacts { number: 3, priority: -100, kind: "nat".into() };
+        let is_built_in = |hook: &HookFacts| {
+            let facts = ChainFacts { hook: Some(hook.clone()), ..ChainFacts::default() };
+            is_as_iptables_has_it(Table::Nat, &Chain::Hook(Hook::Output), &facts)
+        };
+        assert!(is_built_in(&of_iptables));
+        for other in [
+            HookFacts { number: 0, ..of_iptables.clone() },
+            HookFacts { priority: -101, ..of_iptables.clone() },
+            HookFacts { kind: "filter".into(), ..of_iptables.clone() },
+            HookFacts { number: 0, priority: 0, ..of_iptables.clone() },
+        ] {
+            assert!(!is_built_in(&other), "{other:?}");
+        }
+    }
+}

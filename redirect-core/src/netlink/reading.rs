@@ -461,6 +461,32 @@ mod tests {
     }
 
     #[test]
+    fn a_map_loads_what_is_no_verdict() {
+        let loads = |to: Option<u32>| {
+            let mut list = Writer::default();
+            list.nested(attribute::list::ELEMENT, |element| {
+                element.text(attribute::expression::NAME, "lookup");
+                element.nested(attribute::expression::DATA, |data| {
+                    data.text(attribute::lookup::SET, "map");
+                    data.u32(attribute::lookup::SOURCE, register::FIRST);
+                    if let Some(to) = to {
+                        data.u32(attribute::lookup::DESTINATION, to);
+                    }
+                });
+            });
+            let Some(Expression::Lookup(lookup)) =
+                list.attributes().find_map(|(_, element)| Expression::read(element))
+            else {
+                panic!("it is a lookup")
+            };
+            (lookup.loads(), lookup.is_verdict_map())
+        };
+        assert_eq!(loads(None), (None, false));
+        assert_eq!(loads(Some(register::VERDICT)), (None, true));
+        assert_eq!(loads(Some(register::FIRST)), (Some(register::FIRST), false));
+    }
+
+    #[test]
     fn when_a_rule_was_last_met_is_no_condition() {
         let seen = |first: &str| {
             let mut list = list(&[(first, |_| ())]);

@@ -109,3 +109,25 @@ fn dns_application_zones(r: &Redirect, rules: &mut Rules<'_>) {
         group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Families, render};
+
+    #[test]
+    fn servers_are_named_family_by_family_whatever_their_order() {
+        let nft = |servers: [&str; 3]| {
+            let servers = servers.map(|server| server.parse().unwrap()).to_vec();
+            let redirect = Redirect::sidecar(Families::Both).dns(DnsCapture::Servers(servers)).build();
+            render::nft_text(&redirect.unwrap().plan())
+        };
+        let mixed = nft(["fd00::a", "10.96.0.10", "10.96.0.11"]);
+        let place = |server: &str| mixed.find(server).unwrap();
+        assert!(
+            place("10.96.0.10") < place("10.96.0.11") && place("10.96.0.11") < place("fd00::a"),
+            "{mixed}"
+        );
+        assert_eq!(nft(["10.96.0.10", "fd00::a", "10.96.0.11"]), mixed);
+    }
+}

@@ -111,6 +111,14 @@ mod tests {
     }
 
     #[test]
+    fn facts_are_shown_without_who_looks_names_up() {
+        let [address, nameserver] = ["10.1.0.2", "10.96.0.10"].map(|text| [text.parse().unwrap()]);
+        let facts = NamespaceFacts::new(&address).with_nameservers(&nameserver);
+        let shown = "NamespaceFacts { addresses: [10.1.0.2], nameservers: [10.96.0.10], .. }";
+        assert_eq!(alloc::format!("{facts:?}"), shown);
+    }
+
+    #[test]
     fn ids_are_found_by_whole_name() {
         let file = "root:x:0:0::/:/bin/sh\nistio-proxy:x:1337:1337::/:/bin/sh\n";
         assert_eq!(id_in_passwd(file, "istio-proxy"), Some(1337));

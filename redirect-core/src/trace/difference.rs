@@ -438,6 +438,7 @@ mod tests {
         assert_eq!(named(&all[4..]).as_deref(), Some("packets of no connection"));
         assert_eq!(named(&all[1..]).unwrap().matches(" and ").count(), 3);
     }
+
     #[test]
     fn sets_of_packets_become_as_few_as_they_can() {
         let packets = |flags: (u128, u128), ports: (u128, u128)| {
@@ -511,6 +512,20 @@ mod tests {
         assert_eq!(region(true, &[(Field::Protocol, udp, udp)]).protocols(), [Protocol::Udp]);
         let replies = region(true, &[(Field::State, state::REPLY, state::REPLY)]);
         assert_eq!(replies.states(), [ConnectionState::Reply]);
+    }
+
+    #[test]
+    fn of_two_ways_to_say_a_field_the_shorter_one_is_taken() {
+        let words = |ranges: &[(u128, u128)]| {
+            let mut packets = Packets::all(Family::V4);
+            packets.set(Field::Port, Set::of(ranges.to_vec()));
+            Region::new(true, packets).words(Field::Port, "port", |port| std::format!("{port}"))
+        };
+        let last = u128::from(u16::MAX);
+        assert_eq!(words(&[(0, 79)]).as_deref(), Some("port 0-79"), "as short as the other way");
+        assert_eq!(words(&[(80, 80)]).as_deref(), Some("port 80"));
+        assert_eq!(words(&[(0, 79), (81, last)]).as_deref(), Some("port not 80"));
+        assert_eq!(words(&[(0, last)]), None);
     }
 
     #[test]
