@@ -344,6 +344,7 @@ mod tests {
     #[test]
     fn each_reason_has_a_word_and_a_sentence_of_its_own() {
         let words: BTreeSet<&str> = SkipReason::ALL.iter().map(|reason| reason.word()).collect();
+        assert!(SkipReason::ALL.iter().all(|reason| reason.to_string() == reason.word()));
         let sentences: BTreeSet<&str> = SkipReason::ALL.iter().map(|reason| reason.explanation()).collect();
         assert_eq!((words.len(), sentences.len()), (SkipReason::ALL.len(), SkipReason::ALL.len()));
         assert!(

@@ -269,4 +269,16 @@ mod tests {
         assert_eq!(mark.changed(u32::MAX, 7).value(&packets), Some(7));
         assert_eq!(MarkNow::unknown().changed(0xf, 1).value(&packets), None);
     }
+
+    #[test]
+    fn which_of_many_marks_a_changed_one_was_is_unknown() {
+        let mut packets = Packets::all(Family::V4);
+        packets.set(Field::Mark, Set::range(0, 0x20));
+        let is_in = |mark: MarkNow| mark.is_in(&packets, &Set::range(0x30, 0x40));
+        let mark = MarkNow::of(Field::Mark);
+        assert!(matches!(is_in(mark), Holds::No));
+        for changed in [mark.changed(0xf, 0), mark.changed(0xf, 1), MarkNow::unknown()] {
+            assert!(matches!(is_in(changed), Holds::Unknown));
+        }
+    }
 }
