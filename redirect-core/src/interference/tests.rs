@@ -311,6 +311,10 @@ fn what_drops_captured_packets_further_on_is_found() {
             ),
             ("*filter\n-A INPUT -s 192.0.2.0/24 -j DROP", &[(Does, "filter INPUT 1", Drops, &[Inbound])]),
             (
+                "*inet/theirs\n:post postrouting 100 nat\n-A post -p tcp -j DROP",
+                &[(Does, "theirs post 1", Drops, &[Outbound, ProxyToSelf])],
+            ),
+            (
                 "*filter\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -j DROP",
                 &[(Does, "filter INPUT 2", Drops, &[Inbound])],
             ),

@@ -345,7 +345,7 @@ mod tests {
     use super::*;
     use crate::{
         Family,
-        interference::ruleset::Condition,
+        interference::ruleset::{Condition, Statement},
         netlink::{
             abi::{base, ct, meta, verdict},
             decode,
@@ -484,6 +484,20 @@ mod tests {
         assert_eq!(loads(None), (None, false));
         assert_eq!(loads(Some(register::VERDICT)), (None, true));
         assert_eq!(loads(Some(register::FIRST)), (Some(register::FIRST), false));
+    }
+
+    #[test]
+    fn what_a_map_has_loaded_is_not_what_was_there_before() {
+        let zone: Body = |out| value_in_first(out, &1_u16.to_ne_bytes());
+        let map: Body = |out| {
+            out.text(attribute::lookup::SET, "zones");
+            out.u32(attribute::lookup::SOURCE, register::FIRST_PART);
+            out.u32(attribute::lookup::DESTINATION, register::FIRST);
+        };
+        let seen = |expressions: &[(&str, Body)]| seen::rule(list(expressions).attributes()).statements;
+        assert_eq!(seen(&[("immediate", zone), ("ct", store_zone)]), [Statement::Zone(1)]);
+        let after = seen(&[("immediate", zone), ("lookup", map), ("ct", store_zone)]);
+        assert!(!after.contains(&Statement::Zone(1)), "{after:?}");
     }
 
     #[test]

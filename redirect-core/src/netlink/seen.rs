@@ -466,3 +466,27 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
         _ => Statement::Unknown("verdict".to_owned()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::Is;
+    use alloc::vec;
+
+    #[test]
+    fn two_conditions_become_one_where_both_are_ranges_of_the_same() {
+        let range = |selector, name: Option<&str>, first, last| {
+            let name = name.map(ToOwned::to_owned);
+            let among = Among { selectors: vec![selector], name, values: vec![vec![(first, last)]] };
+            Condition::Among(Is { value: among, not: false })
+        };
+        let narrowed = |mut one: Condition, two: &Condition| narrow(&mut one, two).then_some(one);
+        let (mark, conn_mark) = (Selector::Mark, Selector::ConnMark);
+        let five_to_nine = range(mark, None, 5, 9);
+        assert_eq!(narrowed(five_to_nine.clone(), &range(mark, None, 7, 12)), Some(range(mark, None, 7, 9)));
+        for other in [range(conn_mark, None, 7, 12), range(mark, Some("theirs"), 7, 12)] {
+            assert_eq!(narrowed(five_to_nine.clone(), &other), None);
+            assert_eq!(narrowed(other, &five_to_nine), None);
+        }
+    }
+}

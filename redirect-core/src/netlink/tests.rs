@@ -43,6 +43,22 @@ fn decoded(bytes: &[u8], family: Family) -> Option<Rule> {
     decode::rule(Attribute(bytes).attributes(), family)
 }
 
+#[test]
+fn ports_of_both_ends_read_back_whether_they_are_compared_at_once_or_not() {
+    for ports in [
+        "--sport 9 --dport 7",
+        "--sport 80:90 --dport 443",
+        "--sport 443 --dport 80:90",
+        "! --sport 80 --dport 443",
+        "--sport 80 ! --dport 443",
+        "--sport 0 --dport 443",
+        "--sport 443 --dport 0",
+    ] {
+        let rule = rule(&format!("-p tcp -m tcp {ports} -j RETURN"));
+        assert_eq!(decoded(&expressions(&rule, Family::V4), Family::V4), Some(rule), "{ports}");
+    }
+}
+
 /// An attribute or message as it was sent.
 type Sent = Vec<(u16, Vec<u8>)>;
 

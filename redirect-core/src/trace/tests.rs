@@ -9,8 +9,10 @@ use crate::{
         },
     },
     render,
+    routing::{FoundRouting, RoutingItem},
     rule::{Hook, Is},
     settings::{Key, NamespaceFacts, RawSettings, Source},
+    values::{Mark, RouteTable},
 };
 use alloc::{
     format,
@@ -332,6 +334,21 @@ fn rules_that_are_not_about_a_packet_are_told_where_every_rule_is_asked_for() {
     assert!(!met.contains("[not:") && every.contains("[not:"), "{met}{every}");
     let lines = |text: &str| text.lines().filter(|line| line.contains("ISTIO_OUTPUT ")).count();
     assert!(lines(&met) < lines(&every), "{met}{every}");
+}
+
+#[test]
+fn marks_that_are_routed_locally_are_those_of_the_family_whose_table_has_the_route() {
+    let (mark, other) = (Mark::new(0x539).unwrap(), Mark::new(0x53a).unwrap());
+    let (table, empty) = (RouteTable::new(133).unwrap(), RouteTable::new(134).unwrap());
+    let routing = [
+        RoutingItem::Route(Family::V4, table),
+        RoutingItem::Rule(Family::V4, mark, table),
+        RoutingItem::Rule(Family::V4, other, empty),
+        RoutingItem::Rule(Family::V6, other, table),
+    ];
+    let routing = routing.map(FoundRouting::working);
+    let marks = |family| Rules::of_ruleset(&Ruleset::default(), &routing, family, None).local_marks;
+    assert_eq!((marks(Family::V4), marks(Family::V6)), (alloc::vec![0x539], alloc::vec![]));
 }
 
 #[test]

@@ -248,8 +248,9 @@ impl<'a, 'c> Walk<'a, 'c> {
             }
         }
         Ok(match self.destination {
-            Some(to) if to.ip().is_loopback() => Interface::Loopback,
-            Some(_) | None => {
+            // Where packets go out, they are redirected to the loopback address.
+            Some(_) => Interface::Loopback,
+            None => {
                 if self.ask(Field::Interface, &Set::one(interface("lo"))) {
                     Interface::Loopback
                 } else {

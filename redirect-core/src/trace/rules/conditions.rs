@@ -215,4 +215,15 @@ mod tests {
         assert_eq!(held(related, Some(Direction::Reply)), [state::REPLY]);
         assert_eq!(held(ConnState::Invalid, None), [state::INVALID]);
     }
+
+    #[test]
+    fn no_packet_has_an_address_of_the_other_family() {
+        for not in [false, true] {
+            let of_v4 = Match::Source(Is { value: "10.0.0.0/8".parse().unwrap(), not });
+            assert_eq!(Test::of_plain(&of_v4, Family::V6), Test::Always(not));
+            assert!(matches!(Test::of_plain(&of_v4, Family::V4), Test::In(Field::Source, _)));
+            let of_v6 = Match::Destination(Is { value: "fd00::/8".parse().unwrap(), not });
+            assert_eq!(Test::of_plain(&of_v6, Family::V4), Test::Always(not));
+        }
+    }
 }
