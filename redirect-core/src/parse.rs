@@ -310,6 +310,9 @@ mod tests {
             "-p tcp",
             "-m tcp --dport 80 -j RETURN",
             "-p tcp -p udp -j RETURN",
+            "-p tcp ! -j RETURN",
+            "! -m mark --mark 0x1 -j RETURN",
+            "-m conntrack --ctstate RELATED,ESTABLISHED ! --ctdir REPLY -j RETURN",
             "-j REDIRECT --to-ports 80-90",
             "-j REDIRECT --to-ports 80 --random",
         ] {
