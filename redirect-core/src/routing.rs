@@ -195,6 +195,9 @@ mod tests {
         assert_eq!(stale_of(&plan("TPROXY"), &found, &[]), []);
         assert_eq!(stale_of(&plan("TPROXY"), &found[..2], &[7]), found[..2]);
         assert_eq!(stale_of(&plan("TPROXY"), &found[..2], &[8]), []);
+        // Of the usual mark and table one is not enough.
+        let half = [route(theirs), RoutingItem::Rule(Family::V4, mark, theirs), rule(7, usual)];
+        assert_eq!(stale_of(&plan("TPROXY"), &half, &[]), []);
         // Nor does a rule that leads nowhere.
         assert_eq!(stale_of(&plan("TPROXY"), &[rule(7, theirs), route(other)], &[7]), []);
     }

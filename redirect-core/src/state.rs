@@ -405,6 +405,31 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_that_marks_what_the_proxy_sends_is_the_meshs_only_as_a_plan_says_it() {
+        let owns = |to: &str, mark: &str| {
+            let rule = std::format!(
+                "{to} -o lo -p tcp -m owner --uid-owner 1337 -j MARK --set-xmark {mark}/0xffffffff"
+            );
+            let text = std::format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A OUTPUT {rule}\nCOMMIT\n");
+            let (state, output) = (rule_state(&text).unwrap(), Chain::Hook(Hook::Output));
+            let [entry] = state.rules(Table::Mangle, &output) else { panic!("one rule") };
+            assert!(entry.understood().is_some(), "{rule}");
+            state.owns(Table::Mangle, &output, entry)
+        };
+        assert!(owns("! -d 127.0.0.1/32", "0x53a"));
+        assert!(!owns("-d 127.0.0.1/32", "0x53a"));
+        assert!(!owns("! -d 127.0.0.1/32", "0x539"));
+    }
+
+    #[test]
+    fn of_a_state_its_part_that_is_the_meshs_can_be_had() {
+        let mesh = ":ISTIO_OUTPUT - [0:0]\n-A ISTIO_OUTPUT -p tcp -j RETURN\n-A OUTPUT -j ISTIO_OUTPUT\n";
+        let others = ":DOCKER - [0:0]\n-A DOCKER -p tcp -j RETURN\n-A PREROUTING -j DOCKER\n-A OUTPUT -p udp -j RETURN\n";
+        assert_eq!(nat(&[mesh, others].concat()).of_mesh(), nat(mesh));
+        assert!(nat(others).of_mesh().is_empty());
+    }
+
+    #[test]
     fn a_rule_that_keeps_the_mark_beside_the_guards_is_the_meshs_only_as_a_plan_says_it() {
         let owns = |chain: Hook, rule: &str| {
             let text = std::format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A {} {rule}\nCOMMIT\n", chain.name());

@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     Family, RulePlan,
-    netlink::recorded::{dumps, read_saved},
+    netlink::{
+        NativeForm,
+        recorded::{dumps, read_saved},
+    },
     rule::Hook,
 };
 use std::{
@@ -140,4 +143,30 @@ fn addresses_that_every_pod_has_are_not_judged() {
     assert_eq!(["10.1.0.2", "fd00::2"].map(found), [2, 2]);
     let everywhere = ["127.0.0.1", "0.0.0.0", "169.254.7.7", "::1", "::", "fe80::7", "::6"];
     assert_eq!(everywhere.map(found), [0; 7]);
+}
+
+#[test]
+fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
+    let theirs = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
+    let tables = [(theirs.clone(), TableState::default())].into();
+    let others = Others(Ruleset { tables, ..Ruleset::default() });
+    let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    let pod = Pod { addresses: &addresses, interfaces: &["eth0".into()] };
+    for statement in [Statement::Drop, Statement::Accept, Statement::Redirect(7), Statement::Untrack] {
+        let rule = SeenRule { statements: [statement].into(), ..SeenRule::default() };
+        for ((name, plan), (_, bases)) in dumps::plans().iter().zip(&PLACES) {
+            let found = |in_force: &Ruleset| {
+                let findings = find(&others.beside(in_force, (&theirs, &rule), bases), plan, &pod);
+                findings.iter().map(words).collect::<BTreeSet<_>>()
+            };
+            let saved = found(&read_saved(name));
+            for dump in [
+                dumps::of_iptables(name),
+                dumps::of_native(name, NativeForm::Plain),
+                dumps::of_native(name, NativeForm::Sets),
+            ] {
+                assert_eq!(found(&dumps::dumped(&dumps::dump(&dump))), saved, "{dump} {rule}");
+            }
+        }
+    }
 }

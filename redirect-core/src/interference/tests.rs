@@ -311,6 +311,11 @@ fn what_drops_captured_packets_further_on_is_found() {
             ),
             ("*filter\n-A INPUT -s 192.0.2.0/24 -j DROP", &[(Does, "filter INPUT 1", Drops, &[Inbound])]),
             (
+                "*inet/theirs\n:pre prerouting -310 filter\n-A pre -m set --match-set a src -j ACCEPT\n-A pre -p tcp -j DROP\n\
+                 :later prerouting -305 filter\n-A later -p tcp -j DROP",
+                &[(May, "theirs pre 2", Drops, &[Inbound]), (Does, "theirs later 1", Drops, &[Inbound])],
+            ),
+            (
                 "*inet/theirs\n:post postrouting 100 nat\n-A post -p tcp -j DROP",
                 &[(Does, "theirs post 1", Drops, &[Outbound, ProxyToSelf])],
             ),
