@@ -160,6 +160,7 @@ fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
                 findings.iter().map(words).collect::<BTreeSet<_>>()
             };
             let saved = found(&read_saved(name));
+            assert!(!saved.is_empty() || rule.statements != [Statement::Drop], "{name}");
             for dump in [
                 dumps::of_iptables(name),
                 dumps::of_native(name, NativeForm::Plain),

@@ -313,7 +313,10 @@ fn what_drops_captured_packets_further_on_is_found() {
             (
                 "*inet/theirs\n:pre prerouting -310 filter\n-A pre -m set --match-set a src -j ACCEPT\n-A pre -p tcp -j DROP\n\
                  :later prerouting -305 filter\n-A later -p tcp -j DROP",
-                &[(May, "theirs pre 2", Drops, &[Inbound]), (Does, "theirs later 1", Drops, &[Inbound])],
+                &[
+                    (Does, "theirs later 1", Drops, &[Inbound, Outbound, ProxyToSelf]),
+                    (May, "theirs pre 2", Drops, &[Inbound, Outbound, ProxyToSelf]),
+                ],
             ),
             (
                 "*inet/theirs\n:post postrouting 100 nat\n-A post -p tcp -j DROP",

@@ -252,6 +252,7 @@ mod tests {
         let meant = |given, name| nearest(given, core::iter::once(Name::new(name)));
         assert_eq!(meant("dry-rnu", "dry-run"), Some("dry-run"));
         assert_eq!(meant("dry-nur", "dry-run"), None);
+        assert_eq!((meant("prot", "port"), meant("prots", "ports")), (None, None));
         assert_eq!(meant("inbuond-prots", "inbound-ports"), Some("inbound-ports"));
     }
 
