@@ -217,6 +217,17 @@ mod tests {
     }
 
     #[test]
+    fn a_direction_turned_round_is_the_other_one() {
+        for (is_reply, not) in [(false, false), (false, true), (true, false), (true, true)] {
+            let ranges = [(u128::from(is_reply), u128::from(is_reply))];
+            let test = Test::of_ranges(Selector::Direction, &ranges, not, Family::V4);
+            assert_eq!(test, Test::In(Field::State, of_direction(is_reply != not)));
+        }
+        let both = Test::of_ranges(Selector::Direction, &[(0, 1)], false, Family::V4);
+        assert_eq!(both, Test::In(Field::State, of_direction(false).or(&of_direction(true))));
+    }
+
+    #[test]
     fn no_packet_has_an_address_of_the_other_family() {
         for not in [false, true] {
             let of_v4 = Match::Source(Is { value: "10.0.0.0/8".parse().unwrap(), not });
