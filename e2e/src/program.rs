@@ -52,9 +52,13 @@ pub fn built() -> Result<PathBuf> {
 /// # Errors
 /// This program is in none.
 pub fn target_folder() -> Result<PathBuf> {
-    let own = env::current_exe()?;
-    let target = own.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
-    target.map(Path::to_owned).with_context(|| format!("{} is in no target folder", own.display()))
+    target_folder_of(&env::current_exe()?)
+}
+
+/// By what cargo keeps in it in any case: it adds a `CACHEDIR.TAG` only to a folder that it has made itself.
+fn target_folder_of(program: &Path) -> Result<PathBuf> {
+    let target = program.ancestors().find(|folder| folder.join(".rustc_info.json").exists());
+    target.map(Path::to_owned).with_context(|| format!("{} is in no target folder", program.display()))
 }
 
 fn build() -> Result<PathBuf> {
@@ -77,4 +81,33 @@ pub fn cargo(args: &[&str], target: &Path) -> Command {
         }
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// As where a volume is mounted there, or a script has made it.
+    #[test]
+    fn a_target_folder_is_found_that_was_there_before_cargo() -> Result<()> {
+        let workspace = tempfile::tempdir()?;
+        let target = workspace.path().join("target");
+        let package = workspace.path().join("package");
+        fs::create_dir_all(&target)?;
+        fs::create_dir_all(package.join("src"))?;
+        fs::write(
+            package.join("Cargo.toml"),
+            "[package]\nname = \"empty\"\nedition = \"2024\"\n[workspace]\n",
+        )?;
+        fs::write(package.join("src/main.rs"), "fn main() {}\n")?;
+        let mut build = process::command(
+            env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
+            ["build", "--quiet", "--offline"],
+        );
+        process::run(build.current_dir(&package).arg("--target-dir").arg(&target), BUILD)?.ok()?;
+        assert_eq!(target_folder_of(&target.join("debug/empty"))?, target);
+        assert!(target_folder_of(&package.join("src/main.rs")).is_err());
+        Ok(())
+    }
 }

@@ -194,12 +194,12 @@ fn a_command_that_hangs_is_ended() {
 fn a_disk_that_is_too_small_is_told_before_anything_is_compiled() -> Result<()> {
     let disk = tempfile::tempdir()?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/test.sh");
-    let inside = r#"mount -t tmpfs -o size=64m none "$1" && CARGO_TARGET_DIR=$1/target exec "$2""#;
+    let inside = r#"mount -t tmpfs -o size=64m none "$1" && { CARGO_TARGET_DIR=$1/new/target "$2"; code=$?; ls "$1"; exit $code; }"#;
     let mut command = process::command("unshare", ["--mount", "sh", "-c", inside, "sh"]);
     let output = process::run(command.arg(disk.path()).arg(script), process::SHORT)?;
     assert_eq!(output.code(), Some(1), "{output:?}");
-    let folder = disk.path().join("target");
-    assert!(output.stderr.contains(&format!("1 are free in {}", folder.display())), "{output:?}");
+    assert!(output.stderr.contains(&format!("1 are free in {};", disk.path().display())), "{output:?}");
+    assert_eq!(output.stdout, "", "{output:?}");
     Ok(())
 }
 
