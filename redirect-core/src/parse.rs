@@ -342,6 +342,24 @@ mod tests {
     }
 
     #[test]
+    fn flags_have_names_and_words_for_all_and_none() {
+        let read = |words: &str| match entry(&std::format!("-p tcp -m tcp --tcp-flags {words} -j DROP")) {
+            Entry::Rule(rule) => rule.matches.into_iter().find_map(|condition| {
+                if let Match::TcpFlags(is) = condition {
+                    Some((is.value.mask(), is.value.set()))
+                } else {
+                    None
+                }
+            }),
+            Entry::Foreign(_) => None,
+        };
+        assert_eq!(read("ALL NONE"), Some((0x3f, 0)));
+        assert_eq!(read("ALL ALL"), Some((0x3f, 0x3f)));
+        assert_eq!(read("FIN,ACK ACK"), Some((TcpFlags::FIN | TcpFlags::ACK, TcpFlags::ACK)));
+        assert_eq!(read("FIN,ECE FIN"), None);
+    }
+
+    #[test]
     fn anything_else_is_an_error_with_its_line() {
         for (text, number) in [("hello", 1), ("*nat\n:X - [0:0]\n-Z X", 3), ("*nat\n-A", 2), ("-A X -j Y", 1)]
         {

@@ -217,6 +217,20 @@ mod tests {
     }
 
     #[test]
+    fn of_two_families_the_one_that_is_not_meant_is_the_other() {
+        for (rules, packets, not) in [
+            (Family::V4, Family::V4, false),
+            (Family::V4, Family::V6, false),
+            (Family::V6, Family::V6, true),
+            (Family::V6, Family::V4, true),
+        ] {
+            let number = u128::from(crate::netlink::family_number(rules));
+            let test = Test::of_ranges(Selector::Family, &[(number, number)], not, packets);
+            assert_eq!(test, Test::Always((rules == packets) != not), "{rules:?} {packets:?} {not}");
+        }
+    }
+
+    #[test]
     fn a_direction_turned_round_is_the_other_one() {
         for (is_reply, not) in [(false, false), (false, true), (true, false), (true, true)] {
             let ranges = [(u128::from(is_reply), u128::from(is_reply))];
