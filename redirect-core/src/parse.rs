@@ -356,6 +356,7 @@ mod tests {
         assert_eq!(read("ALL NONE"), Some((0x3f, 0)));
         assert_eq!(read("ALL ALL"), Some((0x3f, 0x3f)));
         assert_eq!(read("FIN,ACK ACK"), Some((TcpFlags::FIN | TcpFlags::ACK, TcpFlags::ACK)));
+        assert_eq!(read("SYN,FIN,SYN SYN,SYN"), Some((TcpFlags::FIN | TcpFlags::SYN, TcpFlags::SYN)));
         assert_eq!(read("FIN,ECE FIN"), None);
     }
 

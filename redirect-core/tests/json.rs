@@ -177,6 +177,77 @@ fn every_source() -> Value {
     settings_document(&raw)
 }
 
+/// What a document says of a rule, in the words of iptables.
+fn in_words(rule: &json::PlannedRule) -> String {
+    let conditions: Vec<Value> =
+        rule.conditions.iter().map(|condition| serde_json::to_value(condition).unwrap()).collect();
+    let protocol = conditions.iter().find_map(|condition| condition["protocol"].as_str());
+    let mut words: Vec<String> = Vec::new();
+    for condition in &conditions {
+        let text = |field: &str| condition[field].as_str().unwrap().to_owned();
+        let list = |field: &str| {
+            let items = condition[field].as_array().unwrap().iter();
+            items.map(|item| item.as_str().unwrap()).collect::<Vec<_>>().join(",")
+        };
+        let number = |field: &str| condition[field].as_u64().unwrap();
+        let (module, option) = match condition["match"].as_str().unwrap() {
+            "source" => (None, format!("-s {}", text("range"))),
+            "destination" => (None, format!("-d {}", text("range"))),
+            "inInterface" => (None, format!("-i {}", text("interface"))),
+            "outInterface" => (None, format!("-o {}", text("interface"))),
+            "protocol" => (None, format!("-p {}", text("protocol"))),
+            "sourcePort" => (protocol, format!("--sport {}", text("port"))),
+            "destinationPort" => (protocol, format!("--dport {}", text("port"))),
+            "destinationPorts" => (Some("multiport"), format!("--dports {}", list("ports"))),
+            "tcpFlags" => (Some("tcp"), format!("--tcp-flags {} {}", list("mask"), list("set"))),
+            "connectionTracking" => {
+                let state = match text("state").as_str() {
+                    "relatedOrEstablished" => "RELATED,ESTABLISHED".to_owned(),
+                    other => other.to_uppercase(),
+                };
+                let direction = condition.get("direction").map(|way| way.as_str().unwrap().to_uppercase());
+                let direction = direction.map(|way| format!(" --ctdir {way}")).unwrap_or_default();
+                (Some("conntrack"), format!("--ctstate {state}{direction}"))
+            }
+            "ownerUid" => (Some("owner"), format!("--uid-owner {}", number("uid"))),
+            "ownerGid" => (Some("owner"), format!("--gid-owner {}", number("gid"))),
+            "mark" => (Some("mark"), format!("--mark {:#x}", number("mark"))),
+            "connectionMark" => {
+                (Some("connmark"), format!("--mark {:#x}/{:#x}", number("value"), number("mask")))
+            }
+            other => panic!("{other}"),
+        };
+        words.extend(module.map(|module| format!("-m {module}")));
+        words.extend((condition.get("not") == Some(&json!(true))).then(|| "!".to_owned()));
+        words.push(option);
+    }
+    let target = serde_json::to_value(&rule.target).unwrap();
+    let number = |field: &str| target[field].as_u64().unwrap();
+    words.push(match target["action"].as_str().unwrap() {
+        "jump" => format!("-j {}", target["chain"].as_str().unwrap()),
+        "redirect" => format!("-j REDIRECT --to-ports {}", number("port")),
+        "tproxy" => {
+            format!("-j TPROXY --on-port {} --tproxy-mark {:#x}/0xffffffff", number("port"), number("mark"))
+        }
+        "setMark" => format!("-j MARK --set-xmark {:#x}/0xffffffff", number("mark")),
+        "saveMark" => "-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff".to_owned(),
+        "restoreMark" => "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff".to_owned(),
+        "setConnectionMark" => {
+            format!("-j CONNMARK --set-xmark {:#x}/{:#x}", number("value"), number("mask"))
+        }
+        "conntrackZone" => format!("-j CT --zone {}", number("zone")),
+        word => format!("-j {}", word.to_uppercase()),
+    });
+    words.join(" ")
+}
+
+/// A rule in the words of iptables-save, from any that iptables takes.
+fn as_saved(words: &str) -> String {
+    let state = parse::rule_state(&format!("*mangle\n-A OUTPUT {words}\n")).unwrap();
+    let [entry] = state.rules(Table::Mangle, &Hook::Output.into()) else { panic!("{words}") };
+    rule_text(entry.understood().unwrap_or_else(|| panic!("{words}")))
+}
+
 /// Documents of a plan in force that was damaged in every way that a kernel in memory can be.
 fn differences() -> Vec<Value> {
     let plan = strict_plan();
@@ -304,6 +375,25 @@ fn every_recorded_case_is_what_the_schema_says_and_the_schema_says_no_more() {
     let unused: Vec<(&str, &str)> =
         described.difference(&written).map(|(name, word)| (name.as_str(), word.as_str())).collect();
     assert_eq!(unused, ONLY_READ);
+}
+
+#[test]
+fn conditions_and_targets_say_what_the_text_of_a_rule_says() {
+    let cases = fixtures("rules.json");
+    let recorded = cases.as_array().unwrap().iter().filter_map(recorded::redirect);
+    let plans = recorded.map(|(_, redirect)| redirect.plan()).chain([strict_plan()]);
+    let mut kinds = BTreeSet::new();
+    for plan in plans {
+        let document = json::Plan::from(&plan);
+        let chains =
+            document.families.iter().flat_map(|family| &family.tables).flat_map(|table| &table.chains);
+        for rule in chains.flat_map(|chain| &chain.rules) {
+            assert_eq!(as_saved(&in_words(rule)), rule.text);
+            words(&serde_json::to_value(rule).unwrap(), &mut kinds);
+        }
+    }
+    let kinds = |name: &str| kinds.iter().filter(|(kind, _)| kind == name).count();
+    assert_eq!((kinds("match"), kinds("action")), (14, 11));
 }
 
 #[test]

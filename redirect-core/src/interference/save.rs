@@ -361,6 +361,17 @@ mod tests {
     }
 
     #[test]
+    fn flags_are_a_set_however_often_one_is_named() {
+        let flags = |mask: &str, set: &str| match tcp_flags(mask, set, false) {
+            Some(Condition::TcpFlags { mask, is }) => Some((mask, is.value)),
+            _ => None,
+        };
+        assert_eq!(flags("SYN,FIN,SYN", "SYN,SYN"), Some((3, 2)));
+        assert_eq!(flags("ALL,FIN", "NONE"), Some((63, 0)));
+        assert_eq!(flags("SYN,ECE", "SYN"), None);
+    }
+
+    #[test]
     fn what_stands_between_quotation_marks_is_one_word() {
         for (line, all) in [
             ("-p tcp  -j DROP", &["-p", "tcp", "-j", "DROP"][..]),

@@ -389,8 +389,39 @@ fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, number
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{NativeForm, abi::DORMANT},
+        *,
+    };
+    use crate::{Families, Redirect};
     use alloc::vec;
+
+    #[test]
+    fn a_table_that_sleeps_is_woken_where_it_stands_while_its_base_chains_stay() {
+        let plan = Redirect::sidecar(Families::Both).build().unwrap().plan();
+        let state = NativeState::wanted(&plan, NativeForm::Plain);
+        let [name] = state.tables.keys().collect::<Vec<_>>()[..] else { panic!("one table") };
+        let wanted = &*state.tables[name];
+        let without = |is_base: bool| {
+            let mut asleep = TableState { flags: DORMANT, ..wanted.clone() };
+            let chain = asleep.chains.iter().find(|(_, chain)| chain.hook.is_some() == is_base);
+            let chain = chain.map(|(name, _)| name.clone()).unwrap();
+            asleep.chains.remove(&chain);
+            asleep
+        };
+        for (now, in_place) in [
+            (TableState { flags: DORMANT, ..wanted.clone() }, true),
+            (without(false), true),
+            (without(true), false),
+            (TableState { flags: wanted.flags, ..without(true) }, true),
+        ] {
+            let change = TableChange { name, now: Some(&now), wanted };
+            assert_eq!(change.can_be_made_in_place(), in_place, "{:?}", now.chains.keys());
+            let back = TableChange { name, now: Some(wanted), wanted: &now };
+            assert_eq!(back.can_be_made_in_place(), in_place, "{:?}", now.chains.keys());
+        }
+        assert!(TableChange { name, now: None, wanted }.can_be_made_in_place());
+    }
 
     #[test]
     fn elements_go_into_as_few_messages_as_hold_them() {

@@ -135,7 +135,7 @@ pub(super) mod tests {
         state::RuleState,
         trace::{Detail, Packet, Rules, Step, Trace},
     };
-    use std::{net::IpAddr, string::ToString};
+    use std::{collections::BTreeSet, net::IpAddr, string::ToString};
 
     fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
         let mut raw = RawSettings::new();
@@ -197,6 +197,24 @@ pub(super) mod tests {
                 assert_eq!(find(&ruleset, &plan, &pod), [], "{mode}");
             }
         }
+    }
+
+    #[test]
+    fn the_sets_of_nf_tables_are_listed() {
+        let mut ruleset = native(&plan(&[]), NativeForm::Sets);
+        let sets = ruleset.sets();
+        let names: BTreeSet<&str> = sets.iter().map(|(_, table, _)| table.as_str()).collect();
+        assert!(names.contains("istio-proxy-nat"), "{sets:?}");
+        assert!(
+            sets.iter().all(|(family, _, set)| *family == TableFamily::Inet && !set.is_empty()),
+            "{sets:?}"
+        );
+        // The other kind of tables has none: what its rules name is in ipset.
+        for (mut name, table) in core::mem::take(&mut ruleset.tables) {
+            name.api = Api::XTables;
+            ruleset.tables.insert(name, table);
+        }
+        assert_eq!(ruleset.sets(), []);
     }
 
     #[test]
