@@ -270,6 +270,20 @@ mod tests {
         assert_eq!(MarkNow::unknown().changed(0xf, 1).value(&packets), None);
     }
 
+    /// As `--set-xmark 0x6/0x3` does: bits beyond the mask are flipped, too.
+    #[test]
+    fn bits_of_a_mark_are_cleared_first_and_flipped_then() {
+        let mut packets = Packets::all(Family::V4);
+        packets.set(Field::Mark, Set::one(0xd));
+        let changed = MarkNow::of(Field::Mark).changed(0x3, 0x6);
+        assert_eq!(changed.value(&packets), Some(0xa));
+        assert_eq!(changed.changed(0x2, 0x8).value(&packets), Some(0x0));
+        assert_eq!(MarkNow::is(7).changed(0, 0x2).value(&packets), Some(5));
+        for value in 0..16 {
+            assert!(matches!(changed.has(&packets, value, 0xf), Holds::Yes) == (value == 0xa), "{value}");
+        }
+    }
+
     #[test]
     fn which_of_many_marks_a_changed_one_was_is_unknown() {
         let mut packets = Packets::all(Family::V4);

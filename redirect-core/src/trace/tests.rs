@@ -289,6 +289,21 @@ fn behind_a_map(port: u16, statement: Statement) -> Rules {
 }
 
 #[test]
+fn of_two_base_chains_that_translate_the_first_does() {
+    let redirects = SeenRule { statements: [Statement::Redirect(9)].into(), ..SeenRule::default() };
+    let ended_at = |priority: i32| {
+        let base = Base { hook: Hook::Output, priority, is_nat: true, drops: false, reroutes: false };
+        let chain = ChainState { base: Some(base), rules: [redirects.clone()].into() };
+        let mut ruleset = saved(&[], "");
+        let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
+        ruleset.table(name).chains = [("output".into(), chain)].into();
+        Rules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[]))).fate(&app("192.0.2.1:80"))
+    };
+    assert_eq!(ended_at(-99), to_proxy(Listener::Outbound, 15001, true));
+    assert_eq!(ended_at(-101), Fate::Redirected(9));
+}
+
+#[test]
 fn what_is_translated_after_tproxy_is_reset() {
     let settings = [(Key::InterceptionMode, "TPROXY")];
     let others = "*nat\n-A PREROUTING -p tcp -m tcp --dport 81 -j REDIRECT --to-ports 9\nCOMMIT";

@@ -324,3 +324,26 @@ const fn is_host_order(selector: Selector) -> bool {
         | Selector::TcpFlags => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::registers::Origin, *};
+
+    /// Bytes that are in the network's order already are in none after they were turned round.
+    #[test]
+    fn only_what_is_in_the_machines_order_can_be_brought_into_the_networks() {
+        let port = Field::Payload { base: base::TRANSPORT, offset: 2, length: 2 };
+        for (field, selector, is_host_order) in
+            [(Field::Meta(meta::MARK), Selector::Mark, true), (port, Selector::DestinationPort, false)]
+        {
+            let part = |bits: Bits<'_>| {
+                let part = Part::of(&Loaded { origin: Origin::Field(field), bits })?;
+                Some((part.selector, part.is_host_order))
+            };
+            assert_eq!(part(Bits::All), Some((selector, is_host_order)));
+            assert_eq!(part(Bits::NetworkOrder), is_host_order.then_some((selector, false)));
+            assert_eq!(part(Bits::Masked(&[0xff; 4])), None);
+            assert_eq!(part(Bits::Unknown), None);
+        }
+    }
+}
