@@ -327,7 +327,23 @@ const fn is_host_order(selector: Selector) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::registers::Origin, *};
+    use super::{super::Origin, *};
+    use crate::netlink::wire::Writer;
+
+    #[test]
+    fn so_many_elements_are_kept_and_no_more() {
+        let mut one = Writer::default();
+        one.nested(attribute::list::ELEMENT, |element| {
+            element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, &[0, 80]));
+        });
+        let mut set = Set::default();
+        for _ in 0..MOST_ELEMENTS {
+            set.take(one.attributes());
+        }
+        assert_eq!((set.len(), set.is_partial), (MOST_ELEMENTS, false));
+        set.take(one.attributes());
+        assert_eq!((set.len(), set.is_partial), (MOST_ELEMENTS, true));
+    }
 
     /// Bytes that are in the network's order already are in none after they were turned round.
     #[test]
