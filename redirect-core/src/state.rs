@@ -422,6 +422,25 @@ mod tests {
     }
 
     #[test]
+    fn chains_that_have_lost_their_mark_may_have_had_any() {
+        let owns = |rules: &str, mark: &str| {
+            let saves = "-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff";
+            let text = std::format!(
+                "*mangle\n:ISTIO_INBOUND - [0:0]\n{rules}-A PREROUTING -p tcp -m mark --mark {mark} {saves}\nCOMMIT\n"
+            );
+            let (state, prerouting) = (rule_state(&text).unwrap(), Chain::Hook(Hook::Prerouting));
+            let [entry] = state.rules(Table::Mangle, &prerouting) else { panic!("one rule") };
+            state.owns(Table::Mangle, &prerouting, entry)
+        };
+        let gives =
+            |mark: &str| std::format!("-A ISTIO_INBOUND -p tcp -j MARK --set-xmark {mark}/0xffffffff\n");
+        let (own, of_proxy) = (gives("0x539"), gives("0x53a"));
+        assert!(owns("", "0x77") && owns(&of_proxy, "0x77"));
+        assert!(!owns(&own, "0x77") && !owns(&[of_proxy, own.clone()].concat(), "0x77"));
+        assert!(owns(&own, "0x539") && owns(&own, "0x53a"));
+    }
+
+    #[test]
     fn of_a_state_its_part_that_is_the_meshs_can_be_had() {
         let mesh = ":ISTIO_OUTPUT - [0:0]\n-A ISTIO_OUTPUT -p tcp -j RETURN\n-A OUTPUT -j ISTIO_OUTPUT\n";
         let others = ":DOCKER - [0:0]\n-A DOCKER -p tcp -j RETURN\n-A PREROUTING -j DOCKER\n-A OUTPUT -p udp -j RETURN\n";

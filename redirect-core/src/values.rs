@@ -741,12 +741,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, Problem> {
     Ok(total)
 }
 
-/// `number` (digits with at most one point, at most nine of them behind it) times `nanos` nanoseconds.
+/// `number` (digits with at most one point) times `nanos` nanoseconds.
 fn scaled(number: &str, nanos: u64) -> Option<Duration> {
+    /// Digits behind the point that can make a difference, and whose number fits.
+    const DIGITS: usize = 18;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') || fraction.len() > 9 {
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
         return None;
     }
+    let fraction = fraction.get(..DIGITS).unwrap_or(fraction);
     let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
     let numerator: u64 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
     let denominator = 10_u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
@@ -848,7 +851,11 @@ mod tests {
         assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("100µs"), Ok(Duration::from_micros(100)));
-        for bad in ["", "5", "s", "5 s", "-5s", "1.2.3s", "99999999999999h", ".s"] {
+        assert_eq!(parse_duration("1.5000000000000000000000s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("0.9999999999999999999999s"), Ok(Duration::from_nanos(999_999_999)));
+        assert_eq!(parse_duration("0.000000000000277778h"), Ok(Duration::from_nanos(1)));
+        let long = "1.23456789012345678901.2s";
+        for bad in ["", "5", "s", "5 s", "-5s", "1.2.3s", long, "99999999999999h", ".s"] {
             assert_eq!(parse_duration(bad), Err(Problem::NotADuration), "{bad:?}");
         }
     }

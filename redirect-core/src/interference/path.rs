@@ -284,6 +284,10 @@ impl<'a> Search<'a, '_> {
         depth: usize,
         packets: &mut Vec<Packet>,
     ) {
+        // The kernel refuses loops, and chains that go deeper.
+        if depth > DEEPEST {
+            return;
+        }
         for rule in &chain.rules {
             if *self.steps == 0 || packets.len() >= MOST_PACKETS {
                 self.cut = true;
@@ -312,9 +316,7 @@ impl<'a> Search<'a, '_> {
         for statement in statements {
             if let Statement::Jump(to) | Statement::Goto(to) = statement {
                 let chain = station.hooked.table.chains.get(to);
-                // The kernel refuses loops, and chains that go deeper.
-                let followed = depth < DEEPEST && !jumps_to_the_mesh(statement);
-                if let Some(chain) = chain.filter(|_| followed) {
+                if let Some(chain) = chain.filter(|_| !jumps_to_the_mesh(statement)) {
                     self.aim_at(station, chain, path, depth.saturating_add(1), packets);
                 }
             }

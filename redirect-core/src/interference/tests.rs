@@ -412,7 +412,8 @@ fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
 /// A chain of others whose last jump but one is this many jumps away from where packets come in.
 fn nested(jumps: usize) -> String {
     let jump = |number: usize| format!("-A c{number} -j c{}\n", number + 1);
-    let jumps: String = (0..jumps).map(jump).collect::<String>() + &format!("-A c{jumps} -j DROP");
+    let last = format!("-A c{jumps} -d 192.0.2.7/32 -p tcp -m tcp --dport 4242 -j DROP");
+    let jumps: String = (0..jumps).map(jump).collect::<String>() + &last;
     format!("*theirs\n:c0 output -150 nat\n{jumps}")
 }
 
