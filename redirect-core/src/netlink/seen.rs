@@ -474,6 +474,25 @@ mod tests {
     use alloc::vec;
 
     #[test]
+    fn verdicts_have_the_numbers_of_the_kernel() {
+        let queue_of = |number: u32| number << 16 | 3;
+        for (code, wanted) in [
+            (0, Statement::Drop),
+            (1, Statement::Accept),
+            (queue_of(0), Statement::Queue),
+            (queue_of(7), Statement::Queue),
+            (4, Statement::Unknown("verdict".into())),
+            (u32::MAX, Statement::Continue),
+            (u32::MAX - 2, Statement::Jump("there".into())),
+            (u32::MAX - 3, Statement::Goto("there".into())),
+            (u32::MAX - 4, Statement::Return),
+        ] {
+            assert_eq!(decided(code, Some("there")), Some(wanted), "{code:#x}");
+        }
+        assert_eq!((decided(u32::MAX - 2, None), decided(u32::MAX - 3, None)), (None, None));
+    }
+
+    #[test]
     fn two_conditions_become_one_where_both_are_ranges_of_the_same() {
         let range = |selector, name: Option<&str>, first, last| {
             let name = name.map(ToOwned::to_owned);
