@@ -187,9 +187,8 @@ fn distance(a: Chars<'_>, b: Chars<'_>, limit: u32) -> Option<u32> {
         }
     };
     let limit = limit.checked_sub(1)?;
-    let replaced = (first.is_some() && other.is_some())
-        .then(|| distance(behind_a.clone(), behind_b.clone(), limit))
-        .flatten();
+    // Where one has ended, this is what adding or leaving out comes to.
+    let replaced = distance(behind_a.clone(), behind_b.clone(), limit);
     let left_out = first.and_then(|_| distance(behind_a.clone(), b, limit));
     let added = other.and_then(|_| distance(a, behind_b.clone(), limit));
     let (second, other_second) = (behind_a.next().map(folded), behind_b.next().map(folded));
