@@ -11,9 +11,6 @@ use crate::{
 use alloc::{string::String, vec::Vec};
 use core::net::IpAddr;
 
-/// How many chains deep a ruleset is followed; the kernel allows 16.
-pub(super) const DEEPEST: usize = 16;
-
 /// The first packet of a connection, at a hook.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Packet {
@@ -191,7 +188,7 @@ pub(super) fn acts<'a>(rules: &'a FamilyRules, hook: Hook, packet: &Packet) -> V
         let mut walk = Walk { rules, table, packet, touched: false };
         for entry in rules.state().rules(table, &Chain::Hook(hook)) {
             let Entry::Rule(rule) = entry else { return Vec::new() };
-            let end = walk.rule(rule, 0);
+            let end = walk.rule(rule);
             let capture = match end {
                 None if walk.touched => None,
                 None => continue,
@@ -221,6 +218,7 @@ enum End {
     Tproxied(u32),
 }
 
+/// A packet in the chains of a plan, which are few and make no loops.
 struct Walk<'a, 'p> {
     rules: &'a FamilyRules,
     table: Table,
@@ -231,9 +229,9 @@ struct Walk<'a, 'p> {
 
 impl Walk<'_, '_> {
     /// `None` when the next rule is to be looked at.
-    fn rule(&mut self, rule: &Rule, depth: usize) -> Option<End> {
+    fn rule(&mut self, rule: &Rule) -> Option<End> {
         let fulfilled = rule.matches.iter().all(|one| self.packet.fulfils_plain(one) == Some(true));
-        if !fulfilled || depth > DEEPEST {
+        if !fulfilled {
             return None;
         }
         match &rule.target {
@@ -241,7 +239,7 @@ impl Walk<'_, '_> {
             Target::Drop => Some(End::Dropped),
             Target::Redirect(port) => Some(End::Redirected(port.number())),
             Target::Tproxy { mark, .. } => Some(End::Tproxied(mark.value())),
-            Target::Jump(to) => self.chain(to, depth.saturating_add(1)),
+            Target::Jump(to) => self.chain(to),
             Target::SetMark(_) | Target::ConntrackZone(_) => {
                 self.touched = true;
                 None
@@ -252,7 +250,7 @@ impl Walk<'_, '_> {
     }
 
     /// A chain that is jumped to: what returns from it goes on behind the jump.
-    fn chain(&mut self, chain: &Chain, depth: usize) -> Option<End> {
+    fn chain(&mut self, chain: &Chain) -> Option<End> {
         for entry in self.rules.state().rules(self.table, chain) {
             let Entry::Rule(rule) = entry else { return Some(End::Left) };
             if matches!(rule.target, Target::Return)
@@ -260,7 +258,7 @@ impl Walk<'_, '_> {
             {
                 return None;
             }
-            if let Some(end) = self.rule(rule, depth) {
+            if let Some(end) = self.rule(rule) {
                 return Some(end);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{
     Effect, Finding, Place, Pod, Severity, Traffic,
-    packet::{Act, Capture, DEEPEST, Packet, tried_map},
+    packet::{Act, Capture, Packet, tried_map},
     ruleset::{
         Base, ChainState, Condition, Ruleset, Statement, TableFamily, TableName, TableState, VerdictMap,
     },
@@ -30,6 +30,8 @@ use core::{
 const MOST_FINDINGS: usize = 16;
 /// How many packets of one kind of traffic are tried at most.
 const MOST_PACKETS: usize = 256;
+/// How many chains deep a ruleset is followed; the kernel allows 16.
+pub(super) const DEEPEST: usize = 16;
 /// How many rules are met at most, by all packets together; a tenth of a second's work.
 const MOST_STEPS: usize = 1_000_000;
 /// Where the kernel translates destinations, whatever the priority of the chains it asks for that (`NF_IP_PRI_NAT_DST`).

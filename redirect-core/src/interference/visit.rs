@@ -2,8 +2,8 @@
 
 use super::{
     Effect, Place, Severity,
-    packet::{Capture, DEEPEST, Packet, tried_map},
-    path::{Hooked, Position, Search, Stage, Station, is_native, leads_to},
+    packet::{Capture, Packet, tried_map},
+    path::{DEEPEST, Hooked, Position, Search, Stage, Station, is_native, leads_to},
     ruleset::{ChainState, SeenRule, Statement, VerdictMap},
 };
 use crate::rule::{Chain, Hook, Is};
