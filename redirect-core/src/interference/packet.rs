@@ -265,3 +265,79 @@ impl Walk<'_, '_> {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn packet() -> Packet {
+        Packet {
+            source: "10.0.0.1".parse().unwrap(),
+            destination: "192.0.2.1".parse().unwrap(),
+            protocol: 6,
+            source_port: 40000,
+            port: 80,
+            came_in: None,
+            goes_out: Some("eth0".into()),
+            owner: Some((1000, 1001)),
+            mark: Some(7),
+        }
+    }
+
+    fn is_among(packet: &Packet, selectors: &[Selector], values: Vec<Vec<(u128, u128)>>) -> Option<bool> {
+        let value = Among { selectors: selectors.to_vec(), name: None, values };
+        let [same, other] = [false, true].map(|not| packet.is_among(&Is { value: value.clone(), not }));
+        assert_eq!(same.map(|is| !is), other);
+        same
+    }
+
+    #[test]
+    fn each_selector_looks_at_its_own_field() {
+        let udp = Packet { protocol: 17, owner: None, ..packet() };
+        for (selector, value, of_udp) in [
+            (Selector::Family, 2, Some(true)),
+            (Selector::Protocol, 6, Some(false)),
+            (Selector::Source(Family::V4), 0x0a00_0001, Some(true)),
+            (Selector::Destination(Family::V4), 0xc000_0201, Some(true)),
+            (Selector::SourcePort, 40000, Some(true)),
+            (Selector::DestinationPort, 80, Some(true)),
+            (Selector::InInterface, 0, Some(true)),
+            (Selector::OutInterface, interface("eth0"), Some(true)),
+            (Selector::User, 1000, Some(false)),
+            (Selector::Group, 1001, Some(false)),
+            (Selector::Mark, 7, Some(true)),
+            (Selector::ConnMark, 0, Some(true)),
+            (Selector::State, state::NEW.into(), Some(true)),
+            (Selector::Direction, 0, Some(true)),
+            (Selector::TcpFlags, 2, Some(false)),
+        ] {
+            let within =
+                |packet: &Packet, first, last| is_among(packet, &[selector], vec![vec![(first, last)]]);
+            assert_eq!(within(&packet(), value, value), Some(true), "{selector:?}");
+            assert_eq!(within(&packet(), value + 1, u128::MAX), Some(false), "{selector:?}");
+            assert_eq!(within(&udp, value, value), of_udp, "{selector:?}");
+        }
+        for selector in [Selector::Source(Family::V6), Selector::Destination(Family::V6)] {
+            assert_eq!(is_among(&packet(), &[selector], vec![vec![(0, u128::MAX)]]), Some(false));
+        }
+        let unmarked = Packet { mark: None, ..packet() };
+        assert_eq!(is_among(&unmarked, &[Selector::Mark], vec![vec![(0, u128::MAX)]]), None);
+    }
+
+    #[test]
+    fn a_combination_is_had_as_a_whole() {
+        let selectors = [Selector::Protocol, Selector::DestinationPort];
+        let of = |protocol, port| vec![(protocol, protocol), (port, port)];
+        assert_eq!(is_among(&packet(), &selectors, vec![of(17, 80), of(6, 80)]), Some(true));
+        assert_eq!(is_among(&packet(), &selectors, vec![of(17, 80), of(6, 81)]), Some(false));
+    }
+
+    #[test]
+    fn of_too_many_combinations_it_is_not_known_which_are_had() {
+        for (number, wanted) in [(MOST_AMONG, Some(true)), (MOST_AMONG + 1, None), (MOST_AMONG + 2, None)] {
+            let values = vec![vec![(80, 80)]; number];
+            assert_eq!(is_among(&packet(), &[Selector::DestinationPort], values), wanted, "{number}");
+        }
+    }
+}

@@ -361,6 +361,28 @@ mod tests {
     }
 
     #[test]
+    fn targets_are_known_by_their_names() {
+        let words = |name: &str| alloc::format!("-j {name}");
+        for (name, does) in [
+            ("ACCEPT", Statement::Accept),
+            ("DROP", Statement::Drop),
+            ("TARPIT", Statement::Reject),
+            ("RETURN", Statement::Return),
+            ("NETMAP", Statement::Translate("NETMAP".into())),
+            ("MASQUERADE", Statement::TranslateSource("MASQUERADE".into())),
+            ("TPROXY", Statement::Tproxy { port: None, mark: None, ends: true }),
+            ("NOTRACK", Statement::Untrack),
+            ("MARK", Statement::SetMark(None)),
+            ("NFQUEUE", Statement::Queue),
+            ("TEE", Statement::Harmless(words("TEE"))),
+            ("SYNPROXY", Statement::Rewrite(words("SYNPROXY"))),
+        ] {
+            assert_eq!(target_named(name), Some(does));
+        }
+        assert_eq!(target_named("KUBE-SERVICES"), None);
+    }
+
+    #[test]
     fn flags_are_a_set_however_often_one_is_named() {
         let flags = |mask: &str, set: &str| match tcp_flags(mask, set, false) {
             Some(Condition::TcpFlags { mask, is }) => Some((mask, is.value)),
