@@ -44,6 +44,22 @@ fn decoded(bytes: &[u8], family: Family) -> Option<Rule> {
 }
 
 #[test]
+fn a_range_of_all_addresses_is_not_compared_with() {
+    let condition = |is: Is<IpNet>| [Match::Source(is.clone()), Match::Destination(is)];
+    for (family, all) in [(Family::V4, "0.0.0.0/0"), (Family::V6, "::/0")] {
+        let of = |conditions: Vec<Match>| {
+            expressions(&Rule { matches: conditions, target: Target::Return }, family)
+        };
+        for one in condition(Is::equals(all.parse().unwrap())) {
+            assert_eq!(of(vec![one]), of(vec![]), "{all}");
+        }
+        for one in condition(Is::not_equals(all.parse().unwrap())) {
+            assert_ne!(of(vec![one]), of(vec![]), "! {all}");
+        }
+    }
+}
+
+#[test]
 fn ports_of_both_ends_read_back_whether_they_are_compared_at_once_or_not() {
     for ports in [
         "--sport 9 --dport 7",
