@@ -213,9 +213,11 @@ fn every_end_that_a_packet_may_have_is_told_and_why_it_has_it() {
             "may be: dropped".to_string()
         ]
     );
-    let others = "*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j ACCEPT\nCOMMIT";
     let because = "because of a rule of somebody else's in table ip nat (legacy)";
-    assert_eq!(last_lines(others, "192.0.2.1:80"), ["ends at: untouched, to its destination", because]);
+    for target in ["ACCEPT", "RETURN"] {
+        let others = format!("*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j {target}\nCOMMIT");
+        assert_eq!(last_lines(&others, "192.0.2.1:80"), ["ends at: untouched, to its destination", because]);
+    }
     // By way of a chain of theirs; but back from there is not out of the base chain, and behind the mesh's rules nothing is left to miss.
     let by_way = |target: &str| format!("*nat\n-A OUTPUT -j theirs\n-A theirs -j {target}\nCOMMIT");
     assert_eq!(last_lines(&by_way("ACCEPT"), "192.0.2.1:80")[1], because);
