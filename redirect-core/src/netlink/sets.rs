@@ -222,7 +222,8 @@ pub(crate) fn gather<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
     rules.chunk_by(|a, b| a.rule.target == b.rule.target && decides(&a.rule.target)).flat_map(run).collect()
 }
 
-/// Whether a packet that has met this target once would gain nothing by meeting it again at once.
+/// Whether a packet is done with a run of rules with this target once it has met one of them: it goes elsewhere, or comes back from where the others would
+/// only lead it again.
 const fn decides(target: &Target) -> bool {
     match target {
         Target::Accept | Target::Drop | Target::Return | Target::Jump(_) | Target::Redirect(_) => true,
@@ -317,6 +318,26 @@ mod tests {
         assert_eq!(from_the_first.elements(), [(0, false), (6, true), (60_000, false)]);
         let single = Ranges::new(Kind::Ports, [(0, 0), (5, 5)].into());
         assert_eq!(single.elements(), [(0, false), (5, false)], "no intervals at all");
+    }
+
+    /// They are few, and so tables that earlier versions have programmed keep their form.
+    #[test]
+    fn rules_that_a_packet_goes_on_behind_stay_what_they_are() {
+        let servers = (1..=9).map(|last| [10, 96, 0, last].into()).collect();
+        let redirect = crate::Redirect::sidecar(crate::Families::V4);
+        let plan = redirect.dns(crate::redirect::DnsCapture::Servers(servers)).build().unwrap().plan();
+        let chains = plan.merged_rules();
+        let rules: Vec<_> = chains.values().flat_map(BTreeMap::values).collect();
+        let number = |lines: Vec<Line<'_>>, of: fn(&Target) -> bool| {
+            lines.iter().filter(|line| of(line.target())).count()
+        };
+        let both = |of: fn(&Target) -> bool| {
+            let plain = rules.iter().flat_map(|rules| rules.iter().copied().map(Line::Rule));
+            let gathered = rules.iter().flat_map(|rules| gather(rules));
+            (number(plain.collect(), of), number(gathered.collect(), of))
+        };
+        assert_eq!(both(|target| matches!(target, Target::ConntrackZone(_))), (22, 22));
+        assert_eq!(both(|target| matches!(target, Target::Redirect(_))), (20, 4));
     }
 
     #[test]
