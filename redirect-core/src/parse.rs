@@ -313,6 +313,7 @@ mod tests {
             "-p tcp ! -j RETURN",
             "! -m mark --mark 0x1 -j RETURN",
             "-m conntrack --ctstate RELATED,ESTABLISHED ! --ctdir REPLY -j RETURN",
+            "-m conntrack ! --ctstate RELATED,ESTABLISHED -j RETURN",
             "-j REDIRECT --to-ports 80-90",
             "-j REDIRECT --to-ports 80 --random",
         ] {

@@ -292,4 +292,13 @@ mod tests {
             assert!(sets.contains(wanted), "{wanted:?} is not in {sets}");
         }
     }
+    #[test]
+    fn of_several_conditions_one_becomes_a_set() {
+        let servers = ["10.96.0.10", "10.96.0.11", "10.96.0.12"].map(|server| server.parse().unwrap());
+        let redirect = Redirect::sidecar(crate::Families::V4);
+        let plan = redirect.dns(crate::redirect::DnsCapture::Servers(servers.into())).build().unwrap().plan();
+        let sets = nft_text_in(&plan, NativeForm::Sets);
+        let wanted = "ip daddr { 10.96.0.10-10.96.0.12 } udp dport 53 counter redirect to :15053\n";
+        assert!(sets.contains(wanted), "{wanted:?} is not in {sets}");
+    }
 }

@@ -193,6 +193,12 @@ fn rules_about_the_pods_own_addresses_are_decided_where_those_are_known() {
     ] {
         assert_eq!(known.fate(&packet(to)), fate, "{to}");
     }
+    let others = "*filter\n-A OUTPUT -m addrtype ! --dst-type LOCAL -j ACCEPT\n-A OUTPUT -j DROP\nCOMMIT";
+    let rules = Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
+    let known = rules.with_addresses(&["10.1.0.2".parse().unwrap()]);
+    for (to, fate) in [("192.0.2.1:80", Fate::Untouched), ("10.1.0.2:80", Fate::Dropped)] {
+        assert_eq!(known.fate(&packet(to)), fate, "! {to}");
+    }
 }
 
 #[test]
