@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, getsockopt, listen, setsockopt,
-    socket, sockopt,
+    shutdown, socket, sockopt,
 };
 
 use super::Report;
@@ -178,6 +178,9 @@ impl Server {
                 // One client's failure, such as a connection that is gone before it is accepted, is not the server's.
                 let _ = handle_one(&seen);
             }
+            // A program that another test starts this moment has a copy of the socket for as long as it takes to be loaded, and closing ours would leave
+            // the port taken. A datagram socket that is not connected has nothing to be shut down.
+            let _ = shutdown(socket.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         });
         Ok(Self { address, reports, alive: Some(alive), thread: Some(thread) })
     }
@@ -267,4 +270,23 @@ fn unmapped(address: SocketAddr) -> SocketAddr {
 
 pub(super) fn push<T>(list: &Mutex<Vec<T>>, item: T) {
     list.lock().unwrap_or_else(PoisonError::into_inner).push(item);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_free_when_its_server_has_stopped_even_if_another_program_has_the_socket() -> Result<()> {
+        let first = listener(([127, 0, 0, 1], 0).into(), false)?;
+        let address = first.local_addr()?;
+        let _of_another_program = first.try_clone()?;
+        let mut server = Server::start(address, first.as_fd().try_clone_to_owned()?, move |_| {
+            first.accept()?;
+            Ok(())
+        })?;
+        server.stop();
+        listener(address, false)?;
+        Ok(())
+    }
 }
