@@ -43,12 +43,22 @@ fn validated_pod(api: &ApiServer, node: &Node<'_>) -> Result<Value> {
     Ok(serde_json::from_str(&pod)?)
 }
 
+fn validation(pod: &Value) -> impl Iterator<Item = &Value> {
+    let statuses = pod["status"]["initContainerStatuses"].as_array().into_iter().flatten();
+    statuses.filter(|status| status["name"] == "istio-validation")
+}
+
 /// How the pod's validation has ended, now or before it was started again.
 fn validation_ends(pod: &Value) -> Vec<i64> {
-    let statuses = pod["status"]["initContainerStatuses"].as_array().into_iter().flatten();
-    let validation = statuses.filter(|status| status["name"] == "istio-validation");
-    let ends = validation.flat_map(|status| [&status["lastState"], &status["state"]]);
+    let ends = validation(pod).flat_map(|status| [&status["lastState"], &status["state"]]);
     ends.filter_map(|end| end["terminated"]["exitCode"].as_i64()).collect()
+}
+
+/// Whether the pod's validation has failed at first. Of a container that has ended in success the kubelet forgets within a minute how it ended before
+/// (`--maximum-dead-containers-per-container` is 1), but not how often it was started again.
+fn was_held_back(pod: &Value) -> bool {
+    validation_ends(pod).contains(&126)
+        || validation(pod).any(|status| status["restartCount"].as_u64() > Some(0))
 }
 
 fn is_held_back(pod: &Value) -> bool {
@@ -229,7 +239,7 @@ impl Load<'_> {
 
 impl Figures {
     fn count(&mut self, pod: &Value) {
-        if validation_ends(pod).contains(&126) {
+        if was_held_back(pod) {
             self.held_back_first += 1;
         } else {
             self.at_once += 1;
