@@ -846,6 +846,26 @@ mod tests {
     }
 
     #[test]
+    fn hexadecimal_numbers_have_the_same_limits() {
+        let read = |text: &str| decimal_or_hex(text, "listening ports", 1, 65535);
+        let out_of_range = Problem::OutOfRange { what: "listening ports", min: 1, max: 65535 };
+        for (text, wanted) in [
+            ("65535", Ok(65535)),
+            ("0xffff", Ok(65535)),
+            ("0X1", Ok(1)),
+            ("0", Err(out_of_range.clone())),
+            ("0x0", Err(out_of_range.clone())),
+            ("65536", Err(out_of_range.clone())),
+            ("0x10000", Err(out_of_range.clone())),
+            ("0x100000000", Err(out_of_range)),
+            ("0x", Err(Problem::NotANumber)),
+            ("0x+1", Err(Problem::NotANumber)),
+        ] {
+            assert_eq!(read(text), wanted, "{text}");
+        }
+    }
+
+    #[test]
     fn durations_have_units() {
         assert_eq!(parse_duration("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
