@@ -424,6 +424,39 @@ mod tests {
     }
 
     #[test]
+    fn expressions_that_use_a_set_or_a_map_of_objects_name_it_by_its_new_number() {
+        use attribute::{lookup, object_reference};
+        let using = |name: &str, by: (u16, u16), set: &str, number: u32| {
+            let mut list = Writer::default();
+            list.nested(attribute::list::ELEMENT, |out| {
+                out.text(expression::NAME, name);
+                out.nested(expression::DATA, |out| {
+                    out.text(by.0, set);
+                    out.u32(by.1, number);
+                });
+            });
+            list.take().unwrap()
+        };
+        let numbers = BTreeMap::from([(SetKey::Name("__objmap4".into()), 7)]);
+        for (name, by) in [
+            ("lookup", (lookup::SET, lookup::SET_ID)),
+            ("objref", (object_reference::SET, object_reference::SET_ID)),
+        ] {
+            for (set, wanted) in [
+                ("__objmap4", using(name, by, ANONYMOUS_NAME, 7)),
+                ("of_others", using(name, by, "of_others", 4)),
+            ] {
+                let was = using(name, by, set, 4);
+                let mut written = Writer::default();
+                for (kind, element) in Attribute(&was).attributes() {
+                    write_expression(&mut written, kind, element, &numbers);
+                }
+                assert_eq!(written.take().unwrap(), wanted, "{name} {set}");
+            }
+        }
+    }
+
+    #[test]
     fn elements_go_into_as_few_messages_as_hold_them() {
         // With its headers a quarter of a message, and one byte more.
         let element = |more: usize| vec![(attribute::element::KEY, vec![0; ELEMENT_BYTES / 4 - 16 + more])];
