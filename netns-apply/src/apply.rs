@@ -15,7 +15,7 @@ use crate::{
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
     observe::{self, Seen, Unreadable},
-    pause::grace,
+    pause::{deadline, grace},
 };
 use redirect_core::{
     RulePlan, Tproxy,
@@ -100,7 +100,7 @@ pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyErro
     let mut handles = Handles::open(&options.programs, options.backend)?;
     let seen = match &handles.netlink {
         Some(_) => Seen::default(),
-        None => Seen::now(&mut handles, Instant::now() + options.patience)?,
+        None => Seen::now(&mut handles, deadline(options.patience))?,
     };
     backend::choose(options.backend, &seen, &mut handles, &RulePlan::empty())
 }
@@ -124,13 +124,12 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let handles = Handles::open(&options.programs, options.backend)?;
-        let deadline = Instant::now() + options.patience;
         Ok(Self {
             plan,
             options,
             handles,
             lock: None,
-            deadline,
+            deadline: deadline(options.patience),
             unforgotten: None,
             start: None,
             done: Vec::new(),

@@ -8,6 +8,7 @@ use crate::{
     facts,
     netlink::{Connection, NetlinkError},
     observe::legacy_tables,
+    pause::deadline,
     routes::RouteSocket,
 };
 use redirect_core::{
@@ -17,7 +18,7 @@ use redirect_core::{
     routing::FoundRouting,
     trace::Rules,
 };
-use std::{io, net::IpAddr, time::Instant};
+use std::{io, net::IpAddr};
 
 /// What comes in the way of a plan's rules in the calling thread's network namespace, the surest first. It presumes that the rules
 /// are in force; [`verify`](crate::verify()) asks that first.
@@ -89,7 +90,7 @@ fn nf_tables(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
         if let Some(most) = options.most_read {
             connection.limit(most);
         }
-        connection.ruleset(Instant::now() + options.patience)
+        connection.ruleset(deadline(options.patience))
     };
     match read() {
         Err(NetlinkError::NoNfTables) => Ok(Ruleset::default()),

@@ -10,7 +10,7 @@
 //! which any process in the namespace can take: it is waited for only for a short time.
 
 use crate::{
-    pause::pause,
+    pause::{deadline, pause},
     socket::{NetlinkSocket, code},
 };
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -71,7 +71,7 @@ enum Attempt {
 impl NetnsLock {
     /// Locks the calling thread's network namespace.
     pub(crate) fn take(patience: Duration) -> Result<Self, LockError> {
-        let deadline = Instant::now() + patience;
+        let deadline = deadline(patience);
         let Ok(mut socket) = NetlinkSocket::open(NETLINK_NETFILTER) else { return Self::by_file(patience) };
         loop {
             match attempt(&mut socket)? {
@@ -84,7 +84,7 @@ impl NetnsLock {
     }
 
     fn by_file(patience: Duration) -> Result<Self, LockError> {
-        let deadline = Instant::now() + patience.min(FILE_PATIENCE);
+        let deadline = deadline(patience.min(FILE_PATIENCE));
         let mut file = File::open("/proc/thread-self/ns/net")?;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

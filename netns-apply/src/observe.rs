@@ -5,6 +5,7 @@ use crate::{
     backend::{Handles, restore},
     exec::{ExecError, Programs},
     netlink::NetlinkError,
+    pause::deadline,
 };
 use nix::sched::{CloneFlags, unshare};
 use redirect_core::{
@@ -104,7 +105,7 @@ pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
     if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
         connection.limit(most);
     }
-    Ok(Seen::now(&mut handles, Instant::now() + options.patience)?.state)
+    Ok(Seen::now(&mut handles, deadline(options.patience))?.state)
 }
 
 /// What iptables-nft's program lists; `None` where there is none.

@@ -9,6 +9,13 @@ use std::{
 /// How long a packet may be on its way through the hooks where the kernel cannot be asked.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// When a patience that begins now is over. One that is longer than any clock goes is a year: adding it would panic.
+pub(crate) fn deadline(patience: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    let now = Instant::now();
+    now.checked_add(patience).unwrap_or_else(|| now + YEAR)
+}
+
 /// Sleeps for so long. `std::thread::sleep` panics where the system call is refused.
 pub(crate) fn pause(time: Duration) {
     let until = Instant::now() + time;

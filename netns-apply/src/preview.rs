@@ -1,6 +1,6 @@
 //! What cleaning up would remove, as text: nothing is locked or changed.
 
-use crate::{ApplyError, ApplyOptions, backend::Handles, observe::Seen};
+use crate::{ApplyError, ApplyOptions, backend::Handles, observe::Seen, pause::deadline};
 use redirect_core::{
     Family, RulePlan,
     change::Change,
@@ -9,7 +9,7 @@ use redirect_core::{
     routing::RoutingItem,
     steps::{self, Goal, RulesIn, Step},
 };
-use std::{fmt::Write, time::Instant};
+use std::fmt::Write;
 
 /// What [`cleanup`](crate::cleanup) would remove from the calling thread's network namespace: input for the programs that
 /// would remove it, and the commands that would remove routing. Empty where there is nothing to remove.
@@ -18,7 +18,7 @@ use std::{fmt::Write, time::Instant};
 /// The namespace cannot be looked at.
 pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
     let mut handles = Handles::open(&options.programs, options.backend)?;
-    let seen = Seen::now(&mut handles, Instant::now() + options.patience)?;
+    let seen = Seen::now(&mut handles, deadline(options.patience))?;
     let plan = RulePlan::empty();
     let goal = Goal {
         plan: &plan,

@@ -6,6 +6,7 @@ use crate::{
     exec::Programs,
     foreign::interference,
     observe::{self, Seen},
+    pause::deadline,
 };
 use redirect_core::{
     Family, RulePlan,
@@ -14,7 +15,7 @@ use redirect_core::{
     options::Variant,
     steps::{Observation, RulesIn, VARIANTS},
 };
-use std::{fmt, time::Instant};
+use std::fmt;
 
 /// Why a namespace is not as planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +76,7 @@ impl<'a> Snapshot<'a> {
         if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
             connection.limit(most);
         }
-        let seen = Seen::now(&mut handles, Instant::now() + options.patience)?;
+        let seen = Seen::now(&mut handles, deadline(options.patience))?;
         Ok(Self { handles, seen })
     }
 

@@ -10,7 +10,7 @@ use common::run;
 use e2e::netns::{Families, Namespace};
 use netns_apply::{
     Aftermath, ApplyError, ApplyOptions, Backend, Because, LockError, Outcome, Programs, RunError, apply,
-    cleanup, netlink::NetlinkError, preflight, verify,
+    cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight, verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
@@ -357,6 +357,23 @@ fn a_run_that_somebody_always_comes_before_ends_with_its_patience() {
             assert_eq!(aftermath, &Aftermath::Undone, "the address ::6 was added before");
             let rules = run("iptables-nft-save", &["-t", "nat"], "");
             assert!(rules.contains("--dport 2 ") && !rules.contains("ISTIO"), "{rules}");
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_patience_longer_than_any_clock_goes_is_long() {
+    let namespace = namespace();
+    let options = ApplyOptions { patience: Duration::MAX, ..options(BackendChoice::Netlink) };
+    namespace
+        .enter(|| {
+            // The second plan takes the place of the first, which takes the lock.
+            for from in [plan("REDIRECT", "80"), plan("TPROXY", "80"), RulePlan::empty()] {
+                assert!(apply(&from, &options).unwrap().changed);
+                assert_eq!(verify(&from, &options).unwrap(), None);
+            }
+            assert_eq!(cleanup_preview(&options).unwrap(), "");
+            assert!(!observe(&options).unwrap().is_redirected());
         })
         .unwrap();
 }

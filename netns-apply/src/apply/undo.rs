@@ -2,7 +2,11 @@
 
 use super::Run;
 use crate::{
-    ApplyError, LockError, backend, error::Aftermath, netlink::NetlinkError, observe::Seen, pause::grace,
+    ApplyError, LockError, backend,
+    error::Aftermath,
+    netlink::NetlinkError,
+    observe::Seen,
+    pause::{deadline, grace},
 };
 use redirect_core::{
     Family,
@@ -12,7 +16,6 @@ use redirect_core::{
     state::RuleState,
     steps::{Inverse, Transaction},
 };
-use std::time::Instant;
 
 type Tables = (Variant, Family, Change, RuleState);
 
@@ -20,7 +23,7 @@ impl Run<'_> {
     /// Takes everything back, as far as it can be, and says what could not.
     pub(super) fn undo(&mut self) -> Aftermath {
         // Whoever is waited for had the time that the run had; undoing gets as much again.
-        self.deadline = Instant::now() + self.options.patience;
+        self.deadline = deadline(self.options.patience);
         let mut failures = Vec::new();
         while let Some(inverse) = self.done.pop() {
             if let Err(error) = self.take_back(&inverse) {
