@@ -92,7 +92,7 @@ impl log::Log for Interrupter {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        if record.target() != "netns_apply::apply" {
+        if !record.target().starts_with("netns_apply::apply") {
             return;
         }
         // Runs of the one who interrupts are not interrupted.
@@ -362,6 +362,29 @@ fn a_run_that_somebody_always_comes_before_ends_with_its_patience() {
 }
 
 #[test]
+fn a_run_whose_second_transaction_somebody_always_comes_before_ends_with_its_patience() {
+    namespace()
+        .enter(|| {
+            let patient = options(BackendChoice::Netlink);
+            apply(&plan("REDIRECT", "80"), &patient).unwrap();
+            let nat = run("iptables-nft-save", &["-t", "nat"], "");
+            let narrower = nat.replace("-A PREROUTING -p tcp", "-A PREROUTING -i eth0 -p tcp");
+            assert_ne!(nat, narrower);
+            // What is to go is never what was there when the run looked.
+            let mut next = [narrower, nat];
+            before_steps("wait for packets", move || {
+                run("iptables-nft", &["-t", "mangle", "-F"], "");
+                run("iptables-nft-restore", &[], &next[0]);
+                next.rotate_left(1);
+            });
+            let impatient = ApplyOptions { patience: BRIEF, ..patient };
+            let error = apply(&plan("TPROXY", "80"), &impatient).unwrap_err();
+            assert!(matches!(&*error.cause, ApplyError::Netlink(NetlinkError::Changed)), "{error}");
+        })
+        .unwrap();
+}
+
+#[test]
 fn a_patience_longer_than_any_clock_goes_is_long() {
     let namespace = namespace();
     let options = ApplyOptions { patience: Duration::MAX, ..options(BackendChoice::Netlink) };
@@ -529,6 +552,28 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
         undone
     });
     assert_eq!(undone, vec![Aftermath::Undone; 8]);
+}
+
+#[test]
+fn rules_that_somebody_changes_while_they_are_put_back_are_worked_out_anew() {
+    let (stubs, namespace) = (Stubs::new(), namespace());
+    stubs.add("ip6tables-legacy-restore", DONE_AND_FAILED);
+    let (legacy, netlink) = (
+        options(BackendChoice::Restore(Some(Variant::Legacy))),
+        ApplyOptions { programs: stubs.programs(), ..options(BackendChoice::Netlink) },
+    );
+    namespace
+        .enter(|| {
+            let plan = plan("REDIRECT", "80");
+            apply(&plan, &legacy).unwrap();
+            before_step("taking back", || {
+                run("iptables-nft", &["-t", "nat", "-F", "ISTIO_OUTPUT"], "");
+            });
+            let error = apply(&plan, &netlink).unwrap_err();
+            assert_eq!(error.aftermath, Aftermath::Undone, "{error}");
+            assert_in_force(&plan, &legacy);
+        })
+        .unwrap();
 }
 
 #[test]

@@ -273,15 +273,18 @@ impl fmt::Display for Step {
             Self::Restore(variant, family, change) => {
                 write!(f, "{family} {} (iptables-{})", tables(change), variant.name())
             }
-            Self::Transaction(Transaction { iptables, native }) => {
-                let changed = iptables.iter().filter(|(_, change)| !change.is_empty());
-                let mut words: Vec<String> = changed
-                    .map(|(family, change)| format!("{family} {} (iptables-nft)", tables(change)))
-                    .collect();
-                words.extend(native.as_ref().map(|_| "native tables inet istio-proxy-*".to_string()));
-                f.write_str(&words.join(", "))
-            }
+            Self::Transaction(transaction) => transaction.fmt(f),
         }
+    }
+}
+
+impl fmt::Display for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let changed = self.iptables.iter().filter(|(_, change)| !change.is_empty());
+        let mut words: Vec<String> =
+            changed.map(|(family, change)| format!("{family} {} (iptables-nft)", tables(change))).collect();
+        words.extend(self.native.as_ref().map(|_| "native tables inet istio-proxy-*".to_string()));
+        f.write_str(&words.join(", "))
     }
 }
 

@@ -82,8 +82,10 @@ impl Run<'_> {
             let (Some(connection), Some(base)) = (&mut self.handles.netlink, &now.nf_tables) else {
                 return Err(NetlinkError::NoNfTables.into());
             };
+            log::debug!("taking back: {transaction}");
             match connection.commit(&transaction, base, self.deadline) {
-                Err(NetlinkError::Changed) if self.has_time() => {}
+                // Told before the deadline only, so this ends.
+                Err(NetlinkError::Changed) => {}
                 result => return Ok(result?),
             }
         }

@@ -107,7 +107,8 @@ impl Connection {
     /// since, it is sent again until the deadline.
     ///
     /// # Errors
-    /// Why not; then nothing was changed. [`NetlinkError::Changed`] means: observe and work it out again.
+    /// Why not; then nothing was changed. [`NetlinkError::Changed`] means: observe and work it out again. Once the deadline is over, it is
+    /// [`NetlinkError::Contended`].
     pub fn commit(
         &mut self,
         transaction: &Transaction,
