@@ -337,7 +337,9 @@ mod tests {
     #[test]
     fn all_that_is_wrong_is_told_in_one_line() {
         let pod = json!({"kind": "Node", "metadata": 5, "spec": {"containers": [{}]}});
-        let told = PodFacts::from_json(&pod).unwrap_err().to_string();
+        let errors = PodFacts::from_json(&pod).unwrap_err();
+        assert_eq!((&errors).into_iter().count(), errors.iter().len());
+        let told = errors.to_string();
         let wrong = [
             r#"kind: "Node" is not Pod"#,
             "metadata: is a number, not an object",

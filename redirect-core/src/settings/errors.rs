@@ -132,4 +132,15 @@ mod tests {
         assert!(text.starts_with("annotation sidecar.istio.io/interceptionMode: \"\\u{1b}[2J\\n"));
         assert!(!text.contains('\n') && text.len() < 1000);
     }
+
+    #[test]
+    fn a_value_that_is_cut_ends_in_an_ellipsis() {
+        let shown = |length: usize| {
+            let mut errors = InputErrors::default();
+            errors.push(Source::Flag("x"), &"x".repeat(length), Problem::NotOneOf("y"));
+            errors.to_string().contains('…')
+        };
+        assert!(!shown(SHOWN));
+        assert!(shown(SHOWN + 1));
+    }
 }

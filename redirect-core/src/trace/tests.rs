@@ -133,11 +133,14 @@ fn a_known_connection_goes_where_its_first_packet_went() {
 
 /// A plan's rules as iptables-legacy-save prints them, behind other rules.
 fn saved(settings: &[(Key, &'static str)], others: &str) -> Ruleset {
+    behind(others, render::restore_text(&plan(settings).rules(Family::V4)))
+}
+
+fn behind(others: &str, mut own: String) -> Ruleset {
     let mut ruleset = Ruleset::default();
     let heads = ["raw", "mangle", "nat", "filter"].map(|table| {
         format!("*{table}\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n")
     });
-    let mut own = render::restore_text(&plan(settings).rules(Family::V4));
     for number in 1..9 {
         own = own.replace(&format!("-I PREROUTING {number}"), "-A PREROUTING");
     }
@@ -298,17 +301,28 @@ fn behind_a_map(port: u16, statement: Statement) -> Rules {
 
 #[test]
 fn of_two_base_chains_that_translate_the_first_does() {
-    let redirects = SeenRule { statements: [Statement::Redirect(9)].into(), ..SeenRule::default() };
-    let ended_at = |priority: i32| {
-        let base = Base { hook: Hook::Output, priority, is_nat: true, drops: false, reroutes: false };
-        let chain = ChainState { base: Some(base), rules: [redirects.clone()].into() };
-        let mut ruleset = saved(&[], "");
-        let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
-        ruleset.table(name).chains = [("output".into(), chain)].into();
-        Rules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[]))).fate(&app("192.0.2.1:80"))
-    };
-    assert_eq!(ended_at(-99), to_proxy(Listener::Outbound, 15001, true));
-    assert_eq!(ended_at(-101), Fate::Redirected(9));
+    assert_eq!(beside(-99, true, Statement::Redirect(9)), to_proxy(Listener::Outbound, 15001, true));
+    assert_eq!(beside(-101, true, Statement::Redirect(9)), Fate::Redirected(9));
+}
+
+#[test]
+fn connections_are_left_untracked_until_they_are_tracked() {
+    // At the very priority, whichever was made first goes first.
+    for priority in [-201, -200] {
+        assert_eq!(beside(priority, false, Statement::Untrack), Fate::Untouched, "{priority}");
+    }
+    assert_eq!(beside(-199, false, Statement::Untrack), to_proxy(Listener::Outbound, 15001, true));
+}
+
+/// Where a call ends with a plan's rules and, beside them, a base chain of one rule.
+fn beside(priority: i32, is_nat: bool, statement: Statement) -> Fate {
+    let base = Base { hook: Hook::Output, priority, is_nat, drops: false, reroutes: false };
+    let rule = SeenRule { statements: [statement].into(), ..SeenRule::default() };
+    let chain = ChainState { base: Some(base), rules: [rule].into() };
+    let mut ruleset = saved(&[], "");
+    let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
+    ruleset.table(name).chains = [("output".into(), chain)].into();
+    Rules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[]))).fate(&app("192.0.2.1:80"))
 }
 
 #[test]
@@ -327,6 +341,26 @@ fn a_rule_of_the_mesh_in_the_kernel_knows_its_setting() {
         panic!("{}", trace.text(Detail::Every))
     };
     assert_eq!(origin.setting, Key::OutboundExcludePorts);
+}
+
+#[test]
+fn a_rule_that_stands_for_several_knows_the_setting_of_each() {
+    let plan = plan(&[(Key::InboundExcludePorts, "15090")]);
+    let merged = render::restore_text(&plan.rules(Family::V4))
+        .replace(
+            "-p tcp -m tcp --dport 15008 -j RETURN",
+            "-p tcp -m multiport --dports 15008,15090 -j RETURN",
+        )
+        .replace("-A ISTIO_INBOUND -p tcp -m tcp --dport 15090 -j RETURN\n", "");
+    let rules = Rules::of_ruleset(&behind("", merged), &[], Family::V4, Some(&plan));
+    for (port, setting) in [(15008, Key::InboundTunnelPort), (15090, Key::InboundExcludePorts)] {
+        let trace = rules.trace(&visit(&format!("10.1.0.2:{port}")));
+        let Some(Step::Rule { origin: Some(origin), rule, .. }) = trace.deciding() else {
+            panic!("{}", trace.text(Detail::Every))
+        };
+        assert!(rule.contains("multiport"), "{rule}");
+        assert_eq!(origin.setting, setting);
+    }
 }
 
 #[test]
