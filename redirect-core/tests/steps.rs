@@ -158,6 +158,16 @@ fn sets_on_either_side_take_over_before_the_old_rules_go() {
     }
 }
 
+#[test]
+fn native_rules_without_sets_change_at_one_instant_where_capture_stays() {
+    let plain = RulesIn::Native(NativeForm::Plain);
+    for mode in ["REDIRECT", "TPROXY"] {
+        let observed = in_force(&plan(mode, "1,3,5,7"), plain);
+        let steps = between(&observed, &Goal::new(&plan(mode, "2,4,6,8"), plain));
+        assert!(matches!(steps.as_slice(), [Step::Transaction(_)]), "{mode}: {steps:?}");
+    }
+}
+
 /// From TPROXY, which translates nothing, to REDIRECT: while both stand, and after the packets that met TPROXY alone.
 #[test]
 fn what_tproxy_left_is_forgotten_while_both_stand() {
