@@ -375,6 +375,18 @@ mod tests {
     }
 
     #[test]
+    fn a_saved_rule_jumps_where_its_target_says() {
+        for (text, to) in [
+            ("-p tcp -m tcp --dport 80 -j ISTIO_OUTPUT", Some("ISTIO_OUTPUT")),
+            ("-i eth0 -g THEIRS", Some("THEIRS")),
+            ("-j CT --zone 1", Some("CT")),
+            ("-p tcp", None),
+        ] {
+            assert_eq!(ForeignRule::saved(text).jumps_to(), to.map(Chain::named), "{text}");
+        }
+    }
+
+    #[test]
     fn a_chain_is_something_even_without_a_rule_and_a_built_in_one_is_not() {
         let mut state = RuleState::new();
         assert!(state.is_empty());

@@ -167,9 +167,8 @@ fn nearest<'a>(given: &str, names: impl Iterator<Item = Name<'a>>) -> Option<&'a
             continue;
         }
         let Some(distance) = distance(given.text.chars(), name.text.chars(), limit) else { continue };
-        if nearest.is_none_or(|best| (distance, name.text) < best) {
-            nearest = Some((distance, name.text));
-        }
+        let found = (distance, name.text);
+        nearest = Some(nearest.map_or(found, |best| best.min(found)));
     }
     nearest.map(|(_, name)| name)
 }
@@ -243,6 +242,11 @@ mod tests {
         }
         for given in ["ISTIO_INBOUND_PORTSXYZ", "ISTIO_INBOUND_PO", "ISTIO_INBOUND_PORTS"] {
             assert_eq!(meant(given), None, "{given}");
+        }
+        for name in SETTINGS.iter().flat_map(|setting| setting.env).filter(|name| name.len() >= SHORT) {
+            let longer = alloc::format!("{name}XY");
+            let told = misspelt_variables([longer.as_str()], |_| true);
+            assert_eq!(told.first().and_then(|one| one.meant), Some(*name), "{longer}");
         }
     }
 
