@@ -203,6 +203,17 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_run_has_condemned_is_left_of_it_whatever_its_mark() {
+        let table = RouteTable::new(200).unwrap();
+        let rule = FoundRouting::working(RoutingItem::Rule(Family::V4, Mark::known(7), table));
+        let route = FoundRouting::working(RoutingItem::Route(Family::V4, table));
+        let none = BTreeSet::new();
+        let found = [rule.condemn(), route.clone()];
+        assert_eq!(stale(&plan("TPROXY"), &found, &none, None), [&route, &rule.condemn()]);
+        assert!(stale(&plan("TPROXY"), &[rule, route], &none, None).is_empty());
+    }
+
+    #[test]
     fn what_has_a_flaw_or_is_to_go_does_not_work() {
         let whole = FoundRouting::working(RoutingItem::LoopbackAddress);
         let flawed = FoundRouting { flaw: Some("it is shadowed".into()), ..whole.clone() };
