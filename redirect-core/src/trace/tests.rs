@@ -293,9 +293,14 @@ fn behind_a_map(port: u16, statement: Statement) -> Rules {
     let output =
         ChainState { base: Some(base), rules: [rule(Statement::Map(map)), rule(Statement::Drop)].into() };
     let refused = ChainState { base: None, rules: [rule(Statement::Reject)].into() };
+    with_table_of([("output", output), ("refused", refused)])
+}
+
+/// A plan's rules, and a table of somebody else's with these chains.
+fn with_table_of<const N: usize>(chains: [(&str, ChainState); N]) -> Rules {
     let mut ruleset = saved(&[], "");
     let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
-    ruleset.table(name).chains = [("output".into(), output), ("refused".into(), refused)].into();
+    ruleset.table(name).chains = chains.map(|(name, chain)| (name.into(), chain)).into();
     Rules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[])))
 }
 
@@ -319,10 +324,7 @@ fn beside(priority: i32, is_nat: bool, statement: Statement) -> Fate {
     let base = Base { hook: Hook::Output, priority, is_nat, drops: false, reroutes: false };
     let rule = SeenRule { statements: [statement].into(), ..SeenRule::default() };
     let chain = ChainState { base: Some(base), rules: [rule].into() };
-    let mut ruleset = saved(&[], "");
-    let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
-    ruleset.table(name).chains = [("output".into(), chain)].into();
-    Rules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[]))).fate(&app("192.0.2.1:80"))
+    with_table_of([("output", chain)]).fate(&app("192.0.2.1:80"))
 }
 
 #[test]
