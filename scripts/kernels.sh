@@ -70,13 +70,18 @@ unpack_kernel() { # SUITE
     echo "== unpacking $package"
     rm -rf "${work:?}/$release"
     mkdir -p "$work/$release/tree"
-    for part in "$package" $(depends_of "$package" | grep -xE "linux-(modules|binary|base)-$release" || true); do
+    for part in "$package" $(depends_of "$package" | grep -xF -e "linux-modules-$release" -e "linux-binary-$release" -e "linux-base-$release" || true); do
         (cd "$work/packages" && apt-get "${apt_options[@]}" download "$part")
         file=$(ls -t "$work/packages/${part}"_*.deb | head -n 1)
         dpkg-deb --extract "$file" "$work/$release/tree"
         rm "$file"
     done
     [ -d "$work/$release/tree/lib" ] || ln -s usr/lib "$work/$release/tree/lib"
+    # Newer packages have the kernel beside its modules.
+    if [ ! -e "$work/$release/tree/boot/vmlinuz-$release" ]; then
+        mkdir -p "$work/$release/tree/boot"
+        ln -s "../usr/lib/modules/$release/vmlinuz" "$work/$release/tree/boot/vmlinuz-$release"
+    fi
     depmod -b "$work/$release/tree" "$release"
     first_root "$release"
     touch "$work/$release/ready"
