@@ -1,10 +1,10 @@
-//! Connections that were open before a plan's rules came into force, and go on beside the proxy.
+//! Connections that were open before a plan's rules came into force, and go on bypassing the proxy.
 //!
-//! Rules of the nat table decide about the first packet of a connection only. One that the kernel already tracks goes on as it began; one that it
-//! does not track yet may, or may not, depending on which end sends next. So what the plan would have captured is ended: TCP connections
-//! by aborting the socket (`SOCK_DESTROY`, inet_diag), which tells both ends at once; datagrams, which have no connection, by forgetting
-//! what the kernel tracks of them, so that the next one meets the rules. What the plan leaves alone is left alone, and so is what is
-//! translated already.
+//! Rules of the nat table decide only about the first packet of a connection. A connection that the kernel already tracks goes on as it began;
+//! one that it does not track yet may or may not, depending on which end sends next. So whatever the plan would have captured is ended: TCP
+//! connections by aborting the socket (`SOCK_DESTROY`, inet_diag), which tells both ends at once; datagrams, which have no connection, by making
+//! the kernel forget what it tracks of them, so that the next one meets the rules. What the plan leaves alone is left alone, and so is what is
+//! already translated.
 
 mod wire;
 
@@ -27,9 +27,9 @@ use std::{
 };
 use wire::{Flow, Inet};
 
-/// How often sockets are looked at: connections that begin while rules are put in force are found by the second look.
+/// How many times sockets are looked at: the second look finds connections that began while rules were being put in force.
 const LOOKS: usize = 3;
-/// How often a dump is asked for that was interrupted.
+/// How many times a dump is attempted if it is interrupted.
 const DUMP_ATTEMPTS: usize = 10;
 const OPEN_DIAG: &str = "open a socket for inet_diag";
 /// The most sockets, or tracked connections, that are looked at. A pod's limit of open files is lower.
@@ -38,27 +38,27 @@ const MOST: usize = 1 << 20;
 /// What was ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Severed {
-    /// TCP connections that were aborted, and sockets of datagrams likewise.
+    /// TCP connections that were aborted, and datagram sockets likewise.
     pub sockets: usize,
-    /// Tracked datagrams, and connections that nobody can abort, that were forgotten.
+    /// What connection tracking was made to forget: datagrams, and connections that cannot be aborted.
     pub tracked: usize,
 }
 
-/// Why connections may go on beside the proxy.
+/// Why connections may go on bypassing the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SeverError {
-    /// The kernel does not do something.
+    /// The kernel does not do what it was asked to.
     #[error("cannot {what}: {cause}")]
     Kernel {
-        /// What.
+        /// What it was asked to do.
         what: &'static str,
-        /// What it says instead.
+        /// What it answered.
         cause: Errno,
     },
-    /// The namespace does not tell its addresses.
+    /// The namespace's addresses cannot be read.
     #[error("cannot read the network namespace's addresses: {0}")]
     Addresses(String),
-    /// They come as fast as they are ended.
+    /// New ones are opened as fast as they are ended.
     #[error("{0} connections that bypass the proxy are open still")]
     Still(usize),
 }
@@ -67,8 +67,8 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
     move |cause| SeverError::Kernel { what, cause }
 }
 
-/// Ends the connections of the calling thread's network namespace that the plan, whose rules are in force, would have captured and did
-/// not, because they were open before.
+/// Ends the connections in the calling thread's network namespace that were open before the plan's rules came into force, and that the
+/// plan would otherwise have captured. The rules have to be in force.
 ///
 /// # Errors
 /// Why some of them may go on.
@@ -89,7 +89,7 @@ pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
             match diag.abort(socket)? {
                 Aborted::Yes => severed.sockets += 1,
                 Aborted::Gone => {}
-                // A kernel without INET_DIAG_DESTROY: the next packet is to be the first that it sees.
+                // A kernel without INET_DIAG_DESTROY: make the next packet the first that it sees.
                 Aborted::Impossible => severed.tracked += tracking.forget_of(socket, &flows)?,
             }
         }
@@ -103,9 +103,9 @@ pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
     }
 }
 
-/// Makes connection tracking forget what no socket of the calling thread's network namespace has any more, of the TCP connections from outside that
-/// the plan captures and that are not translated; how many. Where the plan's rules translate, and packets that met others have gone, nothing comes
-/// to be of that kind any more, so one look is enough.
+/// Makes connection tracking forget those TCP connections from outside that the plan captures, that are not translated, and that no socket of the
+/// calling thread's network namespace has any more; returns how many. Once the plan's rules translate and all packets that met other rules have
+/// passed, no more of that kind come about, so one look is enough.
 ///
 /// # Errors
 /// Why some may be left.
@@ -122,19 +122,19 @@ pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, SeverError> {
     Ok(forgotten)
 }
 
-/// A socket that waits for whoever sends first: a listener of TCP, or one of UDP that is not connected.
+/// A socket that waits for anybody to send first: a TCP listener, or a UDP socket that is not connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Listener {
     /// Its protocol.
     pub protocol: Protocol,
     /// Its port.
     pub port: u16,
-    /// Its user, in the numbers of the calling process.
+    /// Its user, as the calling process numbers it.
     pub user: u32,
 }
 
-/// Who listens in the calling thread's network namespace, on any address, as inet_diag lists it. Unlike the lists under /proc/net this
-/// costs nothing for the connections of the rest of the machine. No privilege is needed.
+/// Who listens in the calling thread's network namespace, on any address, as inet_diag lists it. Unlike the lists under /proc/net,
+/// this costs nothing for connections elsewhere on the machine. No privilege is needed.
 ///
 /// # Errors
 /// The kernel has no inet_diag for TCP or UDP.
@@ -151,7 +151,7 @@ struct Place<'a> {
     addresses: Vec<IpAddr>,
     interfaces: Vec<String>,
     proxies: BTreeSet<u32>,
-    /// Whom the pod's root is out here.
+    /// Which user the pod's root is out here.
     root: u32,
 }
 
@@ -188,7 +188,7 @@ impl<'a> Place<'a> {
         sockets.iter().filter(is_beside).collect()
     }
 
-    /// How a socket's connection was opened; none where that is no matter of this socket.
+    /// How a socket's connection was opened; `None` if that is not this socket's concern.
     fn opening(&self, socket: &Inet, listens: bool) -> Option<Opening> {
         let user = self.user(socket);
         let Inet { protocol, local, remote, .. } = *socket;
@@ -196,13 +196,13 @@ impl<'a> Place<'a> {
         if is_outbound {
             return Some(Opening { protocol, source: local, destination: remote, by: Opener::User(user) });
         }
-        // What the pod opened to itself is a matter of the other socket, and what the proxy accepted it has.
+        // A connection the pod opened to itself is the other socket's concern, and one that the proxy accepted has reached it.
         let is_anothers = is_own(&self.pod(), &remote.ip()) || self.proxies.contains(&user);
         let opening = Opening { protocol, source: remote, destination: local, by: Opener::Outside };
         (!is_anothers).then_some(opening)
     }
 
-    /// Datagrams that are tracked as they were before the rules; those of the proxy, which pass the rules, aside.
+    /// Datagrams that are still tracked as before the rules, except those of the proxy, which the rules let pass.
     fn untranslated<'f>(&self, sockets: &[Inet], flows: &'f [Flow]) -> Vec<&'f Flow> {
         let is_proxys =
             |socket: &&Inet| socket.protocol == Protocol::Udp && self.proxies.contains(&self.user(socket));
@@ -220,7 +220,7 @@ impl<'a> Place<'a> {
         flows.iter().filter(is_captured).collect()
     }
 
-    /// TCP connections from outside that are tracked as nobody translates them, and that no socket has.
+    /// TCP connections from outside that are tracked untranslated, and that no socket has.
     fn over<'f>(&self, sockets: &[Inet], flows: &'f [Flow]) -> Vec<&'f Flow> {
         let alive: BTreeSet<(SocketAddr, SocketAddr)> = sockets
             .iter()
@@ -239,10 +239,25 @@ impl<'a> Place<'a> {
         flows.iter().filter(is_over).collect()
     }
 
-    /// Whose a socket is, in the pod.
+    /// Which user a socket belongs to, as the pod numbers it.
     fn user(&self, socket: &Inet) -> u32 {
         socket.user.checked_sub(self.root).unwrap_or(socket.user)
     }
+}
+
+/// Asks for a list until nothing has changed while the kernel made it: otherwise a connection may be missing in it.
+fn until_whole(
+    what: &'static str,
+    mut ask: impl FnMut() -> Result<Ended, Errno>,
+) -> Result<(), SeverError> {
+    for _ in 0..DUMP_ATTEMPTS {
+        match ask().map_err(failed(what))? {
+            Ended::Whole => return Ok(()),
+            Ended::Interrupted => {}
+            Ended::Refused(answer) => return Err(failed(what)(code(&answer))),
+        }
+    }
+    Err(failed(what)(Errno::EINTR))
 }
 
 /// How an attempt to abort a socket ended.
@@ -252,7 +267,7 @@ enum Aborted {
     Impossible,
 }
 
-/// A netlink socket, and questions.
+/// A netlink socket to ask questions on.
 struct Asking(NetlinkSocket);
 
 impl Asking {
@@ -265,7 +280,8 @@ impl Asking {
         self.list(wire::list_sockets)
     }
 
-    /// Sockets of TCP and UDP. A kernel that cannot list those of a kind has no diag module for it, and is told so.
+    /// Sockets of TCP and UDP. A kernel that cannot list one kind of them has no diag module for it, and that is
+    /// reported as an error.
     fn list(&mut self, of: fn(u32, Family, Protocol) -> Vec<u8>) -> Result<Vec<Inet>, SeverError> {
         let mut all = Vec::new();
         for (family, protocol) in Family::BOTH
@@ -289,7 +305,7 @@ impl Asking {
                 Flow::read(message.payload())
             });
             match dumped {
-                // No connection tracking, no translation that it would have to remember.
+                // Without connection tracking there is no translation to remember.
                 Err(SeverError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
                     return Ok(Vec::new());
                 }
@@ -307,21 +323,14 @@ impl Asking {
         read: impl Fn(&redirect_core::netlink::Message<'_>) -> Option<T>,
     ) -> Result<(), SeverError> {
         let before = all.len();
-        for _ in 0..DUMP_ATTEMPTS {
+        until_whole(what, || {
             all.truncate(before);
             let sequence = self.0.next_sequence();
-            let ended = self.0.ask(&question(sequence), sequence, |message| {
+            self.0.ask(&question(sequence), sequence, |message| {
                 all.extend(read(message));
                 if all.len() > MOST { Err(Errno::EOVERFLOW) } else { Ok(()) }
-            });
-            match ended.map_err(failed(what))? {
-                Ended::Whole => return Ok(()),
-                Ended::Interrupted => {}
-                Ended::Refused(answer) => return Err(failed(what)(code(&answer))),
-            }
-        }
-        // What was listed while others were added or removed: enough, because the next look comes.
-        Ok(())
+            })
+        })
     }
 
     fn order(&mut self, bytes: impl Fn(u32) -> Vec<u8>) -> Result<Result<(), Errno>, Errno> {
@@ -342,7 +351,7 @@ impl Asking {
         }
     }
 
-    /// Forgets what is tracked of a socket's connection; how many.
+    /// Makes the kernel forget what it tracks of a socket's connection; returns how many entries that was.
     fn forget_of(&mut self, socket: &Inet, flows: &[Flow]) -> Result<usize, SeverError> {
         let ends = [(socket.local, socket.remote), (socket.remote, socket.local)];
         let of_socket = |flow: &&Flow| {

@@ -148,3 +148,19 @@ fn datagrams_that_were_tracked_before_meet_the_rules() {
     assert_eq!(&buffer[..length], b"after");
     connected.send(b"x").unwrap_err();
 }
+
+#[test]
+fn a_list_that_changes_each_time_it_is_made_is_an_error() {
+    let asked = |whole: Option<usize>| {
+        let mut times = 0;
+        let result = until_whole("list", || {
+            times += 1;
+            Ok(if whole == Some(times) { Ended::Whole } else { Ended::Interrupted })
+        });
+        (times, result)
+    };
+    assert_eq!(asked(Some(1)), (1, Ok(())));
+    assert_eq!(asked(Some(DUMP_ATTEMPTS)), (DUMP_ATTEMPTS, Ok(())));
+    let interrupted = SeverError::Kernel { what: "list", cause: Errno::EINTR };
+    assert_eq!(asked(None), (DUMP_ATTEMPTS, Err(interrupted)));
+}
