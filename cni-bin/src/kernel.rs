@@ -1,8 +1,8 @@
-//! What the plugin asks of network namespaces, so that decisions can be tested without any.
+//! What the plugin asks of network namespaces, kept apart so that decisions can be tested without any.
 
 use crate::selection::Programming;
 use netns_apply::{
-    ApplyOptions, Mismatch, Programs,
+    Aftermath, ApplyOptions, Mismatch, Programs, RunError,
     capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, Outside, hosts, suitable},
@@ -10,7 +10,7 @@ use netns_apply::{
 use redirect_core::RulePlan;
 use std::{error::Error, net::IpAddr, path::Path, time::Duration};
 
-/// How many bytes of rules are read to be compared; a container with CAP_NET_ADMIN may make as many as it likes.
+/// How many bytes of rules are read at most for a comparison; a container with CAP_NET_ADMIN can make as many as it likes.
 const MOST_RULES: usize = 16 << 20;
 
 /// The network namespaces of this machine.
@@ -18,10 +18,10 @@ pub trait Kernel: Sync {
     /// Does some work, once, inside the namespace a runtime names.
     ///
     /// # Errors
-    /// It is none, or one the plugin must not touch; then nothing is done.
+    /// It is no network namespace, or one the plugin must not touch; then nothing is done.
     fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError>;
 
-    /// Whether plans of this kind can be put in force here at all; looks, and changes nothing.
+    /// Whether plans of this kind can be put in force here at all. Changes nothing.
     ///
     /// # Errors
     /// What is missing.
@@ -36,13 +36,13 @@ pub trait Namespace {
     /// Its addresses, in the kernel's order.
     ///
     /// # Errors
-    /// It cannot be entered, or does not say.
+    /// The namespace cannot be entered, or its addresses cannot be read.
     fn addresses(&self) -> Result<Vec<IpAddr>, KernelError>;
 
-    /// Puts a plan in force, wholly or not at all, waiting at most so long for somebody else at work there.
+    /// Puts a plan in force, wholly or not at all, waiting at most `patience` for anybody else at work there.
     ///
     /// # Errors
-    /// Why not; the namespace is then as it was.
+    /// Why the plan could not be put in force. The namespace is then as it was, unless the error is [`KernelError::Left`].
     fn apply(
         &self,
         plan: &RulePlan,
@@ -50,10 +50,10 @@ pub trait Namespace {
         patience: Duration,
     ) -> Result<Applied, KernelError>;
 
-    /// The first thing that is not as planned, or what of others comes in the plan's way.
+    /// What is not as planned, or what of others gets in the plan's way.
     ///
     /// # Errors
-    /// It cannot be looked at.
+    /// The namespace cannot be inspected.
     fn first_difference(
         &self,
         plan: &RulePlan,
@@ -75,23 +75,26 @@ pub struct Difference {
 pub struct Applied {
     /// What programmed the rules.
     pub backend: String,
-    /// Why that.
+    /// Why that backend.
     pub because: String,
     /// Whether anything was changed.
     pub changed: bool,
-    /// What an operator should know although all went well.
+    /// What an operator should know even though all went well.
     pub warnings: Vec<String>,
 }
 
 /// Why something could not be done in a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The namespace is none, or one the plugin must not touch.
+    /// It is no network namespace, or one the plugin must not touch.
     #[error("CNI_NETNS: {0}")]
     Namespace(String),
-    /// The kernel, or a helper program, does not do it.
+    /// The kernel or a helper program refused or failed; the namespace is as it was.
     #[error("{0}")]
     Failed(String),
+    /// The kernel or a helper program refused or failed, and not everything could be undone.
+    #[error("{0}")]
+    Left(String),
 }
 
 /// The kernel this process runs on.
@@ -107,7 +110,7 @@ impl Kernel for Linux {
         }
         let outside = Outside::of_this_process();
         namespace.run(|| work(&Pod { is_foreign: outside.finds_this_foreign() })).map_err(|error| {
-            // A namespace of another kind has a file of the same kind, and is found out only now.
+            // The file of a namespace of another kind looks the same, so that is noticed only now.
             let refused = matches!(error, NetnsError::Enter { .. } | NetnsError::NotANamespace { .. });
             let kind = if refused { KernelError::Namespace } else { KernelError::Failed };
             kind(error.to_string())
@@ -126,14 +129,23 @@ impl Kernel for Linux {
     }
 }
 
-/// The namespace of a pod, around the calling thread.
+/// The network namespace of a pod, which the calling thread is in.
 struct Pod {
-    /// Whether it belongs to another user namespace than the host's.
+    /// Whether it belongs to a user namespace other than the host's.
     is_foreign: bool,
 }
 
 fn failed(error: &dyn Error) -> KernelError {
     KernelError::Failed(error.to_string())
+}
+
+impl From<RunError> for KernelError {
+    fn from(error: RunError) -> Self {
+        match error.aftermath {
+            Aftermath::Untouched | Aftermath::Undone => Self::Failed(error.to_string()),
+            Aftermath::Left { .. } => Self::Left(error.to_string()),
+        }
+    }
 }
 
 impl Namespace for Pod {
@@ -148,7 +160,7 @@ impl Namespace for Pod {
         patience: Duration,
     ) -> Result<Applied, KernelError> {
         let options = ApplyOptions { patience, ..options(programming, self.is_foreign) };
-        let outcome = netns_apply::apply(plan, &options).map_err(|error| failed(&error))?;
+        let outcome = netns_apply::apply(plan, &options)?;
         let warnings = outcome.warnings.into_iter().chain(interference(plan, &options));
         Ok(Applied {
             backend: outcome.backend.to_string(),
@@ -177,8 +189,8 @@ fn origin(mismatch: &Mismatch) -> &'static str {
     }
 }
 
-/// What of others comes in the way of a plan that was just put in force. It is no reason to fail a pod: nothing is worse than it
-/// was before.
+/// What of others gets in the way of a plan that was just put in force. That is no reason to fail a pod: nothing is worse than
+/// it was before.
 fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
     let options = ApplyOptions { most_read: Some(MOST_RULES), ..options.clone() };
     match netns_apply::interference(plan, &options) {
@@ -189,9 +201,38 @@ fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
     }
 }
 
-/// Helper programs, where one is needed, are those of the runtime's PATH, then those of the usual folders.
+/// Helper programs, if any are needed, are looked up in the runtime's PATH, then in the usual folders.
 fn options(programming: Programming, is_foreign: bool) -> ApplyOptions {
     let programs = Programs::in_path(&std::env::var_os("PATH").unwrap_or_default());
     let Programming { backend, native_form } = programming;
     ApplyOptions { backend: suitable(backend, is_foreign), native_form, programs, ..ApplyOptions::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cni_core::wire::{CniError, Code};
+    use netns_apply::ApplyError;
+
+    /// Code and details of the answer to a run that left this.
+    fn told(aftermath: Aftermath) -> (Code, String) {
+        let run = RunError { cause: Box::new(ApplyError::NotPermitted), aftermath };
+        let error = CniError::from(KernelError::from(run));
+        assert!(error.message.starts_with("CAP_NET_ADMIN is missing"), "{}", error.message);
+        (error.code, error.details)
+    }
+
+    #[test]
+    fn only_a_namespace_that_is_as_it_was_is_said_to_be() {
+        let as_before = (Code::NotProgrammed, "the pod's network namespace is as it was before".to_owned());
+        assert_eq!(told(Aftermath::Untouched), as_before);
+        assert_eq!(told(Aftermath::Undone), as_before);
+        let left = vec!["ip -4 rule: 32765: from all fwmark 0x539 lookup 133".to_owned()];
+        for left in [left, Vec::new()] {
+            let (code, details) = told(Aftermath::Left { left, failures: Vec::new() });
+            assert_eq!(code, Code::NotProgrammed);
+            assert!(details.contains("is not as it was before"), "{details}");
+            assert!(details.contains("removes it"), "{details}");
+        }
+    }
 }

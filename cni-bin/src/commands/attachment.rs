@@ -1,7 +1,7 @@
-//! ADD and CHECK: from a pod to a plan; one puts it in force, the other compares it with what is.
+//! ADD and CHECK: both go from a pod to a plan; ADD puts it in force, CHECK compares it with what is there.
 //!
-//! Nothing is kept outside the pod's network namespace: no file, no lock, no rule of the host. The namespace goes with
-//! the pod and takes the rules along. So DEL and GC have nothing to remove, and cannot fail.
+//! Nothing is kept outside the pod's network namespace: no file, no lock, no rule on the host. The namespace disappears
+//! with the pod and takes the rules along. So DEL and GC have nothing to remove, and cannot fail.
 
 use crate::{
     conf::Conf,
@@ -25,11 +25,11 @@ use std::{
 
 /// What a command works with.
 pub struct Job<'a> {
-    /// The environment, read.
+    /// The environment, parsed.
     pub invocation: &'a Invocation,
     /// The configuration.
     pub conf: &'a Conf,
-    /// Answers what an environment variable holds.
+    /// Looks up an environment variable.
     pub env: &'a (dyn Fn(&str) -> Option<OsString> + Sync),
     /// The network namespaces.
     pub kernel: &'a dyn Kernel,
@@ -40,7 +40,7 @@ pub struct Job<'a> {
 /// ADD: programs the pod's network namespace, or leaves it alone for a reason.
 ///
 /// # Errors
-/// The pod should be redirected and is not. Its namespace is as it was.
+/// The pod should be redirected and is not. Its namespace is as it was, or the error says what is left in it.
 pub fn add(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let done = add_timed(job, &mut phases);
@@ -67,7 +67,7 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 /// CHECK: derives the plan again and compares it with what is in force.
 ///
 /// # Errors
-/// The first thing that is not as planned, or rules of others that come in the plan's way (code 111); or why that cannot be told.
+/// What is not as planned, or rules of others that get in the plan's way (code 111); or why that cannot be told.
 pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };
@@ -88,7 +88,7 @@ enum Done {
     Redirected(crate::kernel::Applied),
 }
 
-/// A pod that nothing known outside its network namespace speaks against redirecting.
+/// A pod that is to be redirected, as far as can be told from outside its network namespace.
 struct Sidecar {
     pod: PodName,
     facts: PodFacts,
@@ -120,7 +120,7 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
 }
 
 impl Job<'_> {
-    /// What needs no pod object comes first: neither kubeconfig nor network is looked at for it.
+    /// What needs no pod object is checked first: neither the kubeconfig nor the network is touched for it.
     fn sidecar(&self, phases: &mut Phases) -> Result<Result<Sidecar, SkipReason>, CniError> {
         let pod = match self.named_pod() {
             Ok(pod) => pod,
@@ -218,6 +218,9 @@ impl From<KernelError> for CniError {
             KernelError::Namespace(_) => Self::new(Code::Environment, error.to_string()),
             KernelError::Failed(why) => Self::new(Code::NotProgrammed, why)
                 .with_details("the pod's network namespace is as it was before"),
+            KernelError::Left(why) => Self::new(Code::NotProgrammed, why).with_details(
+                "the pod's network namespace is not as it was before; the runtime removes it now that ADD has failed, and tries again with a new one",
+            ),
         }
     }
 }

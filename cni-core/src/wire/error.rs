@@ -21,7 +21,7 @@ pub enum Code {
     TryAgain,
     /// 50: pods cannot be served at present.
     NotAvailable,
-    /// 51: pods cannot be served, and those that run may lack something.
+    /// 51: pods cannot be served, and running ones may lack something.
     LimitedConnectivity,
     /// 100: the pod's own settings are wrong; its owner has to change them.
     Pod,
@@ -31,7 +31,7 @@ pub enum Code {
     Untrusted,
     /// 103: the kubeconfig cannot be used.
     Kubeconfig,
-    /// 110: the network namespace could not be programmed, and is as it was.
+    /// 110: the network namespace could not be programmed; it is as it was, or the error says what is left in it.
     NotProgrammed,
     /// 111: CHECK found something that is not as planned.
     NotAsPlanned,
@@ -63,7 +63,7 @@ impl Code {
     }
 }
 
-/// A failure as the runtime is told.
+/// A failure as it is reported to the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CniError {
     /// What kind.
@@ -93,7 +93,7 @@ impl CniError {
         Self::new(code, problems.join("; "))
     }
 
-    /// The error object, in the version of the configuration as far as it is known.
+    /// The error object, in the configuration's version if that is known.
     #[must_use]
     pub fn json(&self, version: Option<Version>) -> String {
         #[derive(Serialize)]
