@@ -1,8 +1,8 @@
 //! The chained CNI plugin that bends a pod's traffic through its sidecar proxy.
 //!
-//! A container runtime executes it for every pod: environment and standard input say what is wanted ([`wire`],
-//! [`conf`]), the pod is read ([`pod_source`]), its network namespace programmed ([`commands`], through [`kernel`]), and the result
-//! of the plugins before it handed on. Standard output carries that result or an error object, and nothing else ever.
+//! A container runtime executes it for every pod. The environment and standard input say what is wanted ([`wire`], [`conf`]); the
+//! plugin reads the pod ([`pod_source`]), programs its network namespace ([`commands`], through [`kernel`]), and hands on the
+//! result of the plugins before it. Standard output carries that result, or what VERSION asks for, or an error object, and never anything else.
 
 pub mod commands;
 pub mod kernel;
@@ -54,7 +54,7 @@ pub fn main() -> ExitCode {
         if let Some(logs) = &logs {
             logs::configure(logs, conf.levels.clone(), &conf.run_dir);
         }
-        // Once a pod, as everything else that is warned of.
+        // Once per pod, like every other warning.
         if env("CNI_COMMAND").is_some_and(|command| command == "ADD") {
             warn_of_misspelt_variables();
         }
@@ -67,14 +67,14 @@ pub fn main() -> ExitCode {
     if answer.success && printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Keeps what ADD and CHECK take: entering a namespace, reading and writing rules, and the raw socket of iptables' legacy variant. The runtime gives a plugin
-/// everything. Before any thread is made, and before anything is read.
+/// Keeps only what ADD and CHECK need: entering a namespace, reading and writing rules, and the raw socket of iptables' legacy variant. The runtime gives a
+/// plugin everything. This happens before any thread is made, and before anything is read.
 fn give_up_privileges() -> Result<(), NotGivenUp> {
     remember_hosts();
     keep_only(CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN | CapabilitySet::NET_RAW)
 }
 
-/// The runtime's environment may say something for all pods; what is nearly that has no effect.
+/// The runtime's environment may set something for all pods; a name that is only nearly right has no effect.
 fn warn_of_misspelt_variables() {
     let names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
     let wanted = |key| selection::PROCESS_WIDE.contains(&key);
@@ -101,7 +101,7 @@ pub fn answer(
         version = Some(envelope.version);
         let conf = match (envelope.conf(), invocation.command) {
             (Ok(conf), _) => conf,
-            // What is wrong with the configuration must not keep a pod from being removed.
+            // A wrong configuration must not keep a pod from being removed.
             (Err(error), Command::Del) => {
                 log::warn!(target: logs::SCOPE, "{error}");
                 return Ok(String::new());

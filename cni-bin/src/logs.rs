@@ -10,7 +10,7 @@ pub use cni_core::logs::{SCOPE, levels};
 /// The log file in the run directory.
 pub const FILE_NAME: &str = "istio-cni.log";
 
-/// Starts logging to standard error. None where the process logs already, as in tests.
+/// Starts logging to standard error. `None` if the process already logs, as in tests.
 #[must_use]
 pub fn start() -> Option<Handle> {
     let config = Config {
@@ -22,7 +22,7 @@ pub fn start() -> Option<Handle> {
     logging::init(config).ok()
 }
 
-/// Goes on as the configuration says: its level, the agent's socket, the file. What is not there is done without.
+/// Continues as the configuration says: its level, the agent's socket, the file. What is not there is left out.
 pub fn configure(handle: &Handle, levels: Levels, run_dir: &Path) {
     handle.set_levels(levels);
     if let Some(agent) = AgentSocket::find(run_dir.join(logging::SOCKET_NAME)) {

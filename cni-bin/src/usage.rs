@@ -1,5 +1,5 @@
-//! What a person gets who runs the plugin by hand: the subcommands of the other programs. A container runtime gives it no
-//! words, but a command in its environment.
+//! What somebody who runs the plugin by hand gets: the subcommands that the other programs have. A container runtime
+//! passes no arguments, but a command in the environment.
 
 use cni_core::keys::{KEYS, Row};
 use std::{
@@ -53,7 +53,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ),
 ];
 
-/// What is printed for these words, without the program's name: on standard output, or what is wrong with them.
+/// What is printed for these arguments, without the program's name: text for standard output, or what is wrong with them.
 fn answer(words: &[&str]) -> Result<String, String> {
     let shells = || COMPLETIONS.map(|(shell, _)| shell).join(", ");
     match words {
@@ -92,7 +92,7 @@ fn heading(row: &Row) -> String {
     format!("{} ({}{default})", row.key.unwrap_or_default(), row.takes.name())
 }
 
-/// Answers a person. None where it is none: the environment has a command, or there are no words and no terminal.
+/// Answers a person. `None` if it is not a person: the environment has a command, or there are no arguments and no terminal.
 pub(crate) fn for_people(words: &[OsString], has_command: bool, is_terminal: bool) -> Option<ExitCode> {
     if has_command || words.is_empty() && !is_terminal {
         return None;

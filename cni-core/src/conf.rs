@@ -1,4 +1,4 @@
-//! The network configuration on standard input: the keys of today, the older form, and what they mean together.
+//! The network configuration on standard input: today's keys, the older form, and what they mean together.
 
 use crate::{
     fields::Reader,
@@ -21,7 +21,7 @@ pub const ADD_TIMEOUT: Duration = Duration::from_secs(25);
 const MOST_ADD_TIMEOUT: Duration = Duration::from_secs(600);
 /// What the older installer wrote where it had not filled in a path.
 const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
-/// The most standard input is read.
+/// The most that is read of standard input.
 pub const MOST_INPUT: u64 = 16 << 20;
 
 /// A network configuration. Every value of this type is valid.
@@ -55,11 +55,11 @@ pub struct Conf {
     pub node_name: Option<String>,
     /// Keys nobody here knows.
     pub unknown_keys: Vec<String>,
-    /// What is asked for and not done.
+    /// What is asked for but not done.
     pub not_in_force: Vec<NotInForce>,
 }
 
-/// What a configuration says that can be relied on even where the rest is wrong.
+/// The part of a configuration that can be relied on even if the rest is wrong.
 #[derive(Debug)]
 pub struct Envelope<'a> {
     object: RawObject<'a>,
@@ -68,10 +68,10 @@ pub struct Envelope<'a> {
 }
 
 impl<'a> Envelope<'a> {
-    /// Reads what comes first: whether it is JSON, whether we speak its version, whether that has the command.
+    /// Checks what comes first: whether the input is JSON, whether we speak its version, and whether that version has the command.
     ///
     /// # Errors
-    /// It is no JSON object (code 6), or of another version (code 1).
+    /// The input is no JSON object (code 6), or its version does not fit (code 1).
     pub fn read(input: &'a [u8], command: Command) -> Result<Self, CniError> {
         let undecodable = |why: String| CniError::new(Code::Decode, format!("standard input: {why}"));
         let text = std::str::from_utf8(input).map_err(|error| undecodable(error.to_string()))?;
@@ -95,7 +95,7 @@ impl<'a> Envelope<'a> {
     /// Reads the rest.
     ///
     /// # Errors
-    /// Everything wrong with it, together (code 7).
+    /// Everything that is wrong with it, in one error (code 7).
     pub fn conf(&self) -> Result<Conf, CniError> {
         let mut reader = Reader::default();
         check_name(&self.object, &mut reader);
@@ -104,7 +104,7 @@ impl<'a> Envelope<'a> {
         if problems.is_empty() { Ok(conf) } else { Err(CniError::of_problems(Code::Config, &problems)) }
     }
 
-    /// Reads the keys; those that are wrong are noted and count as not said.
+    /// Reads the keys; wrong ones are noted and count as not given.
     fn read_keys(&self, reader: &mut Reader) -> Conf {
         let older = self.object.value("kubernetes");
         let older = Older::read(reader.object("kubernetes", older.as_ref()), reader);
@@ -205,7 +205,7 @@ fn absolute(path: &str, text: Option<String>, reader: &mut Reader) -> Option<Pat
     Some(text.into())
 }
 
-/// A level means the plugin's own lines; libraries stay silent, whatever the level.
+/// A level applies to the plugin's own lines; libraries stay silent, whatever the level.
 fn levels(path: &str, text: &str, reader: &mut Reader) -> Levels {
     let text = if text.is_empty() { "info" } else { text };
     let level = match text.parse::<Levels>() {

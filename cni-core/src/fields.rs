@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// Notes what is wrong with a value while it is read. A field that is null counts as missing.
 ///
-/// Values of wrong types are not shown: they may be anything, also secret.
+/// Values of the wrong type are not shown: they may be anything, even secrets.
 #[derive(Debug, Default)]
 pub struct Reader {
     problems: Vec<String>,
@@ -42,12 +42,12 @@ impl Reader {
         self.typed(path, value, "an object", Value::as_object)
     }
 
-    /// A list; none is an empty one.
+    /// A list; a missing one is empty.
     pub fn list<'a>(&mut self, path: &str, value: Option<&'a Value>) -> &'a [Value] {
         self.typed(path, value, "a list", Value::as_array).map_or(&[], Vec::as_slice)
     }
 
-    /// A list of strings; none is an empty one.
+    /// A list of strings; a missing one is empty.
     pub fn strings(&mut self, path: &str, value: Option<&Value>) -> Vec<String> {
         let items = self.list(path, value).iter().enumerate();
         items

@@ -1,20 +1,20 @@
-//! Running a plugin as a runtime does: a program that is given its input on standard input, and answers on standard output.
+//! Running a plugin as a runtime does: it gets its input on standard input, and answers on standard output.
 
 use std::io::{self, Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// The most of an answer that is read.
+/// How much of an answer is read at most.
 const LARGEST: u64 = 1 << 20;
-/// How often a program is started anew that is still being written: a process that was forked a moment ago holds the file for so long.
+/// How many times to retry a program whose file is still open for writing: a process forked a moment ago may hold it that long.
 const BUSY_ATTEMPTS: u32 = 20;
 
 /// Runs a plugin with this input, and returns how it ended and what it printed. One that has not ended after `patience` is killed. Its standard
-/// error is what `command` says.
+/// error goes where `command` says.
 ///
 /// # Errors
-/// It cannot be started or heard, or has not ended in time ([`io::ErrorKind::TimedOut`]).
+/// It cannot be started or listened to, or has not ended in time ([`io::ErrorKind::TimedOut`]).
 pub fn invoke(command: &mut Command, input: &str, patience: Duration) -> io::Result<(ExitStatus, String)> {
     let mut child = start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
@@ -35,7 +35,7 @@ pub fn invoke(command: &mut Command, input: &str, patience: Duration) -> io::Res
             Ok((wait(&mut child, patience)?, output))
         })();
         let (status, output) = ended.inspect_err(|_: &io::Error| {
-            // Without whoever hears it the program could wait for ever, and its threads with it.
+            // If nobody listens to it, the program could wait for ever, and its threads with it.
             let _ = child.kill().and_then(|()| child.wait());
         })?;
         Ok((status, output.join().unwrap_or_default()))
@@ -55,7 +55,7 @@ fn start(command: &mut Command) -> io::Result<Child> {
     }
 }
 
-/// Waits for the end. Not by the clock: while the machine stands still, no program can end.
+/// Waits for the program to end. Does not go by the clock: while the machine stands still, no program can end.
 fn wait(child: &mut Child, patience: Duration) -> io::Result<ExitStatus> {
     let (mut waited, mut pause) = (Duration::ZERO, Duration::from_micros(500));
     loop {

@@ -43,7 +43,7 @@ pub const KEYS: &[Row] = &[
     ambient("enable_ambient_detection_retry", Takes::Switch),
 ];
 
-/// Keys of the specification and its conventions: what the plugin obeys, and what runtimes and other plugins do.
+/// Keys of the specification and its conventions: those that the plugin obeys, and those that are for runtimes and other plugins.
 const OF_THE_SPECIFICATION: [&str; 14] = [
     "cniVersion",
     "name",
@@ -61,7 +61,7 @@ const OF_THE_SPECIFICATION: [&str; 14] = [
     "cni.dev/valid-attachments",
 ];
 
-/// Keys that nobody here knows, by their path.
+/// Keys that are not known here, by their path.
 pub(crate) fn unknown(object: &RawObject<'_>) -> Vec<String> {
     let is_known =
         |path: &str| OF_THE_SPECIFICATION.contains(&path) || KEYS.iter().any(|row| row.key == Some(path));
@@ -81,7 +81,7 @@ fn is_object(name: &str) -> bool {
     KEYS.iter().any(|row| inside(row).is_some())
 }
 
-/// What a configuration asks for and does not get.
+/// What a configuration asks for but does not get.
 pub(crate) fn not_in_force(object: &RawObject<'_>) -> Vec<NotInForce> {
     let value = |path: &str| match path.split_once('.') {
         Some((outer, inner)) => object.value(outer)?.get(inner).cloned(),
@@ -94,7 +94,7 @@ pub(crate) fn not_in_force(object: &RawObject<'_>) -> Vec<NotInForce> {
     NotInForce::among(&given.collect::<Vec<_>>(), |_| true)
 }
 
-/// A value as a flag or variable would have it: what asks for nothing is empty.
+/// A value as a flag or variable would hold it; one that asks for nothing is empty.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

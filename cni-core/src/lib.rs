@@ -1,8 +1,8 @@
 //! What the plugin and the node agent share.
 //!
-//! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists it), [`selection`] what decides about a pod
-//! beside the pod itself, and [`pod_source`] reads pods; [`signs`] are the agent's words that others read. The agent parses the entry it writes, and takes facts from pods, with the same code
-//! as the plugin: they cannot disagree.
+//! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists its keys), and [`selection`] what decides
+//! about a pod besides the pod itself. [`pod_source`] reads pods; [`signs`] are the agent's words that others read. The agent parses the entry it writes, and
+//! takes facts from pods, with the same code as the plugin: they cannot disagree.
 
 pub mod conf;
 pub mod fields;

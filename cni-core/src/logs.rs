@@ -27,7 +27,7 @@ pub fn levels(level: Level) -> Levels {
     quiet(levels)
 }
 
-/// The same, with nothing of libraries that nobody has mentioned.
+/// These levels, with nothing from libraries that they do not mention.
 #[must_use]
 pub fn quiet(mut levels: Levels) -> Levels {
     for library in LIBRARIES {

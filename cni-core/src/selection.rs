@@ -1,4 +1,4 @@
-//! What decides about a pod beside the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
+//! What decides about a pod besides the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
 
 use crate::{conf::Conf, pod_name::PodName};
 use redirect_core::{
@@ -14,10 +14,10 @@ const AGENT_POD_PREFIX: &str = "istio-cni-node-";
 pub const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
 
 impl Conf {
-    /// Why a pod is left alone for its name, if so.
+    /// Why a pod is left alone because of its name, if it is.
     #[must_use]
     pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
-        // First of all: without its agent a node never gets better.
+        // This comes first: without its agent a node never gets better.
         if pod.name.starts_with(AGENT_POD_PREFIX) && pod.namespace == self.pod_namespace {
             return Some(SkipReason::AgentPod);
         }
@@ -45,8 +45,8 @@ impl Programming {
     }
 }
 
-/// The settings every pod starts from: what the configuration says of strict capture, and `env`, what the runtime's
-/// environment does of others.
+/// The settings every pod starts from: what the configuration says about strict capture, and what the runtime's
+/// environment, looked up with `env`, says about others.
 pub fn base_settings(strict_capture: bool, env: impl FnMut(&'static str) -> Option<String>) -> RawSettings {
     let mut base = RawSettings::for_pod();
     base.read_environment(|key| PROCESS_WIDE.contains(&key), env);

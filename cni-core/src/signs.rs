@@ -1,4 +1,4 @@
-//! What the node agent leaves where others read it: events, the node's condition and taint, reasons in metrics. The agent writes these words,
+//! What the node agent leaves for others to read: events, the node's condition and taint, reasons in metrics. The agent writes these words;
 //! `redirectctl` reads and explains them.
 
 /// A word that others read.
@@ -6,7 +6,7 @@
 pub struct Sign {
     /// The word.
     pub word: &'static str,
-    /// What it means, in a sentence without its end.
+    /// What it means, as a sentence without its full stop.
     pub meaning: &'static str,
     /// What to do; empty where there is nothing to do.
     pub remedy: &'static str,
@@ -18,18 +18,18 @@ const fn sign(word: &'static str, meaning: &'static str, remedy: &'static str) -
 
 /// The label of the agents' pods.
 pub const AGENT_LABEL: (&str, &str) = ("k8s-app", "istio-cni-node");
-/// Where an agent of the manifest serves `/readyz`, for its own node.
+/// Where an agent deployed from the manifest serves `/readyz`, for its own node.
 pub const AGENT_HEALTH: &str = "127.0.0.1:8000";
 /// The type of the node's condition, unless it is set otherwise.
 pub const CONDITION: &str = "cni.istio.io/Ready";
 /// The key of the node's taint, unless it is set otherwise.
 pub const TAINT: &str = "cni.istio.io/not-ready";
-/// In the message of an event that tells of a repair that failed.
+/// A part of the message of an event about a repair that failed.
 pub const COULD_NOT_BE: &str = "but it could not be";
 /// The reasons of events about broken pods, by what is done with them.
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
-/// How a try to repair or heal a pod ended.
+/// How an attempt to repair or heal a pod ended.
 pub const REPAIRS: [Sign; 21] = [
     sign("done", "it is done, and where the pod was redirected also verified", ""),
     sign("healed", "the pod is redirected as planned again", ""),

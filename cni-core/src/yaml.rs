@@ -5,9 +5,10 @@ use serde_json::Value;
 /// The documents of a text.
 ///
 /// # Errors
-/// It is no YAML, in words.
+/// Why it is not YAML, in words.
 pub fn documents(text: &str) -> Result<Vec<Value>, String> {
-    // Not all of it: JSON strings may have characters that YAML forbids. What is no JSON is told as YAML.
+    // JSON first: not all of it is YAML, because its strings may have characters that YAML forbids. What is not JSON is
+    // judged as YAML.
     if let Ok(document) = serde_json::from_str(text) {
         return Ok(vec![document]);
     }

@@ -1,8 +1,8 @@
 //! Putting a plan in force, wholly or not at all, and removing it.
 //!
 //! A run looks at everything, chooses the backend, works out the steps from what it saw to what is wanted
-//! ([`redirect_core::steps`]), asks whether those that can be refused would be accepted, and only then takes them, one
-//! by one, noting what takes each back. Whatever fails, the notes are worked off from the last to the first, so that the
+//! ([`redirect_core::steps`]), asks whether the steps that can be refused would be accepted, and only then takes them,
+//! one by one, noting how to undo each. If anything fails, it works through the notes from last to first, so that the
 //! namespace is as it was before the run's first step.
 
 mod undo;
@@ -26,15 +26,15 @@ use redirect_core::{
 };
 use std::time::{Duration, Instant};
 
-/// How often a run looks, after all its steps succeeded, and finds that something is left to do.
+/// How many times a run may take all its steps successfully and still find something left to do.
 const PASSES: usize = 3;
 
 /// How a plan is put in force.
 #[derive(Debug, Clone)]
 pub struct ApplyOptions {
-    /// What programs the rules, as far as the user says.
+    /// Which backend programs the rules, as far as the user has chosen one.
     pub backend: BackendChoice,
-    /// Whether rules are written anew even where they are in force.
+    /// Whether rules are rewritten even where they are in force.
     pub force: bool,
     /// How native rules are written.
     pub native_form: NativeForm,
@@ -42,9 +42,9 @@ pub struct ApplyOptions {
     pub programs: Programs,
     /// How long to wait for somebody else who is changing the same namespace, or the same rules.
     pub patience: Duration,
-    /// How many bytes of rules [`verify`](crate::verify()) reads at most, of whatever is there; none for all of them.
+    /// How many bytes of rules [`verify`](crate::verify()) reads at most, whoever made them; `None` for all of them.
     pub most_read: Option<usize>,
-    /// Routing of TPROXY that counts as the mesh's although no rule uses its mark: that of the settings.
+    /// TPROXY routing that counts as the mesh's even though no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
 }
 
@@ -67,18 +67,18 @@ impl Default for ApplyOptions {
 pub struct Outcome {
     /// What programmed the rules.
     pub backend: Backend,
-    /// Why that.
+    /// Why that backend.
     pub because: Because,
     /// Whether anything was changed.
     pub changed: bool,
-    /// What an operator should know although all went well.
+    /// What an operator should know even though all went well.
     pub warnings: Vec<String>,
 }
 
-/// Puts a plan in force in the calling thread's network namespace, in place of whatever plan was.
+/// Puts a plan in force in the calling thread's network namespace, replacing any plan that was in force there.
 ///
 /// # Errors
-/// Why not, and in which state the namespace is.
+/// Why the plan could not be put in force, and what state the namespace is in.
 pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
     Run::new(plan, options).map_err(RunError::untouched)?.finish()
 }
@@ -86,16 +86,16 @@ pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunErro
 /// Removes everything any plan has put into the calling thread's network namespace, whatever the backend.
 ///
 /// # Errors
-/// Why not, and in which state the namespace is.
+/// Why not everything could be removed, and what state the namespace is in.
 pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
     apply(&RulePlan::empty(), options)
 }
 
-/// What would program rules in an empty network namespace of this kernel, and why; an error says what is missing for that. Looks, and
-/// changes nothing; what the calling thread's namespace holds does not count, and is read only where the kernel has no nf_tables.
+/// Which backend would program rules in an empty network namespace on this kernel, and why; an error says what is missing. Changes
+/// nothing. What the calling thread's namespace holds does not count, and is read only where the kernel has no nf_tables.
 ///
 /// # Errors
-/// What a plan could not be put in force without.
+/// What is missing to put a plan in force.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
     let mut handles = Handles::open(&options.programs, options.backend)?;
     let seen = match &handles.netlink {
@@ -105,7 +105,7 @@ pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyErro
     backend::choose(options.backend, &seen, &mut handles, &RulePlan::empty())
 }
 
-/// A run: what is wanted, the means, and what takes back what was done.
+/// A run: what is wanted, the means, and how to undo what was done.
 struct Run<'a> {
     plan: &'a RulePlan,
     options: &'a ApplyOptions,
@@ -113,11 +113,11 @@ struct Run<'a> {
     /// Held by runs of more than one transaction.
     lock: Option<NetnsLock>,
     deadline: Instant,
-    /// Why connections that are over may still be tracked.
+    /// Why closed connections may still be tracked.
     unforgotten: Option<SeverError>,
     /// What the run saw before its first step.
     start: Option<Seen>,
-    /// What takes each step back, in the order of the steps.
+    /// How to undo each step, in the order of the steps.
     done: Vec<Inverse>,
 }
 
@@ -136,7 +136,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The outcome; when there is none, the namespace is brought back to what it was.
+    /// The outcome; if there is none, the namespace is brought back to what it was.
     fn finish(mut self) -> Result<Outcome, RunError> {
         match self.passes() {
             Ok(outcome) => Ok(outcome),
@@ -172,14 +172,14 @@ impl<'a> Run<'a> {
             }
             if self.lock.is_none() && !only_adds(&steps) {
                 self.lock = Some(self.take_lock()?);
-                // Making the lock has moved the generation; and somebody else may have been at work before.
+                // Taking the lock has moved the generation, and somebody else may have been at work before that.
                 seen = Seen::now(&mut self.handles, self.deadline)?;
                 steps = self.steps(&seen, backend);
             }
             self.test(&steps)?;
             let adds = only_adds(&steps);
             match self.take(steps, &seen) {
-                // The kernel took the rules at the generation they were worked out on, and says so. Routing has no generation.
+                // The kernel has confirmed the rules at the generation they were worked out from. Routing has no generation.
                 Ok(()) if adds && !seen.state.is_redirected() && self.has_routing()? => {
                     return outcome(self, &seen);
                 }
@@ -190,12 +190,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether others may still be waited for.
+    /// Whether there is still time to wait for others.
     fn has_time(&self) -> bool {
         Instant::now() < self.deadline
     }
 
-    /// Whether what the rules need is there.
+    /// Whether the routing that the rules need is there.
     fn has_routing(&mut self) -> Result<bool, ApplyError> {
         if routing::wanted(self.plan).is_empty() {
             return Ok(true);
@@ -223,9 +223,9 @@ impl<'a> Run<'a> {
         steps::between(&seen.state, &goal)
     }
 
-    /// What would keep the plan's rules from acting, or hide rules of the mesh from us.
+    /// An error if something would keep the plan's rules from taking effect, or hide rules of the mesh from us.
     fn obstacles(&self, seen: &Seen, backend: Backend) -> Result<(), ApplyError> {
-        // Native tables are ours alone: a run wakes them. Which tables a plan uses is worth finding out only where one sleeps.
+        // Native tables are ours alone: a run wakes them. Which tables a plan uses is worth finding out only if one is dormant.
         if backend != Backend::NativeNft && seen.asleep(|_| true).is_some() {
             let names = backend::tables(self.plan, backend);
             if let Some(asleep) = seen.asleep(|table| names.iter().any(|name| name == table)) {
@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
     fn warnings(&self, seen: &Seen, backend: Backend) -> Vec<String> {
         let mut warnings: Vec<String> =
             self.lock.as_ref().and_then(NetnsLock::warning).map(str::to_owned).into_iter().collect();
-        // The rules are in force, and what is left behind is gone in minutes by itself: no reason to undo anything.
+        // The rules are in force, and what is left behind goes by itself: no reason to undo anything.
         warnings.extend(self.unforgotten.as_ref().map(|cause| {
             format!(
                 "{cause}: until the kernel forgets a connection of before that was lost, in minutes or at most five days, a new one from the same address and port goes to the application beside the proxy"
@@ -269,7 +269,7 @@ impl<'a> Run<'a> {
         warnings
     }
 
-    /// Asks whether the changes that helper programs make would be accepted.
+    /// Asks the helper programs whether they would accept their changes.
     fn test(&self, steps: &[Step]) -> Result<(), ApplyError> {
         for step in steps {
             if let Step::Restore(variant, family, change) = step {
@@ -284,7 +284,7 @@ impl<'a> Run<'a> {
     fn take(&mut self, steps: Vec<Step>, seen: &Seen) -> Result<(), ApplyError> {
         self.start.get_or_insert_with(|| seen.clone());
         let mut native = seen.state.native.clone();
-        // What a transaction is based on; the one before makes it stale.
+        // What a transaction is based on; each transaction makes it stale for the next.
         let mut base = seen.nf_tables.clone();
         for step in steps {
             log::debug!("{step}");
@@ -301,7 +301,7 @@ impl<'a> Run<'a> {
                 | Step::ForgetClosed
                 | Step::Restore(..) => native.clone(),
             };
-            // A step that failed may be done although we are told that it is not.
+            // A step that reports a failure may have been done all the same.
             let may_be_done = match &taken {
                 Ok(is_done) => *is_done,
                 Err(error) => !error.says_that_nothing_was_done(),
@@ -344,15 +344,15 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A change that no longer fits what is there was worked out on something older.
+/// A change that no longer fits what is there was worked out from an older state.
 fn changed(error: NetlinkError) -> ApplyError {
     let stale =
         matches!(&error, NetlinkError::Batch(BatchError::NoSuchChain(_) | BatchError::NoSuchRule { .. }));
     if stale { NetlinkError::Changed.into() } else { error.into() }
 }
 
-/// Whether the steps only add what rules need, and change rules at one instant: the kernel sees to it that nobody comes in
-/// between, without a lock.
+/// Whether the steps only add what rules need, and change rules at a single instant: then the kernel itself keeps others
+/// from coming in between, without a lock.
 fn only_adds(steps: &[Step]) -> bool {
     let transactions = steps.iter().filter(|step| matches!(step, Step::Transaction(_))).count();
     let additions = steps.iter().filter(|step| matches!(step, Step::AddRouting(_))).count();

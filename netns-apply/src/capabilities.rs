@@ -6,21 +6,21 @@ use std::fs;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capability {
     bit: u32,
-    /// Its name, as manuals and container runtimes have it.
+    /// Its name, as manuals and container runtimes write it.
     pub name: &'static str,
 }
 
 /// Reading and changing rules, routes and addresses.
 pub const NET_ADMIN: Capability = Capability { bit: 12, name: "CAP_NET_ADMIN" };
-/// What the legacy variant of iptables asks for beside that: a raw socket.
+/// What the legacy variant of iptables needs besides that: a raw socket.
 pub const NET_RAW: Capability = Capability { bit: 13, name: "CAP_NET_RAW" };
 /// Entering a network namespace.
 pub const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
 
-/// Looking at processes of others.
+/// Inspecting the processes of others.
 pub const SYS_PTRACE: Capability = Capability { bit: 19, name: "CAP_SYS_PTRACE" };
 
-/// Whether the calling thread has a capability, effectively; none where /proc does not say.
+/// Whether the calling thread has a capability in its effective set; `None` where /proc does not say.
 #[must_use]
 pub fn has(capability: Capability) -> Option<bool> {
     in_status(&fs::read_to_string("/proc/thread-self/status").ok()?, capability)

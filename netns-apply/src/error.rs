@@ -15,7 +15,7 @@ pub struct RunError {
 }
 
 impl ApplyError {
-    /// Whether nothing of what was asked of the kernel is in force, because it has refused it. When its answer is lost, or a
+    /// Whether the kernel has refused what was asked of it, so that none of it is in force. If its answer is lost, or a
     /// helper program fails, that cannot be told.
     pub(crate) fn says_that_nothing_was_done(&self) -> bool {
         if let Self::Netlink(error) = self {
@@ -30,11 +30,11 @@ impl ApplyError {
 pub enum Aftermath {
     /// It had not begun to change anything.
     Untouched,
-    /// All that it did was taken back.
+    /// Everything it did was undone.
     Undone,
-    /// Not all could be taken back.
+    /// Not everything could be undone.
     Left {
-        /// What is not as it was; empty where that could not be found out.
+        /// What is not as it was; empty if that could not be found out.
         left: Vec<String>,
         /// Why.
         failures: Vec<String>,
@@ -62,12 +62,12 @@ impl fmt::Display for Aftermath {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
-    /// We may not.
+    /// CAP_NET_ADMIN is missing.
     #[error(
         "CAP_NET_ADMIN is missing: rules cannot be programmed; run as root, or in the container's securityContext add NET_ADMIN and NET_RAW to capabilities"
     )]
     NotPermitted,
-    /// Somebody else is at work.
+    /// Somebody else is at work, or it cannot be told whether anybody is.
     #[error(transparent)]
     Lock(#[from] LockError),
     /// A helper program is missing or failed.
@@ -120,14 +120,14 @@ pub enum ApplyError {
         /// What the kernel said.
         cause: std::io::Error,
     },
-    /// Somebody else changes the same rules all the time.
+    /// Somebody else keeps changing the same rules.
     #[error(
         "the rules are not as planned after {attempts} attempts, somebody else changes them: {difference}"
     )]
     Contended {
-        /// How often it was tried.
+        /// How many times it was tried.
         attempts: usize,
-        /// The first difference.
+        /// What is not as planned.
         difference: String,
     },
 }

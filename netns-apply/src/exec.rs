@@ -1,6 +1,6 @@
 //! The one place where helper programs are started.
 //!
-//! Absolute paths, an empty environment, no shell. Programs are searched in folders the caller names.
+//! Absolute paths, no shell, and none of the caller's environment. Programs are looked up in folders the caller names, or in the usual ones.
 
 use crate::{lock::NetnsLock, pause::pause};
 use std::{
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Where helper programs are.
 ///
-/// Most runs need none: the folders are worked out when one is looked for.
+/// Most runs need none, so the folders are worked out only when one is looked for.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// In the form of a PATH variable.
@@ -26,19 +26,19 @@ pub struct Programs {
     usual: &'static [&'static str],
 }
 
-/// Where a system has its programs.
+/// Where a system keeps its programs.
 const USUAL: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Why a helper program did not do its work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
-    /// It is not there.
+    /// It was not found.
     #[error("{program} is not in {folders}; install it (Debian: apt-get install {package})")]
     Missing {
         /// Its name.
         program: String,
-        /// Where it was searched.
+        /// Where it was looked for.
         folders: String,
         /// The package that has it.
         package: &'static str,
@@ -51,7 +51,7 @@ pub enum ExecError {
         /// What the kernel said.
         cause: io::Error,
     },
-    /// It said no.
+    /// It ran and failed.
     #[error("{program} failed ({status}): {message}", program = .program.display())]
     Failed {
         /// Its path.
@@ -61,7 +61,7 @@ pub enum ExecError {
         /// What it wrote to standard error, in one line.
         message: String,
     },
-    /// It did not end.
+    /// It did not end in time.
     #[error("{program} has not ended after {patience:?} and was killed", program = .program.display())]
     Hangs {
         /// Its path.
@@ -72,8 +72,8 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// Whether it says something about the machine, and not about this moment: the program is not there, or it ran and
-    /// said no.
+    /// Whether the error says something about the machine rather than about this moment: the program is not there, or
+    /// it ran and failed.
     pub(crate) const fn is_lasting(&self) -> bool {
         matches!(self, Self::Missing { .. } | Self::Failed { .. })
     }
@@ -117,14 +117,14 @@ impl Programs {
     }
 }
 
-/// Runs a program that only looks, and returns what it prints.
+/// Runs a program that only reads, and returns what it prints.
 pub(crate) fn read(program: &Path, args: &[&str]) -> Result<String, ExecError> {
     let mut command = command(program, args);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     finish(program, start(program, &mut command)?, "")
 }
 
-/// Runs a program that changes the namespace, with `input` on its standard input; it holds the lock while it lives.
+/// Runs a program that changes the namespace, with `input` on its standard input; the program holds the lock while it runs.
 pub(crate) fn write(program: &Path, args: &[&str], input: &str, lock: &NetnsLock) -> Result<(), ExecError> {
     let stdout = lock.inherit().map_err(|cause| ExecError::Start { program: program.to_owned(), cause })?;
     let mut command = command(program, args);
@@ -136,7 +136,7 @@ fn command(program: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).env_clear().env("LC_ALL", "C").stderr(Stdio::piped());
     // The legacy variant locks a file of the node, for which hundreds of pods may wait. We hold a lock on the
-    // namespace, so any file that nobody else locks will do: this one is another for every process.
+    // namespace, so any file that nobody else locks will do: this one is different for every process.
     command.env("XTABLES_LOCKFILE", "/proc/self/limits");
     command
 }
@@ -145,7 +145,7 @@ fn start(program: &Path, command: &mut Command) -> Result<Child, ExecError> {
     command.spawn().map_err(|cause| ExecError::Start { program: program.to_owned(), cause })
 }
 
-/// Feeds, drains and waits, each without waiting for the other.
+/// Feeds, drains and waits at the same time, so that none of them blocks another.
 fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecError> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let feed = move || {
@@ -162,7 +162,7 @@ fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecE
         let (stdout, stderr) = match threads {
             Ok(threads) => threads,
             Err(cause) => {
-                // Without its threads the program would wait for ever. It has done nothing yet that it was not fed.
+                // Without its threads the program would wait for ever. It has done nothing beyond what it was fed.
                 let _ = child.kill().and_then(|()| child.wait());
                 return Err(ExecError::Start { program: program.to_owned(), cause });
             }
@@ -183,7 +183,7 @@ fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecE
 
 fn drain(stream: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
-    // What cannot be read is what was not written.
+    // What cannot be read counts as not written.
     let _ = stream.map(|mut stream| stream.read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -193,7 +193,7 @@ fn wait(program: &Path, child: &mut Child) -> Result<ExitStatus, ExecError> {
     let deadline = Instant::now() + PATIENCE;
     let mut interval = Duration::from_micros(200);
     loop {
-        // Read first: a program that ended while the machine stood still has ended in time.
+        // Read the clock first: a program that ended while the machine stood still has ended in time.
         let is_late = Instant::now() >= deadline;
         if let Some(status) = child.try_wait().map_err(error)? {
             return Ok(status);

@@ -1,4 +1,4 @@
-//! What a network namespace and its files say that a plan depends on.
+//! What a plan depends on in a network namespace and its files.
 
 use nix::{
     fcntl::OFlag,
@@ -41,8 +41,9 @@ fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> 
     by_interface.into_values().flatten().collect()
 }
 
-/// The interfaces by which the calling thread's network namespace talks to others: those that are up and have an address, but
-/// neither loopback nor, where there is another, tunnels (point to point), whose packets meet the rules of those again.
+/// The interfaces through which the calling thread's network namespace talks to others: those that are up and have an
+/// address. Loopback does not count, nor do tunnels (point to point) if there is another interface, because their packets
+/// meet the rules again there.
 ///
 /// # Errors
 /// The kernel does not say.
@@ -50,7 +51,7 @@ pub fn interfaces() -> io::Result<Vec<String>> {
     Ok(interfaces_of(getifaddrs()?))
 }
 
-/// [`addresses`] and [`interfaces`], of one answer of the kernel's.
+/// [`addresses`] and [`interfaces`], from a single answer of the kernel.
 #[cfg(feature = "write")]
 pub(crate) fn addresses_and_interfaces() -> io::Result<(Vec<IpAddr>, Vec<String>)> {
     let entries: Vec<InterfaceAddress> = getifaddrs()?.collect();
@@ -79,7 +80,7 @@ fn interfaces_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<String>
 /// The DNS servers of `/etc/resolv.conf`; none where there is no such file.
 ///
 /// # Errors
-/// The file cannot be read, or is none.
+/// The file cannot be read, or is no regular file.
 pub fn dns_servers() -> io::Result<Vec<IpAddr>> {
     servers_in(Path::new("/etc/resolv.conf"))
 }
@@ -92,12 +93,12 @@ fn servers_in(path: &Path) -> io::Result<Vec<IpAddr>> {
     }
 }
 
-/// The most that is read of a file of the program's root. Resolvers read three servers of it; a passwd file of this size has
-/// twenty thousand users.
+/// How much is read at most of a file in the program's root. Resolvers read three servers from theirs; a passwd file of this
+/// size has twenty thousand users.
 const MOST_READ: u64 = 1 << 20;
 
-/// Reads a file that may be anything, made by whoever makes the container's files: it never waits, and never reads more
-/// than a file of its kind has. Bytes that are no text are replaced.
+/// Reads a file that may be anything, because whoever made the container's files made it: it never waits, and never reads
+/// more than a file of its kind has. Bytes that are not text are replaced.
 fn read_small(path: &Path) -> io::Result<String> {
     // A FIFO would wait for a writer, a device for whatever it waits for.
     let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;

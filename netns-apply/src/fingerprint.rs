@@ -5,8 +5,8 @@ use redirect_core::{Family, routing::FoundRouting};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction
-/// raises, and a hash of routing, addresses and interfaces. While it is the same, so is the answer, with one exception: packets may add elements to
-/// sets of others, and time may remove them, without any transaction.
+/// raises, and a hash of routing, addresses and interfaces. While it is the same, so is the answer, with one exception: without any transaction,
+/// packets may add elements to the sets of others, and time may remove them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
     generation: u32,
@@ -14,11 +14,11 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// That of the calling thread's network namespace. Fingerprints with different keys are not comparable; keys that nobody outside knows keep a
-    /// container from making two states that look alike.
+    /// The fingerprint of the calling thread's network namespace. Fingerprints taken with different keys cannot be compared; keys that nobody
+    /// outside knows keep a container from making two states that look alike.
     ///
-    /// `None` where nothing can tell that rules are unchanged: there are tables of legacy iptables, whose changes nobody counts, or there are no
-    /// nf_tables; and where something cannot be read.
+    /// `None` where nothing can tell that rules are unchanged, because there are tables of legacy iptables, whose changes nobody counts, or
+    /// there are no nf_tables; also where something cannot be read.
     #[must_use]
     pub fn now(keys: &RandomState) -> Option<Self> {
         if Family::BOTH.into_iter().any(|family| !legacy_tables(family).is_empty()) {

@@ -1,4 +1,4 @@
-//! Rules of others that come in the way of a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
+//! Rules of others that get in the way of a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
 //! the pod's traffic looks like.
 
 use crate::{
@@ -20,14 +20,14 @@ use redirect_core::{
 };
 use std::{io, net::IpAddr};
 
-/// What comes in the way of a plan's rules in the calling thread's network namespace, the surest first. It presumes that the rules
-/// are in force; [`verify`](crate::verify()) asks that first.
+/// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
+/// the rules are in force; [`verify`](crate::verify()) checks that first.
 ///
 /// Legacy tables that nothing installed here can list are passed over; see
 /// [`unreadable_tables`](crate::unreadable_tables).
 ///
 /// # Errors
-/// The namespace cannot be looked at.
+/// The namespace cannot be inspected.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
     let live = Live::hooks(options)?;
     let pod = Pod { addresses: &live.addresses, interfaces: &live.interfaces };
@@ -39,11 +39,11 @@ pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Findi
 pub struct Live {
     /// Everything that hangs on the hooks, of nf_tables and of the legacy tables.
     pub ruleset: Ruleset,
-    /// Policy rules and routes such as TPROXY needs.
+    /// Policy rules and routes of the kind TPROXY needs.
     pub routing: Vec<FoundRouting>,
     /// The addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
-    /// Its interfaces but for loopback.
+    /// The interfaces through which it talks to others ([`facts::interfaces`](crate::facts::interfaces)).
     pub interfaces: Vec<String>,
 }
 
@@ -54,14 +54,14 @@ impl Live {
     /// [`unreadable_tables`](crate::unreadable_tables).
     ///
     /// # Errors
-    /// The namespace cannot be looked at.
+    /// The namespace cannot be inspected.
     pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut live = Self::hooks(options)?;
         live.routing = RouteSocket::open()?.observe()?;
         Ok(live)
     }
 
-    /// The rules that packets of a family meet. With a plan, those that are its own know the settings behind them.
+    /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
     #[must_use]
     pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> Rules {
         Rules::of_ruleset(&self.ruleset, &self.routing, family, plan).with_addresses(&self.addresses)
@@ -73,7 +73,7 @@ impl Live {
         for family in Family::BOTH {
             legacy(&options.programs, family, options.most_read, &mut ruleset)?;
         }
-        // A namespace whose addresses cannot be read is entered for nothing: without them no traffic can be judged.
+        // Inspecting a namespace is no use if its addresses cannot be read: without them no traffic can be judged.
         let (addresses, interfaces) = (unread(facts::addresses())?, unread(facts::interfaces())?);
         Ok(Self { ruleset, routing: Vec::new(), addresses, interfaces })
     }

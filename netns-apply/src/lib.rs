@@ -1,8 +1,8 @@
 //! Applies, observes and undoes a plan in a Linux network namespace.
 //!
-//! Everything acts on the network namespace of the calling thread; [`netns::Netns::run`] gives a thread of its own in
-//! another one. [`apply()`] puts a plan in force wholly or not at all; [`cleanup`] leaves nothing behind; [`verify()`]
-//! names the first thing that is not as planned.
+//! Everything acts on the network namespace of the calling thread; [`netns::Netns::run`] runs work in another one, on a
+//! thread of its own. [`apply()`] puts a plan in force wholly or not at all; [`cleanup`] leaves nothing behind;
+//! [`verify()`] names what is not as planned.
 //!
 //! The environment of the process is never read: what a caller wants from it, it passes in.
 

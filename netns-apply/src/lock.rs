@@ -1,13 +1,13 @@
 //! One writer per network namespace.
 //!
-//! The lock is a table of nf_tables that belongs to the socket that made it (`flags owner`): making one needs
-//! CAP_NET_ADMIN in the namespace, so no process of a pod without it can hold the lock; nobody else can make it while it
-//! is there; and it goes with the last descriptor of the socket, so that it is gone when its holder dies. Helper
-//! programs inherit the socket (as their standard output, which they do not use): when we are killed, the lock is held
-//! until they are gone, and nobody acts on a state that they are about to change.
+//! The lock is an nf_tables table that belongs to the socket that made it (`flags owner`). Making one needs
+//! CAP_NET_ADMIN in the namespace, so no process of a pod without it can hold the lock. Nobody else can make the table
+//! while it exists, and it disappears with the last descriptor of the socket, so the lock is gone when its holder dies.
+//! Helper programs inherit the socket (as their standard output, which they do not use): if we are killed, the lock is
+//! held until they are gone, and nobody acts on a state that they are about to change.
 //!
-//! Kernels before 5.12 know no owners, and some have no nf_tables. There it is a flock(2) on the namespace's own file,
-//! which any process in the namespace can take: it is waited for only for a short time.
+//! Kernels before 5.12 know no table owners, and some have no nf_tables. There the lock is a flock(2) on the
+//! namespace's own file. Any process in the namespace can take that, so we wait for it only briefly.
 
 use crate::{
     pause::{deadline, pause},
@@ -27,9 +27,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a lock that is taken is tried again.
+/// How long to wait before trying again for a lock that is taken.
 const RETRY: Duration = Duration::from_millis(2);
-/// How long a lock is waited for that anybody in the namespace can hold.
+/// How long to wait for the lock that anybody in the namespace can hold.
 const FILE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Held until dropped, and until every program started with [`NetnsLock::inherit`] has ended.
@@ -49,7 +49,7 @@ pub enum LockError {
     /// The kernel does not answer, or the namespace's file cannot be opened or locked.
     #[error("cannot lock the network namespace: {0}")]
     Failed(#[from] io::Error),
-    /// A step that needs the lock was taken without it: a mistake of this program.
+    /// A step that needs the lock was taken without it: a bug in this program.
     #[error("the network namespace is not locked; please report this")]
     NotHeld,
     /// CAP_NET_ADMIN is missing.
@@ -60,7 +60,7 @@ pub enum LockError {
     Busy(Duration),
 }
 
-/// How an attempt at the table ended.
+/// How an attempt to make the table ended.
 enum Attempt {
     Held,
     Taken,
@@ -109,7 +109,7 @@ impl NetnsLock {
         }
     }
 
-    /// A standard stream for a helper program that keeps the lock while the program lives.
+    /// A standard stream for a helper program; it keeps the lock held while the program runs.
     pub(crate) fn inherit(&self) -> io::Result<Stdio> {
         match self {
             Self::Table(socket) => socket.duplicate().map(Stdio::from),
@@ -120,7 +120,7 @@ impl NetnsLock {
 }
 
 impl Drop for NetnsLock {
-    /// The table would go with the socket, too; but the kernel waits for packets when it cleans up behind one.
+    /// The table would disappear with the socket anyway, but then the kernel waits for packets as it cleans up.
     fn drop(&mut self) {
         if let Self::Table(socket) = self
             && let Some(release) = request::release_lock(socket.next_sequence())
@@ -145,10 +145,10 @@ fn attempt(socket: &mut NetlinkSocket) -> Result<Attempt, LockError> {
         let Some(answer) = own else { continue };
         return match (code(&answer), answer.sequence == table) {
             (errno, true) if errno as i32 == 0 => Ok(Attempt::Held),
-            // Of somebody else's table one may not even say that it is there.
+            // For somebody else's table, the kernel may not even say that it exists.
             (Errno::EEXIST | Errno::EPERM, true) => Ok(Attempt::Taken),
             (Errno::EPERM, false) => Err(LockError::NotPermitted),
-            // The generation moved while the transaction was prepared; or a table's end is being worked through.
+            // The generation moved while the transaction was being prepared, or the removal of a table is still in progress.
             (Errno::ERESTART | Errno::EAGAIN | Errno::EINTR | Errno::EBUSY, _) => Ok(Attempt::Taken),
             (Errno::EINVAL | Errno::EOPNOTSUPP, _) => Ok(Attempt::Unsupported),
             (errno, _) => Err(failed(errno)),

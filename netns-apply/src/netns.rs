@@ -1,7 +1,7 @@
 //! Network namespaces: opening, comparing, running something in one.
 //!
-//! A path says little: two paths may name one namespace, one path two of them over time. Device and inode of the
-//! opened file say which it is (namespaces(7)).
+//! A path says little: two paths may name the same namespace, and one path may name different ones over time. The
+//! device and inode of the opened file say which it is (namespaces(7)).
 
 use nix::{
     errno::Errno,
@@ -74,13 +74,13 @@ pub enum NetnsError {
 }
 
 impl Netns {
-    /// Opens the namespace behind a path. Whether it is one of the network is found out by entering it.
+    /// Opens the namespace behind a path. Whether it is a network namespace turns out only on entering it.
     ///
     /// # Errors
     /// The path cannot be opened, or is no namespace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref().to_owned();
-        // Not waiting: where a FIFO lies in the place of a namespace, nobody may ever write to it.
+        // Do not wait: if there is a FIFO in place of a namespace, nobody may ever write to it.
         let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path);
         let file = match opened {
             Ok(file) => file,
@@ -126,7 +126,7 @@ impl Netns {
     /// Whether it is that of process 1: the host's, seen from the host.
     ///
     /// # Errors
-    /// Process 1 cannot be looked at.
+    /// Process 1 cannot be inspected.
     pub fn is_inits(&self) -> Result<bool, NetnsError> {
         Ok(Self::open("/proc/1/ns/net")?.id == self.id)
     }
@@ -138,7 +138,7 @@ impl Netns {
     /// process of the node has its capabilities in all user namespaces below its own (user_namespaces(7)).
     ///
     /// # Errors
-    /// The namespace is none of the network or cannot be entered, no thread can be made, or `work` panics.
+    /// It is not a network namespace or cannot be entered, no thread can be made, or `work` panics.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         let enter = || {
             setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|cause| {
@@ -166,11 +166,11 @@ impl Netns {
         })
     }
 
-    /// Runs something in the namespace of this path, as a setting names it: where it is empty or names the calling
-    /// thread's own, right here, which needs no privilege.
+    /// Runs something in the namespace that a setting names by this path. If the path is empty or names the calling
+    /// thread's own namespace, it runs right here, which needs no privilege.
     ///
     /// # Errors
-    /// As of [`Netns::open`] and [`Netns::run`].
+    /// Those of [`Netns::open`] and [`Netns::run`].
     pub fn run_in<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         if path.is_empty() {
             return Ok(work());

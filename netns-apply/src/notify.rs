@@ -1,9 +1,10 @@
-//! What the kernel tells of changes in a network namespace, without being asked.
+//! What the kernel reports about changes in a network namespace without being asked.
 //!
-//! nf_tables tells its listeners of every transaction, and routing of every policy rule, route and address. Nobody tells of what is done to the tables
+//! nf_tables notifies its listeners of every transaction, and routing of every policy rule, route and address. Nothing reports changes to the tables
 //! of legacy iptables.
 //!
-//! An open socket keeps its network namespace alive, as a process in it would. Whoever subscribes has to let go when the pod ends.
+//! An open socket keeps its network namespace alive, as a process in it would. Whoever subscribes has to drop the subscription
+//! when the pod ends.
 
 use netlink_sys::{
     Socket,
@@ -21,7 +22,8 @@ use std::{
 const NFTABLES: u32 = 7;
 /// `RTNLGRP_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV4_RULE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`, `_IPV6_RULE` (linux/rtnetlink.h).
 const ROUTING: [u32; 6] = [5, 7, 8, 9, 11, 19];
-/// How much may wait to be read, in bytes of kernel memory; the kernel takes twice that. What does not fit is a loss that is told, and says as much.
+/// How much may wait to be read, in bytes of kernel memory; the kernel takes twice that. What does not fit is lost; the loss is reported, and says
+/// just as much.
 const WAITING: i32 = 16 * 1024;
 /// The largest message that is read whole. Of longer ones the beginning is enough.
 const LARGEST: usize = 16 * 1024;
@@ -37,10 +39,10 @@ pub struct Subscription(Socket);
 pub struct Heard {
     /// How many messages.
     pub messages: usize,
-    /// Some were lost, so that anything may have changed.
+    /// Whether some were lost, so that anything may have changed.
     pub lost: bool,
-    /// Who made changes of nf_tables, some of them: processes (strictly, threads) as the initial pid namespace numbers them, with the names that they
-    /// give themselves.
+    /// Some of those who changed nf_tables: processes (strictly, threads) as the initial pid namespace numbers them, with the names that they give
+    /// themselves.
     pub writers: BTreeSet<(u32, String)>,
 }
 
@@ -48,7 +50,7 @@ impl Subscription {
     /// Hears of changes of nf_tables in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel has none, or CAP_NET_ADMIN is missing there.
+    /// The kernel has no nf_tables, or CAP_NET_ADMIN is missing there.
     pub fn to_rules() -> io::Result<Self> {
         Self::open(NETLINK_NETFILTER, &[NFTABLES])
     }
@@ -56,7 +58,7 @@ impl Subscription {
     /// Hears of changes of policy rules, routes and addresses in the calling thread's network namespace.
     ///
     /// # Errors
-    /// No socket is left.
+    /// No socket can be opened.
     pub fn to_routing() -> io::Result<Self> {
         Self::open(NETLINK_ROUTE, &ROUTING)
     }
@@ -72,7 +74,7 @@ impl Subscription {
         Ok(Self(socket))
     }
 
-    /// Adds what has been told to `heard`, up to a number of datagrams; whether that was all.
+    /// Adds to `heard` what has arrived, up to `most` datagrams; returns whether that was all.
     ///
     /// # Errors
     /// The socket failed.
@@ -95,7 +97,7 @@ impl Subscription {
 }
 
 impl Heard {
-    /// Whether there was anything.
+    /// Whether there was nothing.
     #[must_use]
     pub const fn is_nothing(&self) -> bool {
         self.messages == 0 && !self.lost

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long is tried to see legacy tables and routing at the same generation as nf_tables.
+/// How long to try to see legacy tables and routing at the same generation as nf_tables.
 const ONE_GENERATION: Duration = Duration::from_millis(500);
 
 /// What a look has shown, and what a transaction is based on.
@@ -29,14 +29,14 @@ pub(crate) struct Seen {
     pub(crate) state: Observation,
     /// nf_tables, where it answers: with the handles of rules.
     pub(crate) nf_tables: Option<netlink::Observed>,
-    /// Legacy tables that are there and that nothing installed here can list.
+    /// Legacy tables that exist but that nothing installed here can list.
     pub(crate) unreadable: Vec<(Family, String)>,
     /// Whether iptables-nft's programs have listed its tables.
     pub(crate) nft_by_programs: bool,
 }
 
 impl Seen {
-    /// Looks at the calling thread's network namespace. Nothing is loaded or changed by looking.
+    /// Looks at the calling thread's network namespace. Looking loads and changes nothing.
     pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         loop {
@@ -56,7 +56,7 @@ impl Seen {
         let programs = handles.programs;
         let mut unreadable = Vec::new();
         let mut legacy = |family| {
-            // The kernel says first whether there is anything to ask for; what nobody can list is told of elsewhere.
+            // The kernel says first whether there is anything to list; what nobody can list is reported elsewhere.
             let tables = legacy_tables(family);
             let hidden = hidden(programs, family, tables.clone())?;
             let is_read = !tables.is_empty() && hidden.is_empty();
@@ -86,7 +86,7 @@ impl Seen {
         Ok(Self { state, nf_tables, unreadable, nft_by_programs })
     }
 
-    /// What keeps rules in these tables from acting: a table that is asleep.
+    /// What keeps rules in these tables from taking effect: a dormant table.
     pub(crate) fn asleep(&self, is_used: impl Fn(&str) -> bool) -> Option<NetlinkError> {
         let obstacles = self.nf_tables.iter().flat_map(netlink::Observed::obstacles);
         let mut asleep = obstacles
@@ -99,7 +99,7 @@ impl Seen {
 /// tables that nothing installed here can list are passed over; see [`unreadable_tables`](crate::unreadable_tables).
 ///
 /// # Errors
-/// The namespace cannot be looked at.
+/// The namespace cannot be inspected.
 pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
     let mut handles = Handles::open(&options.programs, options.backend)?;
     if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
@@ -117,7 +117,7 @@ fn nft_saved(programs: &Programs, family: Family) -> Result<Option<RuleState>, A
     }
 }
 
-/// The legacy tables that this namespace has and nothing installed here can list.
+/// The legacy tables that this namespace has but nothing installed here can list.
 pub(crate) fn unreadable(programs: &Programs) -> Result<Vec<(Family, String)>, ExecError> {
     let mut all = hidden(programs, Family::V4, legacy_tables(Family::V4))?;
     all.extend(hidden(programs, Family::V6, legacy_tables(Family::V6))?);
@@ -140,8 +140,8 @@ fn hidden(
     }
 }
 
-/// What is known about unreadable tables: kernels before 5.13 or so give every new namespace the tables whose modules
-/// are loaded, so that they say nothing; on others somebody has used them here.
+/// What is known about unreadable tables. Kernels before 5.13 or so give every new namespace the tables whose modules
+/// are loaded, so there they say nothing; on other kernels somebody has used them here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     /// Somebody has made them here: there may be rules of the mesh in them.
@@ -171,7 +171,7 @@ pub(crate) fn judge_unreadable(tables: &[(Family, String)]) -> Unreadable {
     }
 }
 
-/// The tables of the legacy variant that this namespace has (ip_tables_names); reading this makes none.
+/// The tables of the legacy variant that this namespace has (ip_tables_names); reading this creates none.
 pub(crate) fn legacy_tables(family: Family) -> Vec<String> {
     let file = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",

@@ -6,17 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a packet may be on its way through the hooks where the kernel cannot be asked.
+/// How long a packet may take through the hooks, where the kernel cannot be asked to wait for it.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// When a patience that begins now is over. One that is longer than any clock goes is a year: adding it would panic.
+/// When a patience that begins now ends. One that is too long for the clock counts as a year, because adding it would panic.
 pub(crate) fn deadline(patience: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     let now = Instant::now();
     now.checked_add(patience).unwrap_or_else(|| now + YEAR)
 }
 
-/// Sleeps for so long. `std::thread::sleep` panics where the system call is refused.
+/// Sleeps for this long. `std::thread::sleep` panics where the system call is refused.
 pub(crate) fn pause(time: Duration) {
     let until = Instant::now() + time;
     loop {
@@ -34,8 +34,8 @@ pub(crate) fn pause(time: Duration) {
 /// Waits until every packet that is on its way has left the hook it is at.
 ///
 /// The kernel handles packets within RCU read-side critical sections, and membarrier(2)'s command GLOBAL waits for all of
-/// those. It does so on more than one processor only, and not on kernels without periodic ticks (`nohz_full`); there a
-/// fixed time passes.
+/// those. It does so only on more than one processor, and not on kernels without periodic ticks (`nohz_full`); there we
+/// wait a fixed time.
 pub(crate) fn grace() {
     let waited =
         has_processors() && rustix::thread::membarrier(rustix::thread::MembarrierCommand::Global).is_ok();

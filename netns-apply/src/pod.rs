@@ -23,16 +23,16 @@ impl fmt::Display for Hosts {
     }
 }
 
-/// The network namespace of process 1, where [`remember_hosts`] could see it.
+/// The network namespace of process 1, if [`remember_hosts`] could see it.
 static INITS: OnceLock<Option<NetnsId>> = OnceLock::new();
 
-/// Looks at the network namespace of process 1, for [`hosts`] to compare with ever after. Who gives up the right to look at other processes asks first; where
-/// nobody has, each comparison looks anew.
+/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to look at other processes calls
+/// this first; if it has not been called, each comparison looks anew.
 pub fn remember_hosts() {
     INITS.get_or_init(|| Netns::open("/proc/1/ns/net").ok().map(|namespace| namespace.id()));
 }
 
-/// Why a namespace is the host's and must be left alone; none where it may be a pod's.
+/// Why a namespace is the host's and must be left alone; `None` if it may be a pod's.
 ///
 /// # Errors
 /// It cannot be told.
@@ -46,8 +46,8 @@ pub fn hosts(namespace: &Netns) -> Result<Option<Hosts>, NetnsError> {
     match namespace.is_inits() {
         Ok(true) => Ok(Some(Hosts::Inits)),
         Ok(false) => Ok(None),
-        // Where process 1 has more privileges than we, it is that of a container we are in, and we cannot reach the host's
-        // namespace by a path.
+        // If process 1 has more privileges than we have, it is that of a container we are in, and we cannot reach the
+        // host's namespace by a path.
         Err(NetnsError::Open { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => Ok(None),
         Err(error) => Err(error),
     }
@@ -56,20 +56,20 @@ pub fn hosts(namespace: &Netns) -> Result<Option<Hosts>, NetnsError> {
 /// Why the backend is what [`suitable`] says in a foreign namespace, for logs.
 pub const FOREIGN: &str = "the namespace belongs to another user namespace";
 
-/// Whose the calling thread's network namespace is: the root of the user namespace it belongs to, as an id out here, to
-/// whom the kernel gives its settings. None where /proc does not say.
+/// The owner of the calling thread's network namespace: the root of the user namespace it belongs to, as an id out
+/// here; the kernel gives the namespace's settings to that user. `None` where /proc does not say.
 #[must_use]
 pub(crate) fn owner() -> Option<u32> {
     fs::metadata("/proc/sys/net/core/somaxconn").map(|metadata| metadata.uid()).ok()
 }
 
-/// Where a process works from. A pod's namespace with another owner than that is foreign: the pod has users of its own.
+/// Where a process works from. A pod's namespace with a different owner is foreign: the pod has users of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outside(Option<u32>);
 
 impl Outside {
-    /// The calling thread's network namespace when this process asks first, which has to be before it enters any other.
-    /// Asked once: the kernel looks for the file among those of all namespaces, one by one.
+    /// The calling thread's network namespace at the first call in this process, which has to come before the process
+    /// enters any other. Looked up only once: the kernel searches for the file among those of all namespaces, one by one.
     #[must_use]
     pub fn of_this_process() -> Self {
         static OUTSIDE: OnceLock<Outside> = OnceLock::new();
@@ -83,9 +83,9 @@ impl Outside {
     }
 }
 
-/// The backend for a namespace, which may be foreign. In a namespace of another user namespace the kernel takes the owner
-/// match of iptables from processes of that user namespace only (net/netfilter/xt_owner.c), where a process with threads
-/// cannot go (setns(2)). Native rules compare owners without it.
+/// The backend for a namespace, which may be foreign. In a network namespace of another user namespace, the kernel
+/// accepts the owner match of iptables only from processes of that user namespace (net/netfilter/xt_owner.c), which a
+/// process with threads cannot enter (setns(2)). Native rules compare owners without that match.
 #[must_use]
 pub const fn suitable(backend: BackendChoice, foreign: bool) -> BackendChoice {
     if foreign { BackendChoice::NativeNft } else { backend }

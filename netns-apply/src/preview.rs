@@ -15,7 +15,7 @@ use std::fmt::Write;
 /// would remove it, and the commands that would remove routing. Empty where there is nothing to remove.
 ///
 /// # Errors
-/// The namespace cannot be looked at.
+/// The namespace cannot be inspected.
 pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
     let mut handles = Handles::open(&options.programs, options.backend)?;
     let seen = Seen::now(&mut handles, deadline(options.patience))?;

@@ -28,7 +28,7 @@ use redirect_core::{
 };
 use std::net::IpAddr;
 
-/// How often a dump that others disturb is begun anew.
+/// How many times a dump is attempted if others disturb it.
 const DUMP_ATTEMPTS: usize = 20;
 
 /// Why routing could not be read or changed.
@@ -37,17 +37,17 @@ const DUMP_ATTEMPTS: usize = 20;
 pub struct RouteError {
     what: String,
     cause: Errno,
-    /// Whether something may be done all the same: a part of it, or all, and the kernel's word about it is lost.
+    /// Whether it may have been done all the same: in part, or wholly with the kernel's answer lost.
     may_be_done: bool,
 }
 
 impl RouteError {
-    /// Nothing of it is done.
+    /// None of it was done.
     const fn refused(what: String, cause: Errno) -> Self {
         Self { what, cause, may_be_done: false }
     }
 
-    /// Whether nothing of it is done, for certain.
+    /// Whether it is certain that none of it was done.
     #[cfg(feature = "write")]
     pub(crate) const fn says_that_nothing_was_done(&self) -> bool {
         !self.may_be_done
@@ -72,7 +72,7 @@ pub struct RouteSocket {
     socket: NetlinkSocket,
 }
 
-/// The index of the loopback interface: the first of every network namespace, which the kernel insists on
+/// The index of the loopback interface: it is the first of every network namespace; the kernel insists on that
 /// (drivers/net/loopback.c).
 const LOOPBACK: u32 = 1;
 /// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number that nobody has registered.
@@ -94,8 +94,8 @@ impl RouteSocket {
         Ok(Self { socket })
     }
 
-    /// What there is of the kinds a plan needs: policy rules for marked packets, tables that deliver everything locally,
-    /// the `::6` address. Anybody may look. What cannot be read is somebody else's.
+    /// What exists of the kinds a plan needs: policy rules for marked packets, tables that deliver everything locally,
+    /// the `::6` address. No privilege is needed. What cannot be parsed is somebody else's.
     ///
     /// # Errors
     /// The kernel does not say.
@@ -208,7 +208,7 @@ fn address_request() -> RouteNetlinkMessage {
 }
 
 /// Whether a message about a route (`rtmsg`) is about one without a prefix. A namespace may have any number of others, which
-/// are not worth taking apart.
+/// are not worth parsing.
 fn is_default_route(payload: &[u8]) -> bool {
     payload.get(1).is_none_or(|prefix_length| *prefix_length == 0)
 }
@@ -247,7 +247,7 @@ struct PolicyRule<'a> {
     table: u32,
     looks_up: bool,
     condemned: bool,
-    /// What it asks for besides the mark.
+    /// What it requires besides the mark.
     conditions: Vec<&'static str>,
 }
 
@@ -297,7 +297,7 @@ impl<'a> PolicyRule<'a> {
                 self.conditions.push("suppress_ifgroup");
             }
             RuleAttribute::Protocol(protocol) => self.condemned = u8::from(*protocol) == CONDEMNED,
-            // What is not known here limits the rule in a way not known here; what is known to say nothing else does not.
+            // An unknown attribute limits the rule in an unknown way; these are known to say nothing else.
             RuleAttribute::L3MDev(_)
             | RuleAttribute::SuppressPrefixLen(_)
             | RuleAttribute::SuppressIfGroup(_)
@@ -308,17 +308,17 @@ impl<'a> PolicyRule<'a> {
         }
     }
 
-    /// Whether it takes packets with this mark, all of them or those of an interface, somewhere else than to the kernel's
-    /// table of local addresses.
+    /// Whether it sends packets with this mark, all of them or those of an interface, anywhere but to the kernel's table
+    /// of local addresses.
     fn takes_all(&self, mark: Mark) -> bool {
         let fits = self.mark.is_none_or(|own| own & self.mask == mark.value() & self.mask);
-        // Marked packets come in by some interface, or are on their way to one.
+        // Marked packets come in through some interface, or are on their way to one.
         let limits = self.conditions.iter().any(|condition| !["iif", "oif"].contains(condition));
         fits && !limits && !(self.looks_up && self.table == LOCAL_TABLE)
     }
 }
 
-/// A rule that sends packets with a mark to a table, with the reason why it would not, if there is one.
+/// A rule that sends packets with a mark to a table, with the reason why it does not, if there is one.
 fn marked_lookup(family: Family, rules: &[PolicyRule<'_>], index: usize) -> Option<FoundRouting> {
     let rule = rules.get(index)?;
     let mark = rule.mark.and_then(Mark::new).filter(|_| rule.looks_up && rule.mask == u32::MAX)?;

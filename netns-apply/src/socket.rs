@@ -1,7 +1,7 @@
-//! One netlink socket for both of its uses here: nf_tables and routing.
+//! One netlink socket for all its uses here: nf_tables, connection tracking, socket diagnosis and routing.
 //!
-//! What a question needs of care is here once: numbers that tell an answer from a late one, interrupted dumps, signals,
-//! a receive buffer that overflowed, and a limit in time.
+//! The care that every question needs is taken here, once: numbers that tell an answer from a late one, interrupted
+//! dumps, signals, a receive buffer that overflowed, and a time limit.
 
 use netlink_sys::{Socket, SocketAddr};
 use nix::{
@@ -18,7 +18,7 @@ use std::{
 
 /// The kernel sends at most 32 KiB at once.
 const RECEIVE_BUFFER: usize = 64 * 1024;
-/// The kernel answers while it is asked; this is for the case that it does not.
+/// The kernel answers while it is being asked; this is for the case that it does not.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What a message needs of the send buffer beyond its own size.
 const SEND_OVERHEAD: usize = 64 * 1024;
@@ -61,7 +61,8 @@ impl NetlinkSocket {
         Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
     }
 
-    /// A number that no earlier question had. Transactions number their messages from 1; questions use the other half.
+    /// A number that no earlier question had. Transactions number their messages from 1; questions use the upper half
+    /// of the range.
     pub(crate) const fn next_sequence(&mut self) -> u32 {
         self.sequence = self.sequence.wrapping_add(1) | 1 << 31;
         self.sequence
@@ -82,7 +83,7 @@ impl NetlinkSocket {
         }
     }
 
-    /// The messages of the next datagram; `ETIMEDOUT` when none comes until the deadline.
+    /// The messages of the next datagram; `ETIMEDOUT` if none comes before the deadline.
     pub(crate) fn receive(&mut self, deadline: Instant) -> Result<Messages<'_>, Errno> {
         loop {
             match self.receive_at_once() {
@@ -115,7 +116,7 @@ impl NetlinkSocket {
         self.send(question)?;
         let is_change = |answer: &Answer| [Errno::EINTR, Errno::EAGAIN].contains(&code(answer));
         let ended = self.answer(sequence, take)?;
-        // What changes while it is listed.
+        // What was being listed changed meanwhile.
         Ok(if matches!(&ended, Ended::Refused(answer) if is_change(answer)) {
             Ended::Interrupted
         } else {
@@ -153,7 +154,7 @@ impl NetlinkSocket {
         }
     }
 
-    /// Until when the kernel is waited for.
+    /// Until when to wait for the kernel.
     pub(crate) fn deadline() -> Instant {
         Instant::now() + PATIENCE
     }

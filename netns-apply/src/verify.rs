@@ -25,9 +25,9 @@ pub enum Mismatch {
     Different(Differences),
     /// There are rules in both variants of iptables, or in iptables and native tables.
     TwoBackends,
-    /// A table is there and does not act.
+    /// A table exists but is dormant.
     Asleep(String),
-    /// All is as planned, but something of others comes in its way; the surest first, at least one.
+    /// All is as planned, but something of others gets in its way; the most certain first, at least one.
     Interference(Vec<Finding>),
 }
 
@@ -70,7 +70,7 @@ impl<'a> Snapshot<'a> {
     /// Looks at the calling thread's network namespace. Nothing is changed.
     ///
     /// # Errors
-    /// The namespace cannot be looked at.
+    /// The namespace cannot be inspected.
     pub fn take(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let mut handles = Handles::open(&options.programs, options.backend)?;
         if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
@@ -80,17 +80,17 @@ impl<'a> Snapshot<'a> {
         Ok(Self { handles, seen })
     }
 
-    /// What concerns the mesh, as of [`observe`](crate::observe()).
+    /// What concerns the mesh, as [`observe`](crate::observe()) returns it.
     #[must_use]
     pub const fn observation(&self) -> &Observation {
         &self.seen.state
     }
 
-    /// What is not as planned, if anything, as of [`verify`](verify()). The backend of `options` is that of the comparison, and may be
-    /// another one than the look was taken for.
+    /// What is not as planned, if anything, as [`verify`](verify()) returns it. The backend of `options` is the one to compare with;
+    /// it may differ from the one the snapshot was taken for.
     ///
     /// # Errors
-    /// The namespace cannot be looked at.
+    /// The namespace cannot be inspected.
     pub fn compare(
         &mut self,
         plan: &RulePlan,
@@ -123,20 +123,20 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; where all are as
-/// planned, it is asked what of others comes in their way.
+/// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
+/// planned, this also looks for what of others gets in their way.
 ///
 /// # Errors
-/// The namespace cannot be looked at.
+/// The namespace cannot be inspected.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
     Snapshot::take(options)?.compare(plan, options)
 }
 
-/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for it is
-/// installed here. Where there are some, rules that [`verify`] misses may be in them.
+/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for them
+/// is installed here. If there are any, they may hold rules that [`verify`] misses.
 #[must_use]
 pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
-    // Where it cannot even be asked for the program, none of them can be read.
+    // If the program cannot even be looked for, none of them can be read.
     let all = |_| {
         Family::BOTH
             .into_iter()

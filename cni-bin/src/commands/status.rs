@@ -9,14 +9,14 @@ use crate::{
 use nix::unistd::{AccessFlags, access};
 use std::path::Path;
 
-/// Looks at the kubeconfig or the manifest folder, the run directory and, where nothing is the matter with these, the kernel; nobody is
-/// contacted, nothing changed.
+/// Looks at the kubeconfig or the manifest folder, at the run directory and, if nothing is wrong with these, at the kernel. Contacts
+/// nobody and changes nothing.
 ///
-/// What the node agent brings counts only where the agent can bring it: a runtime that hears "not available" starts no pod on the pods'
-/// network, and an agent that is such a pod would wait for itself for ever.
+/// What the node agent provides counts only where the agent can provide it: a runtime that hears "not available" starts no pod on the
+/// pods' network, so an agent that is such a pod would wait for itself for ever.
 ///
 /// # Errors
-/// Code 50 with everything that is missing; code 51 where it is the kernel, because pods that run may lack it too.
+/// Code 50 with everything that is missing; code 51 if the kernel lacks something, because running pods may lack it too.
 pub fn status(job: &Job<'_>) -> Result<(), CniError> {
     let agent_can_come = job.conf.agent_host_network;
     if agent_can_come || job.conf.manifest_dir.is_some() {

@@ -15,13 +15,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
-/// How long refusals are worth another try, from the first of them. The agent may be renewing the token or the authority this moment, and a
-/// role may be new; but when that does not help soon it will not help at all, and the runtime should hear of it.
+/// How long refusals are worth another try, counted from the first of them. The agent may be renewing the token or the authority at this
+/// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should hear of it.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
-/// What a kubelet writes on the pod that stands for a static one in the API server. Its UID is another one than the static pod's.
+/// What a kubelet writes on the pod that stands for a static one in the API server. Its UID differs from the static pod's.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 
-/// Reads a pod, trying until the deadline. It has to have the UID, where that is not empty.
+/// Reads a pod, trying until the deadline. The pod has to have this UID, unless that is empty.
 pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
     PodFacts::from_json(&object(kubeconfig, pod, uid, deadline)?).map_err(|errors| PodError::Unreadable {
         pod: pod.clone(),
@@ -41,7 +41,7 @@ fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Res
     read
 }
 
-/// The last error when the deadline passes before a try succeeds, or sooner where trying is of no use.
+/// Tries until a try succeeds; returns the last error if the deadline passes first, or sooner if trying again is of no use.
 async fn try_until<T>(
     mut tries: Tries,
     one_try: impl AsyncFn() -> Result<T, TryError>,
@@ -55,7 +55,7 @@ async fn try_until<T>(
         let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed.error) };
         log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{}; trying again", failed.error);
         tokio::time::sleep(pause).await;
-        // On a machine that stood still the pause was longer; a try that has no time could only say that it had none.
+        // If the machine stood still, the pause was longer; a try that has no time left could only say so.
         if Instant::now() >= tries.deadline {
             return Err(failed.error);
         }
@@ -78,7 +78,7 @@ impl From<PodError> for TryError {
 struct Tries {
     deadline: Instant,
     pauses: Pauses,
-    /// The first of the refusals that no other failure came after.
+    /// When the present run of refusals began: the first that no other failure came after.
     refused: Option<Instant>,
 }
 

@@ -13,8 +13,8 @@ use std::{
 /// The largest file that is read.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// Finds the manifest of a pod: by namespace and name, or, because a kubelet appends the node's name to those of
-/// static pods, by the longest name that the pod's name continues with a dash.
+/// Finds the manifest of a pod: by namespace and name or, because a kubelet appends the node's name to the names of
+/// static pods, by the longest manifest name that the pod's name continues with a dash.
 pub fn read(folder: &Path, pod: &PodName, node_name: Option<&str>) -> Result<PodFacts, PodError> {
     let mut unreadable = Vec::new();
     let mut best: Option<(usize, PathBuf, Value)> = None;
@@ -47,7 +47,7 @@ pub fn check(folder: &Path) -> Result<(), PodError> {
     files(folder).map(drop)
 }
 
-/// The folder's files in the order of their names. As for a kubelet, those that begin with a dot do not count.
+/// The folder's files in the order of their names. As with a kubelet, those that begin with a dot do not count.
 fn files(folder: &Path) -> Result<Vec<PathBuf>, PodError> {
     let failed = |error: io::Error| PodError::Folder { path: folder.to_owned(), message: error.to_string() };
     let mut files = Vec::new();
@@ -68,7 +68,7 @@ fn documents(path: &Path) -> Result<Vec<Value>, String> {
     yaml::documents(&text)
 }
 
-/// 0 where the document is not the pod's manifest; more where the names agree in more.
+/// 0 if the document is not the pod's manifest; otherwise the higher, the more of the names agrees.
 fn likeness(document: &Value, pod: &PodName, node_name: Option<&str>) -> usize {
     let text = |pointer: &str| document.pointer(pointer).and_then(Value::as_str);
     let namespace = text("/metadata/namespace").filter(|text| !text.is_empty()).unwrap_or("default");

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Reads a pod from wherever the configuration says. The API server's has to have the UID, where that is not empty.
+/// Reads a pod from wherever the configuration says. A pod from the API server has to have this UID, unless that is empty.
 ///
 /// # Errors
 /// Why it cannot be read, at the latest when the deadline passes.
@@ -82,7 +82,7 @@ pub enum PodError {
         /// How long it was given.
         patience: Duration,
     },
-    /// The API server answers something else.
+    /// The API server gives another answer.
     #[error("the API server cannot serve the pod at present ({code}): {message}")]
     Busy {
         /// The HTTP status.
@@ -90,7 +90,7 @@ pub enum PodError {
         /// What the server says.
         message: String,
     },
-    /// What answers is no API server, or not a well one.
+    /// What answers is no API server, or not a healthy one.
     #[error("what answers at {server} is not an API server, or not a well one: {what}")]
     Garbled {
         /// Its address.
@@ -108,7 +108,7 @@ pub enum PodError {
         /// The UID the runtime named.
         wanted: String,
     },
-    /// The pod is no pod.
+    /// The object cannot be read as a pod.
     #[error("pod {pod}: {}", .problems.join("; "))]
     Unreadable {
         /// Which.

@@ -58,7 +58,7 @@ pub struct PodArgs {
     pub uid: String,
 }
 
-/// The environment, read.
+/// The environment, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
     /// What is wanted.
@@ -74,10 +74,10 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// Reads the environment; `get` answers what a variable holds.
+    /// Reads the environment; `get` looks up a variable.
     ///
     /// # Errors
-    /// Everything wrong with it, together (code 4).
+    /// Everything that is wrong with it, in one error (code 4).
     pub fn read(get: impl Fn(&str) -> Option<OsString>) -> Result<Self, CniError> {
         let mut problems = Vec::new();
         let mut text = |name: &str| match get(name).unwrap_or_default().into_string() {
@@ -128,7 +128,7 @@ fn check_container_id(text: &str, problems: &mut Vec<String>) {
     }
 }
 
-/// What the kernel takes as the name of an interface.
+/// What the kernel accepts as the name of an interface.
 fn check_ifname(text: &str, problems: &mut Vec<String>) {
     let problem = match text {
         "." | ".." => "is no name",
@@ -141,7 +141,7 @@ fn check_ifname(text: &str, problems: &mut Vec<String>) {
     problems.push(format!("CNI_IFNAME: {text:?} {problem}"));
 }
 
-/// Reads `KEY=VALUE;KEY=VALUE`. Keys nobody knows are refused unless `IgnoreUnknown` is true, as the CNI library does.
+/// Reads `KEY=VALUE;KEY=VALUE`. Unknown keys are refused unless `IgnoreUnknown` is true, as in the CNI library.
 fn pod_args(text: &str, problems: &mut Vec<String>) -> PodArgs {
     let mut args = PodArgs::default();
     let mut unknown = Vec::new();
@@ -177,7 +177,7 @@ fn pod_args(text: &str, problems: &mut Vec<String>) -> PodArgs {
     args
 }
 
-/// What Kubernetes takes as a name: these two become part of a URL.
+/// What Kubernetes accepts as a name: these two become part of a URL.
 fn check_dns_name(key: &str, text: &str, most: usize, problems: &mut Vec<String>) {
     let good = |label: &str| {
         !label.is_empty()

@@ -12,13 +12,13 @@ use std::fmt;
 pub struct RawObject<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'a> RawObject<'a> {
-    /// The value of a key; the last one where a key comes twice, as most JSON readers have it.
+    /// The value of a key; if a key comes twice, the last one, as with most JSON readers.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&'a RawValue> {
         self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| *value)
     }
 
-    /// The value of a key, read; none where it is missing or null.
+    /// The value of a key, parsed; `None` if it is missing or null.
     ///
     /// For looking at, not for handing on: numbers too large for 64 bits become the largest, and what is nested deeper
     /// than any field of the specification becomes null.

@@ -20,7 +20,7 @@ impl PrevResult {
     }
 
     /// What is printed: the previous result to the last digit and blank, or an empty one. A previous result that does
-    /// not say its version is given the configuration's, because a reader would take it for 0.1.0.
+    /// not say its version is given the configuration's, because a reader would otherwise take it for 0.1.0.
     #[must_use]
     pub fn json(&self, version: Version) -> String {
         let Some(text) = &self.0 else { return format!(r#"{{"cniVersion":"{version}"}}"#) };

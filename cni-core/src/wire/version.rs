@@ -10,7 +10,7 @@ pub struct Version(usize);
 const NAMES: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 impl Version {
-    /// 0.1.0, which a configuration without version means.
+    /// 0.1.0, which is what a configuration without a version means.
     pub const OLDEST: Self = Self(0);
     /// 0.4.0, the first with CHECK.
     pub const WITH_CHECK: Self = Self(4);
@@ -47,7 +47,7 @@ impl Version {
     /// Whether the version has a command.
     ///
     /// # Errors
-    /// It has not.
+    /// The version does not have it.
     pub fn require(self, command: Command) -> Result<(), CniError> {
         let since = match command {
             Command::Add | Command::Del | Command::Version => Self::OLDEST,

@@ -1,4 +1,4 @@
-//! Taking back what a run did, from its last step to its first.
+//! Undoing what a run did, from its last step to its first.
 
 use super::Run;
 use crate::{
@@ -20,9 +20,9 @@ use redirect_core::{
 type Tables = (Variant, Family, Change, RuleState);
 
 impl Run<'_> {
-    /// Takes everything back, as far as it can be, and says what could not.
+    /// Undoes everything that can be undone, and says what could not be.
     pub(super) fn undo(&mut self) -> Aftermath {
-        // Whoever is waited for had the time that the run had; undoing gets as much again.
+        // The run may have spent its time waiting for others; undoing gets as much again.
         self.deadline = deadline(self.options.patience);
         let mut failures = Vec::new();
         while let Some(inverse) = self.done.pop() {
@@ -84,7 +84,7 @@ impl Run<'_> {
             };
             log::debug!("taking back: {transaction}");
             match connection.commit(&transaction, base, self.deadline) {
-                // Told before the deadline only, so this ends.
+                // Returned only before the deadline, so this ends.
                 Err(NetlinkError::Changed) => {}
                 result => return Ok(result?),
             }

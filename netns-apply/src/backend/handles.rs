@@ -1,4 +1,4 @@
-//! What a run looks and acts with: helper programs, a routing socket and, where it answers, a socket for nf_tables.
+//! What a run observes and acts with: helper programs, a routing socket and, where it answers, a socket for nf_tables.
 
 use crate::{
     ApplyError, capabilities,
@@ -8,7 +8,7 @@ use crate::{
 };
 use redirect_core::options::BackendChoice;
 
-/// What a run looks and acts with, in the calling thread's network namespace.
+/// What a run observes and acts with, in the calling thread's network namespace.
 pub(crate) struct Handles<'a> {
     pub(crate) programs: &'a Programs,
     pub(crate) routes: RouteSocket,
@@ -19,7 +19,7 @@ pub(crate) struct Handles<'a> {
 }
 
 impl<'a> Handles<'a> {
-    /// Opens the sockets. Who asks for iptables' programs gets them for the tables of iptables.
+    /// Opens the sockets. If iptables' programs are asked for, they are used for the tables of iptables.
     pub(crate) fn open(programs: &'a Programs, choice: BackendChoice) -> Result<Self, ApplyError> {
         let netlink = match (choice, connect()) {
             (
@@ -43,8 +43,8 @@ fn connect() -> Result<Connection, ApplyError> {
     }
 }
 
-/// Helper programs say in many ways that they lack CAP_NET_ADMIN, some only after a change; it is asked for beforehand, for one
-/// message that says so. Over netlink the kernel answers that to the first question.
+/// Helper programs report a missing CAP_NET_ADMIN in many ways, some only after a change; so it is checked beforehand, for
+/// one message that says so. Over netlink the kernel reports it in answer to the first question.
 fn without_netlink() -> Result<Option<Connection>, ApplyError> {
     match capabilities::has(capabilities::NET_ADMIN) {
         Some(false) => Err(ApplyError::NotPermitted),

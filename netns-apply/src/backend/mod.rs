@@ -26,7 +26,7 @@ pub enum Backend {
     NativeNft,
 }
 
-/// The tables of nf_tables that a plan's rules stand in, as nft names them.
+/// The nf_tables tables that hold a plan's rules, as nft names them.
 pub(crate) fn tables(plan: &RulePlan, backend: Backend) -> Vec<String> {
     match backend {
         Backend::Restore(Variant::Legacy) => Vec::new(),
@@ -65,9 +65,9 @@ impl fmt::Display for Backend {
 pub enum Because {
     /// The user asked for it.
     Asked,
-    /// The namespace has rules of it.
+    /// The namespace has rules of this backend.
     InUse,
-    /// The kernel supports it, and nothing speaks against it.
+    /// The kernel supports it, and there is no reason against it.
     Supported,
     /// The other one cannot be used here.
     OnlyOne,
@@ -84,9 +84,9 @@ impl fmt::Display for Because {
     }
 }
 
-/// Chooses by what the user asked for, then by what the namespace uses, then by what there is.
+/// Chooses by what the user asked for, then by what the namespace uses, then by what is available.
 ///
-/// What the kernel lacks for a plan is asked beforehand; nothing is tried out.
+/// The kernel is asked beforehand what it lacks for a plan; nothing is tried out.
 pub(crate) fn choose(
     choice: BackendChoice,
     seen: &Seen,
@@ -124,11 +124,11 @@ pub(crate) fn choose(
     if observed.in_use(Variant::Nft) {
         return Ok((Backend::Restore(Variant::Nft), Because::InUse));
     }
-    // What it has just listed it is not asked again: a second answer could only be of another moment.
+    // A program that has just listed its tables is not asked again: a second answer could only be about another moment.
     let nft = if seen.nft_by_programs { Ok(()) } else { restore::usable(programs, Variant::Nft) };
     match (nft, restore::usable(programs, Variant::Legacy)) {
         (Ok(()), _) => Ok((Backend::Restore(Variant::Nft), Because::Supported)),
-        // What fails at this moment only decides nothing: rules would land in the other variant's tables.
+        // A failure that may pass decides nothing: otherwise rules would land in the other variant's tables.
         (Err(cause), _) | (_, Err(cause)) if !cause.is_lasting() => Err(cause.into()),
         (Err(_), Ok(())) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
         (Err(nft), Err(legacy)) => {

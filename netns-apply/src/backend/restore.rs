@@ -9,7 +9,7 @@ use crate::{
 use redirect_core::{Family, change::Change, options::Variant, parse, render::change_text, state::RuleState};
 use std::path::PathBuf;
 
-/// What a variant of iptables needs from Debian.
+/// The Debian package that has the programs of either variant.
 const PACKAGE: &str = "iptables";
 
 /// The rules a variant has in the calling thread's network namespace, for one family.
@@ -19,7 +19,7 @@ pub(crate) fn save(programs: &Programs, variant: Variant, family: Family) -> Res
     parse::rule_state(&text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }
 
-/// What a variant prints, and the program that did.
+/// What a variant's program prints, and the path of that program.
 pub(crate) fn saved(
     programs: &Programs,
     variant: Variant,
@@ -84,7 +84,7 @@ fn restore(
     exec::write(&program, &args, &change_text(change), lock).map_err(|error| explained(variant, error))
 }
 
-/// The legacy variant says of a missing capability that it cannot initialize a table, as of a missing module.
+/// If a capability is missing, the legacy variant says that it cannot initialize a table, just as if a module were missing.
 fn explained(variant: Variant, mut error: ExecError) -> ExecError {
     if variant == Variant::Legacy
         && capabilities::has(NET_RAW) == Some(false)
@@ -95,7 +95,7 @@ fn explained(variant: Variant, mut error: ExecError) -> ExecError {
     error
 }
 
-/// What an operator may do about a refusal.
+/// What an operator can do about a refusal.
 fn hint(error: &ExecError) -> &'static str {
     let ExecError::Failed { message, .. } = error else { return "" };
     let says = |words: &str| message.contains(words);
@@ -116,7 +116,7 @@ fn hint(error: &ExecError) -> &'static str {
     }
 }
 
-/// `iptables-nft-save`, or `iptables-save` where that is of the variant in question.
+/// Finds `iptables-nft-save`, or `iptables-save` if that belongs to the variant in question.
 pub(crate) fn find(
     programs: &Programs,
     variant: Variant,

@@ -1,6 +1,6 @@
 //! Bytes of inet_diag (`linux/inet_diag.h`, `sock_diag.h`) and ctnetlink (`linux/netfilter/nfnetlink_conntrack.h`).
 //!
-//! The library for sock_diag can list sockets and not destroy them; one for ctnetlink that can delete does not exist.
+//! The library for sock_diag can list sockets but not destroy them; there is none for ctnetlink that can delete.
 
 use redirect_core::{Family, rule::Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -81,7 +81,7 @@ pub(super) struct Flow {
     /// Of its first packet, as that was sent.
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
-    /// As the other end sees it, from there.
+    /// The reply direction: source and destination as the other end sees them.
     reply: (SocketAddr, SocketAddr),
     /// Whether addresses or ports are changed on the way.
     pub(super) is_translated: bool,
@@ -131,7 +131,7 @@ impl Flow {
         })
     }
 
-    /// What the sockets at its two ends may take for their own address and the other's.
+    /// What the sockets at its two ends may take to be their own address and their peer's.
     pub(super) fn ends_seen(&self) -> [(Protocol, SocketAddr, SocketAddr); 4] {
         let (from, to) = self.reply;
         [(self.source, self.destination), (self.destination, self.source), (from, to), (to, from)]
@@ -144,8 +144,8 @@ pub(super) fn list_sockets(sequence: u32, of: Family, protocol: Protocol) -> Vec
     list_in_states(sequence, of, protocol, ALL_STATES)
 }
 
-/// The sockets of a protocol that wait for whoever sends first. The kernel keeps the listeners of TCP apart, and does not walk through all
-/// connections of the machine for them.
+/// The sockets of a protocol that wait for anybody to send first. The kernel keeps TCP listeners apart, and does not walk through all the
+/// machine's connections to find them.
 pub(super) fn list_listeners(sequence: u32, of: Family, protocol: Protocol) -> Vec<u8> {
     let state = if protocol == Protocol::Tcp { state::LISTEN } else { state::CLOSED };
     list_in_states(sequence, of, protocol, 1 << state)
@@ -235,7 +235,7 @@ fn value(attribute: &[u8]) -> Option<&[u8]> {
     attribute.get(4..usize::from(u16::from_ne_bytes(array(attribute, 0)?)))
 }
 
-/// An address at an offset; one of IPv4 that IPv6 wraps is one of IPv4, and so are its packets.
+/// An address at an offset. An IPv4-mapped IPv6 address is read as IPv4, because its packets are IPv4.
 fn address(family: u8, bytes: &[u8], at: usize) -> Option<IpAddr> {
     if family == AF_INET6 {
         let address = IpAddr::V6(Ipv6Addr::from(array::<16>(bytes, at)?));

@@ -21,15 +21,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long is tried to read the rules at one generation. Somebody who changes them faster than they can be read gets
-/// them read without.
+/// How long to try to read the rules at one generation. If somebody changes them faster than they can be read, they are
+/// read without one.
 const ONE_GENERATION: Duration = Duration::from_millis(500);
 
 /// A socket that talks about nf_tables in the network namespace it was opened in.
 #[derive(Debug)]
 pub struct Connection {
     socket: NetlinkSocket,
-    /// How many bytes of answers are read at most, and how many were.
+    /// How many bytes of answers are read at most, and how many have been.
     most: usize,
     read: usize,
 }
@@ -55,13 +55,13 @@ impl Connection {
         Ok(Self { socket: socket()?, most: usize::MAX, read: 0 })
     }
 
-    /// Takes another socket in the same network namespace, which the calling thread is still in.
+    /// Opens another socket in the same network namespace, which the calling thread is still in.
     fn reopen(&mut self) -> Result<(), NetlinkError> {
         self.socket = socket()?;
         Ok(())
     }
 
-    /// Reads no more than so many bytes from now on: rules may be those of somebody who wants to fill our memory.
+    /// Reads at most this many bytes from now on: the rules may come from somebody who wants to fill our memory.
     pub const fn limit(&mut self, bytes: usize) {
         (self.most, self.read) = (bytes, 0);
     }
@@ -74,14 +74,13 @@ impl Connection {
         self.generation().map(drop)
     }
 
-    /// Reads the rules that are in force, native tables included, at one generation of the ruleset. Nothing is changed by
-    /// looking.
+    /// Reads the rules that are in force, native tables included, at one generation of the ruleset. Reading changes nothing.
     ///
-    /// Where others change rules faster than they can be read, the rules count as read when two looks at them, one after
-    /// the other, show the same of all that a change may touch; the observation is then bound to no generation.
+    /// If others change rules faster than they can be read, the rules count as read once two looks in a row show the
+    /// same of everything that a change may touch; the observation is then bound to no generation.
     ///
     /// # Errors
-    /// The kernel has no nf_tables, or others change the mesh's own rules all the time, until the deadline.
+    /// The kernel has no nf_tables, or others keep changing the mesh's own rules until the deadline.
     pub fn observe(&mut self, deadline: Instant) -> Result<Observed, NetlinkError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         let mut earlier: Option<Observed> = None;
@@ -103,12 +102,12 @@ impl Connection {
         }
     }
 
-    /// Puts a transaction in force. It was worked out on what was observed; when somebody else has changed other rules
-    /// since, it is sent again until the deadline.
+    /// Puts a transaction in force that was worked out from `observed`. If somebody else has changed other rules since,
+    /// it is sent again until the deadline.
     ///
     /// # Errors
-    /// Why not; then nothing was changed. [`NetlinkError::Changed`] means: observe and work it out again. Once the deadline is over, it is
-    /// [`NetlinkError::Contended`].
+    /// Why it could not be put in force; then nothing was changed, unless the answer was lost ([`NetlinkError::Socket`]). [`NetlinkError::Changed`] means: observe and work it out again. After
+    /// the deadline, the error is [`NetlinkError::Contended`].
     pub fn commit(
         &mut self,
         transaction: &Transaction,
@@ -129,7 +128,8 @@ impl Connection {
         }
     }
 
-    /// Which of these matches and targets the kernel lacks. It loads modules it has not loaded yet; nothing else changes.
+    /// Which of these matches and targets the kernel lacks. The kernel loads modules for them that it has not loaded yet;
+    /// nothing else changes.
     ///
     /// # Errors
     /// The socket failed.
@@ -163,7 +163,7 @@ impl Connection {
         Ok(missing)
     }
 
-    /// Which matches and targets the kernel lacks that a plan needs in the tables of iptables.
+    /// The matches and targets that a plan needs in the tables of iptables and that the kernel lacks.
     ///
     /// # Errors
     /// The socket failed.
@@ -194,7 +194,7 @@ impl Connection {
         Ok(whole & self.observe_native(observed)?)
     }
 
-    /// The rules of a table: of all chains at once, or, where others may have any number, of those that matter.
+    /// The rules of a table: of all chains at once or, where others have chains too, only of those that matter.
     fn observe_rules(
         &mut self,
         observed: &mut Observed,
@@ -236,7 +236,7 @@ impl Connection {
         Ok(whole)
     }
 
-    /// The generation of the ruleset: every transaction makes another one.
+    /// The generation of the ruleset: every transaction makes a new one.
     pub(crate) fn generation(&mut self) -> Result<u32, NetlinkError> {
         const WHAT: &str = "read the ruleset's generation";
         let sequence = self.socket.next_sequence();
@@ -258,7 +258,7 @@ impl Connection {
         generation.ok_or(NetlinkError::NoNfTables)
     }
 
-    /// Asks a question and takes in the answer up to its end. `false` when what was asked for changed meanwhile.
+    /// Asks a question and reads the answer to its end. `false` if what was asked for changed meanwhile.
     pub(crate) fn ask(
         &mut self,
         what: &'static str,
@@ -309,7 +309,7 @@ impl Connection {
         }
     }
 
-    /// The first error about a transaction; none when it is in force.
+    /// The first error about a transaction; `None` if it is in force.
     fn verdict(&mut self, batch: &FinishedBatch<'_>) -> Result<Option<Answer>, NetlinkError> {
         const WHAT: &str = "read the answer to a transaction";
         let (mut first_error, mut confirmed) = (None, false);
@@ -321,13 +321,13 @@ impl Connection {
                 }
             }
         };
-        // All answers are there when sending returns; without any, one waits.
+        // All answers are there when sending returns; if there is none, wait for one.
         let mut next = self.socket.receive(NetlinkSocket::deadline()).map(Some);
         loop {
             match next {
                 Ok(Some(messages)) => take(messages),
                 Ok(None) => break,
-                // More errors than fit the buffer; the first are there.
+                // More errors than fit into the buffer; the first ones are there.
                 Err(Errno::ENOBUFS) => {}
                 Err(cause) => return Err(NetlinkError::Socket { what: WHAT, cause }),
             }
@@ -352,7 +352,7 @@ impl Connection {
         let owned = observed.obstacles().find(|obstacle| matches!(obstacle, Obstacle::Owned { .. }));
         Ok(match (cause, part) {
             (Errno::ERESTART, _) => NetlinkError::Contended,
-            // Not bound to a generation: a rule that was to be removed, or to go behind, is gone.
+            // Not bound to a generation: a rule that was to be removed, or behind which another was to go, is gone.
             (Errno::ENOENT, Some(Part::RemovedRule(_) | Part::Rule(..)))
                 if observed.generation().is_none() =>
             {

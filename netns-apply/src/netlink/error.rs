@@ -9,7 +9,8 @@ use redirect_core::{
 };
 use std::fmt;
 
-/// Why the kernel could not be asked, or refused. Whatever the reason, nothing was changed.
+/// Why the kernel could not be asked, or refused. Nothing was changed, but for [`Socket`](Self::Socket): if the answer to a transaction
+/// is lost, the transaction may be in force.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetlinkError {
@@ -18,7 +19,7 @@ pub enum NetlinkError {
         "the kernel has no nf_tables: load the module nf_tables on the node, or use iptables-legacy (--backend restore --force-iptables-binary legacy)"
     )]
     NoNfTables,
-    /// We may not.
+    /// CAP_NET_ADMIN is missing.
     #[error("CAP_NET_ADMIN is missing in the network namespace's user namespace: run as root")]
     NotPermitted,
     /// The socket failed.
@@ -39,7 +40,7 @@ pub enum NetlinkError {
         /// Its words.
         text: Option<String>,
     },
-    /// The kernel refused a part of a transaction, and with it all.
+    /// The kernel refused a part of a transaction, and so all of it.
     #[error("the kernel refuses {part}: {}{}{}", .cause.desc(), explained(.text.as_deref()), remedy(.missing, *.cause))]
     Refused {
         /// What it refused: a table, a chain, a rule.
@@ -54,19 +55,19 @@ pub enum NetlinkError {
     /// A plan needs matches or targets that the kernel lacks; nothing was tried.
     #[error("the kernel lacks {}: load on the node", list(.0))]
     Lacking(Vec<Missing>),
-    /// A table that rules are to go into does not act, or belongs to somebody else.
+    /// A table that rules are to go into is dormant, or belongs to somebody else.
     #[error("{0}")]
     Obstacle(Obstacle),
-    /// There are more rules than whoever asked wants to read.
+    /// There are more rules than the caller wants to read.
     #[error("this network namespace has more than {0} bytes of rules; they are not read further")]
     TooMuch(usize),
-    /// The changes are none of what is there, or cannot be sent.
+    /// The changes do not fit what is there, or cannot be sent.
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// Somebody else has changed the same rules since they were looked at.
     #[error("another program has changed the rules of this network namespace meanwhile")]
     Changed,
-    /// Somebody else changes rules all the time.
+    /// Somebody else keeps changing rules.
     #[error("another program keeps changing rules of this network namespace; gave up waiting")]
     Contended,
 }

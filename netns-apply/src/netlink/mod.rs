@@ -1,8 +1,8 @@
 //! nf_tables over a netlink socket: everything in one transaction, no helper program, no lock.
 //!
 //! [`Connection::observe`] reads what is there, [`Connection::commit`] sends changes based on it; the kernel refuses them
-//! when somebody else has changed anything since, and then they are sent again as long as they still fit. What is encoded
-//! how is [`redirect_core::netlink`]'s business.
+//! if somebody else has changed anything since, and then they are sent again as long as they still fit. The encoding is
+//! [`redirect_core::netlink`]'s business.
 
 mod connection;
 mod error;

@@ -24,14 +24,14 @@ mod kind {
     pub(super) const NEW_RULE: u16 = 32;
 }
 
-/// What is gone says so in one of these ways.
+/// How the kernel says that something is gone.
 const GONE: [Errno; 3] = [Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL];
 const ADD: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
 const REMOVE: u16 = NLM_F_REQUEST | NLM_F_ACK;
 
 impl RouteSocket {
-    /// Adds; whether it was not there already. A policy rule never is: each gets a priority of its own, before all others but the kernel's, and only one
-    /// with the same priority would be the same (fib_rules.c, `rule_exists`).
+    /// Adds an item; returns `false` if it was there already. A policy rule never is: each gets a priority of its own, before all others but the
+    /// kernel's, and only one with the same priority would be the same (fib_rules.c, `rule_exists`).
     pub(crate) fn add(&mut self, item: RoutingItem) -> Result<bool, RouteError> {
         let message = match item {
             RoutingItem::Rule(family, mark, table) => RouteNetlinkMessage::NewRule(rule(family, mark, table)),
@@ -64,25 +64,25 @@ impl RouteSocket {
         self.removed(&question, || format!("remove {}", found.item))
     }
 
-    /// Makes again what was removed, as it was, unless it was not removed: the kernel takes the same policy rule twice.
+    /// Restores what was removed, as it was, unless it is still there: the kernel accepts the same policy rule twice.
     pub(crate) fn put_back(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
         let message = message_of(found);
         let is_it = |one: &FoundRouting| one.item == found.item && one.message == message;
         if self.observe()?.iter().any(is_it) { Ok(()) } else { self.make(found) }
     }
 
-    /// Puts a policy rule that is marked for removal in the place of this one.
+    /// Replaces this policy rule with one that is marked for removal.
     pub(crate) fn condemn(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
         let marked = found.condemn();
         if message_of(&marked) == found.message {
-            // A kernel that knows no protocols of policy rules.
+            // A kernel whose policy rules have no protocol.
             return Ok(());
         }
         self.make(&marked)?;
         self.remove(found).map_err(|error| RouteError { may_be_done: true, ..error })
     }
 
-    /// Puts a policy rule in the place of the one that was marked for removal.
+    /// Puts a policy rule back in place of the one that was marked for removal.
     pub(crate) fn pardon(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
         let marked = found.condemn();
         if message_of(&marked) == found.message {
@@ -135,12 +135,12 @@ impl RouteSocket {
     }
 }
 
-/// Why the kernel has not said that something is done.
+/// Why the kernel has not confirmed a change.
 #[derive(Debug, Clone, Copy)]
 enum Unacknowledged {
-    /// It is not.
+    /// It was not made.
     Refused(Errno),
-    /// It may be, but what the kernel said could not be read.
+    /// It may have been made, but the kernel's answer could not be read.
     Lost(Errno),
 }
 
@@ -153,12 +153,12 @@ impl Unacknowledged {
     }
 }
 
-/// The kernel's message about it, marked where it is to be.
+/// The kernel's message about it, marked for removal if it is to be.
 fn message_of(found: &FoundRouting) -> Vec<u8> {
     if found.condemned { condemned(&found.message) } else { found.message.clone() }
 }
 
-/// The message about a policy rule with another protocol: the kernel repeats this attribute in every one since 4.17.
+/// The message about a policy rule, with another protocol: since 4.17 the kernel repeats this attribute in every one.
 fn condemned(message: &[u8]) -> Vec<u8> {
     /// Size of `fib_rule_hdr`.
     const HEADER: usize = 12;

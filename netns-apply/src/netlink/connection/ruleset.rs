@@ -7,7 +7,7 @@ use redirect_core::{
 };
 use std::time::Instant;
 
-/// How many bytes of the elements of sets are read at most. Sets of others may hold the addresses of half the world.
+/// How many bytes of set elements are read at most. Sets of others may hold the addresses of half the world.
 const MOST_OF_SETS: usize = 8 << 20;
 
 impl Connection {
@@ -45,8 +45,8 @@ impl Connection {
         Ok(whole)
     }
 
-    /// Reads the elements of a set, as long as some bytes are left for them. Rules that look into a set that was not read are not
-    /// understood; the others are, whatever somebody has put into that set.
+    /// Reads the elements of a set, as long as some bytes are left for them. Rules that look something up in a set that was not
+    /// read are not understood; all others are, whatever somebody has put into that set.
     fn elements_into(
         &mut self,
         ruleset: &mut Ruleset,
@@ -66,7 +66,7 @@ impl Connection {
         match whole {
             Err(NetlinkError::TooMuch(_)) => {
                 ruleset.leave_unread(family, table, set);
-                // The rest of the answer would come before every other.
+                // Otherwise the rest of this answer would come before every other one.
                 self.reopen()?;
                 Ok(true)
             }
