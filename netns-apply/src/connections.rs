@@ -246,10 +246,7 @@ impl<'a> Place<'a> {
 }
 
 /// Asks for a list until nothing has changed while the kernel made it: otherwise a connection may be missing in it.
-fn until_whole(
-    what: &'static str,
-    mut ask: impl FnMut() -> Result<Ended, Errno>,
-) -> Result<(), SeverError> {
+fn until_whole(what: &'static str, mut ask: impl FnMut() -> Result<Ended, Errno>) -> Result<(), SeverError> {
     for _ in 0..DUMP_ATTEMPTS {
         match ask().map_err(failed(what))? {
             Ended::Whole => return Ok(()),
