@@ -222,6 +222,7 @@ pub mod attribute {
     }
     pub mod object_reference {
         pub const TYPE: u16 = 1;
+        pub const SOURCE: u16 = 3;
         pub const SET: u16 = 4;
         pub const SET_ID: u16 = 5;
     }

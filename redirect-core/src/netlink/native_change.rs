@@ -361,7 +361,7 @@ fn set_attributes(name: &str) -> Option<(u16, u16)> {
 }
 
 /// The set that an expression uses.
-fn set_of(element: Attribute<'_>) -> Option<SetKey> {
+pub(super) fn set_of(element: Attribute<'_>) -> Option<SetKey> {
     let (name, data) = reading::name_and_data(element)?;
     let (by_name, by_number) = set_attributes(name)?;
     set_key(data, by_name, by_number)

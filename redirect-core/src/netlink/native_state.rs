@@ -3,8 +3,8 @@
 use super::{
     NativeForm,
     abi::{self, attribute, family, kind},
-    decode, native,
-    reading::{self, Expression, Field, Lookup},
+    decode, native, native_change,
+    reading::{self, Expression, Field},
     wire::{Attribute, Attributes, Message},
 };
 use crate::{
@@ -58,7 +58,7 @@ pub(super) enum SetKey {
 pub(super) struct SetState {
     pub(super) attributes: RawAttributes,
     pub(super) elements: Vec<RawAttributes>,
-    /// Key, whether an interval ends there, and the value in a map: what a set means.
+    /// Key, whether an interval ends there, and the value or the object's name in a map: what a set means.
     meaning: BTreeSet<(Vec<u8>, bool, Option<Vec<u8>>)>,
 }
 
@@ -340,20 +340,34 @@ impl TableState {
         match (Expression::read(one), Expression::read(two)) {
             (Some(Expression::Lookup(found)), Some(Expression::Lookup(wanted))) => {
                 found == wanted
-                    && match (self.set_of(found), other.set_of(wanted)) {
+                    && match (self.set_of(one), other.set_of(two)) {
                         (Some(found), Some(wanted)) => found.meaning == wanted.meaning,
                         // Of a set that neither knows, its name is all there is.
                         (None, None) => one == two,
                         (Some(_), None) | (None, Some(_)) => false,
                     }
             }
-            (Some(one), Some(two)) => one == two,
+            (Some(found), Some(wanted)) => {
+                self.same_object_map(one, other, two).unwrap_or_else(|| found == wanted)
+            }
             (_, _) => one == two,
         }
     }
 
-    fn set_of(&self, lookup: Lookup<'_>) -> Option<&SetState> {
-        self.sets.get(&set_key(lookup.data, attribute::lookup::SET, attribute::lookup::SET_ID)?)
+    /// Whether two references choose the same objects for the same packets; none where they are not references by known maps.
+    fn same_object_map(&self, one: Attribute<'_>, other: &Self, two: Attribute<'_>) -> Option<bool> {
+        let source = |element| match reading::name_and_data(element)? {
+            ("objref", data) => data.find(attribute::object_reference::SOURCE)?.u32(),
+            _ => None,
+        };
+        let (found, wanted) = (self.set_of(one)?, other.set_of(two)?);
+        let is_same_kind = found.object_type() == wanted.object_type();
+        Some(source(one)? == source(two)? && is_same_kind && found.meaning == wanted.meaning)
+    }
+
+    /// The set that an expression uses.
+    fn set_of(&self, element: Attribute<'_>) -> Option<&SetState> {
+        self.sets.get(&native_change::set_of(element)?)
     }
 }
 
@@ -367,7 +381,9 @@ impl SetState {
         let ends = flags & abi::set::END_OF_INTERVAL != 0;
         // An interval's end at 0 is only the begin of what is in no interval.
         if !ends || key.iter().any(|byte| *byte != 0) {
-            let mapped = element.find(attribute::element::DATA).map(|data| data.0.into());
+            let mapped = element.find(attribute::element::DATA);
+            let mapped = mapped.or_else(|| element.find(attribute::element::OBJECT));
+            let mapped = mapped.map(|data| data.0.into());
             self.meaning.insert((key, ends, mapped));
         }
         Some(())
@@ -375,10 +391,17 @@ impl SetState {
 
     /// Whether it belongs to one rule and goes with it.
     pub(super) fn is_anonymous(&self) -> bool {
-        let flags = self.attributes.iter().find(|(kind, _)| *kind == attribute::set::FLAGS);
-        flags
-            .and_then(|(_, value)| Attribute(value).u32())
-            .is_some_and(|flags| flags & abi::set::ANONYMOUS != 0)
+        self.number(attribute::set::FLAGS).is_some_and(|flags| flags & abi::set::ANONYMOUS != 0)
+    }
+
+    /// The type of the objects that it maps to, if it does.
+    fn object_type(&self) -> Option<u32> {
+        self.number(attribute::set::OBJECT_TYPE)
+    }
+
+    fn number(&self, attribute: u16) -> Option<u32> {
+        let found = self.attributes.iter().find(|(kind, _)| *kind == attribute);
+        found.and_then(|(_, value)| Attribute(value).u32())
     }
 }
 

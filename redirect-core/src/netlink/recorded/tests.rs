@@ -101,6 +101,36 @@ fn native_tables_that_somebody_extended_are_put_back_as_they_were() {
     );
 }
 
+#[test]
+fn a_map_to_another_object_is_another_map() {
+    let dump = dump(dumps::EXTENDED);
+    let found = observed(&dump);
+    let mut maps = 0;
+    for at in elements_that_name(&dump, b"counted\0") {
+        let mut renamed = dump.clone();
+        renamed[at] = b'm';
+        assert_ne!(observed(&renamed).native(), found.native(), "{at}");
+        maps += 1;
+    }
+    assert_eq!(maps, 3, "one of a map with a name, two of a rule's own");
+}
+
+/// Where elements of sets have this name in a dump.
+fn elements_that_name(dump: &[u8], name: &[u8]) -> Vec<usize> {
+    let mut start = 0;
+    let mut found = Vec::new();
+    for message in Messages::new(dump) {
+        let length = u32::from_ne_bytes(dump[start..start + 4].try_into().unwrap()) as usize;
+        if message.kind == kind::NEW_SET_ELEMENT {
+            let body = &dump[start..start + length];
+            let places = body.windows(name.len()).enumerate().filter(|(_, bytes)| *bytes == name);
+            found.extend(places.map(|(at, _)| start + at));
+        }
+        start += length.next_multiple_of(4);
+    }
+    found
+}
+
 /// No kernel answers so; what is read of it is still what it is.
 #[test]
 fn rules_whose_sets_are_not_told_of_are_the_same_as_themselves_and_no_others() {
