@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # Builds the images: archives that `ctr images import`, `podman load` and `skopeo copy oci-archive:` read, and beside each a list of what it is made of
 # (CycloneDX). Needs no daemon and no base image. The same programs give the same archives, byte for byte.
 #
@@ -6,7 +6,7 @@
 #
 # ARCHITECTURES="amd64 arm64" are the architectures in each archive. PROGRAMS_AMD64 and PROGRAMS_ARM64 name folders of programs that are built already;
 # otherwise they are built here.
-set -eu
+set -euo pipefail
 
 folder=${1:?usage: deploy/build-images.sh FOLDER [REGISTRY] [IMAGE...]}
 registry=${2:-localhost}
@@ -16,7 +16,7 @@ folder=$(cd "$folder" && pwd)
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 
-platforms=
+platforms=()
 for architecture in ${ARCHITECTURES:-amd64 arm64}; do
     case $architecture in
     amd64) triple=x86_64-unknown-linux-musl programs=${PROGRAMS_AMD64:-} ;;
@@ -24,7 +24,7 @@ for architecture in ${ARCHITECTURES:-amd64 arm64}; do
     *) echo "build-images.sh: $architecture is neither amd64 nor arm64" >&2; exit 1 ;;
     esac
     [ -n "$programs" ] || programs=$(TARGET=$triple scripts/release.sh install-cni istio-cni istio-iptables istio-validation)
-    platforms="$platforms $architecture=$programs"
+    platforms+=("$architecture=$programs")
 done
 
 # Where the programs are from. Of a tree with changes of its own nobody else has the revision.
@@ -35,11 +35,11 @@ fi
 
 image() { cargo run --quiet --locked --package tools --bin image -- "$@"; }
 
+# shellcheck disable=SC2046 # names, none of which has a space
 [ $# -gt 0 ] || set -- $(image list)
 for name in "$@"; do
-    # shellcheck disable=SC2086 # a list of platforms
-    image pack "$name" "$folder/$name.tar" "$registry/$name:$version" $platforms
-    for platform in $platforms; do
+    image pack "$name" "$folder/$name.tar" "$registry/$name:$version" "${platforms[@]}"
+    for platform in "${platforms[@]}"; do
         image sbom "$name" "$platform" "$folder/$name.${platform%%=*}.cdx.json"
     done
 done

@@ -78,6 +78,35 @@ fn packed(image: &str, options: &[&str], platforms: &[(&str, &Path)], variables:
     bytes
 }
 
+#[test]
+fn folders_may_have_spaces_in_their_names() {
+    let folder = tempdir().expect("a folder");
+    let built = folder.path().join("built here");
+    fs::rename(programs(AMD64, 1, 0o755).keep(), &built).expect("it moves");
+    // The script has cargo run the program that is tested here, which is built already.
+    let cargo = folder.path().join("cargo");
+    let stub = format!(
+        "#!/bin/sh\n[ \"$1\" = run ] || exec '{}' \"$@\"\nwhile [ \"$1\" != -- ]; do shift; done; shift\nexec '{}' \"$@\"\n",
+        env!("CARGO"),
+        env!("CARGO_BIN_EXE_image"),
+    );
+    fs::write(&cargo, stub).expect("it is written");
+    fs::set_permissions(&cargo, Permissions::from_mode(0o755)).expect("it has a mode");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").expect("a path"));
+    let images = folder.path().join("the images");
+    let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/build-images.sh"))
+        .arg(&images)
+        .envs([("PATH", path.as_str()), ("ARCHITECTURES", "amd64")])
+        .env("PROGRAMS_AMD64", &built)
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for name in NAMES {
+        assert!(images.join(format!("{name}.tar")).is_file(), "{name}");
+        assert!(images.join(format!("{name}.amd64.cdx.json")).is_file(), "{name}");
+    }
+}
+
 /// What is in a tar archive: by path; a link is the bytes of its target.
 fn files(archive: &[u8]) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let mut files = BTreeMap::new();
