@@ -224,7 +224,7 @@ impl Cluster {
             Ok(found) => found,
             Err(Failure::NotFound(words)) if words.by_api => return Lookup::Absent,
             Err(failure) if failure.is_refusal() => {
-                return Lookup::Denied { plugin_works: false, pod: OwnPod::Unknown };
+                return Lookup::Denied { plugin_works: None, pod: OwnPod::Unknown };
             }
             Err(failure) => return Lookup::Unreachable(failure.to_string()),
         };

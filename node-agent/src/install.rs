@@ -447,9 +447,12 @@ impl Installer {
                     return Ok(false);
                 }
                 let path = net.join(name);
-                let still = |_: &Path| {
-                    let is_same = self.disk.stat(&path).ok() == stats.get(name).copied();
-                    if is_same { Ok(()) } else { Err(disk::moved()) }
+                let still = |_: &Path| match self.disk.stat(&path).ok() {
+                    there if there == stats.get(name).copied() => Ok(()),
+                    Some(there) if !there.is_file => Err(io::Error::other(
+                        "it is no regular file; move it away, and the agent goes on by itself",
+                    )),
+                    Some(_) | None => Err(disk::moved()),
                 };
                 let own = FileAttributes::Mode(if self.settings.conf_group_read { 0o640 } else { 0o600 });
                 let attributes = stats

@@ -23,8 +23,8 @@ pub enum Lookup {
     Absent,
     /// We may not ask: the agent's roles or credentials are gone, or never were.
     Denied {
-        /// Whether the plugin's own credentials still work.
-        plugin_works: bool,
+        /// Whether the plugin's own credentials still work; none where nobody can tell.
+        plugin_works: Option<bool>,
         /// What becomes of the agent's pod.
         pod: OwnPod,
     },
@@ -45,8 +45,10 @@ pub enum OwnPod {
     Gone,
     /// The agent may not look.
     Refused,
-    /// The agent does not know its pod, or nobody answers.
+    /// The agent does not know its pod.
     Unknown,
+    /// Nobody answers.
+    Silent,
 }
 
 /// What was last seen of the DaemonSet while the agent ran.
@@ -98,17 +100,23 @@ pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
 }
 
 /// The same for an agent that may not ask for its DaemonSet.
-const fn without_asking(plugin_works: bool, pod: OwnPod) -> Departure {
+const fn without_asking(plugin_works: Option<bool>, pod: OwnPod) -> Departure {
     match (pod, plugin_works) {
         (OwnPod::Stays, _) => Departure::Stay("the container alone ends, and not its pod"),
         (OwnPod::Unowned, _) => Departure::Remove("the agent's pod belongs to no DaemonSet, so none follows"),
-        (OwnPod::Replaced | OwnPod::Gone | OwnPod::Refused | OwnPod::Unknown, true) => {
+        (
+            OwnPod::Replaced | OwnPod::Gone | OwnPod::Refused | OwnPod::Unknown | OwnPod::Silent,
+            Some(true),
+        ) => {
             Departure::Stay("the agent may not ask for its DaemonSet, and the plugin's own credentials work")
         }
-        (OwnPod::Replaced | OwnPod::Gone, false) => Departure::Stay(
+        (OwnPod::Silent, _) | (OwnPod::Refused | OwnPod::Unknown, None) => Departure::Stay(
+            "the agent may not ask for its DaemonSet, and the API server does not answer what would tell a removal from an upgrade",
+        ),
+        (OwnPod::Replaced | OwnPod::Gone, Some(false) | None) => Departure::Stay(
             "the agent may not ask for its DaemonSet, and kept its other rights, so its pod is replaced",
         ),
-        (OwnPod::Refused | OwnPod::Unknown, false) => {
+        (OwnPod::Refused | OwnPod::Unknown, Some(false)) => {
             Departure::Remove("the agent's credentials or roles are gone, and the plugin's with them")
         }
     }
@@ -126,6 +134,31 @@ pub enum RemovalError {
     /// The entry may still be there, so what it needs stays.
     #[error("kubeconfig and binary stay, because a network configuration may still call the plugin")]
     Kept,
+}
+
+impl RemovalError {
+    /// Whether somebody else is at work on the directories.
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Disk(error) if error.error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+}
+
+/// How often removal is tried while somebody else is at work on the node's directories; each try waits some seconds for him.
+const REMOVALS: usize = 4;
+
+/// [`remove`], waiting for whoever is at work on the directories: an agent that ends has the pod's grace period.
+///
+/// # Errors
+/// Everything that could not be removed.
+pub fn remove_patiently(installer: &Installer) -> Result<(), Vec<RemovalError>> {
+    let mut removed = remove(installer);
+    for _ in 1..REMOVALS {
+        match &removed {
+            Err(errors) if errors.iter().any(RemovalError::is_busy) => removed = remove(installer),
+            Ok(()) | Err(_) => break,
+        }
+    }
+    removed
 }
 
 /// Takes everything of ours out of the node: entries, then the kubeconfig, then the binaries. Every step is tried whatever became of the
@@ -237,11 +270,13 @@ mod tests {
             assert!(!stays(Lookup::Absent, seen));
             let is_there = seen != Seen::Gone;
             for pod in [OwnPod::Refused, OwnPod::Unknown] {
-                assert!(!stays(denied(false, pod), seen));
-                assert_eq!(stays(denied(true, pod), seen), is_there);
+                assert!(!stays(denied(Some(false), pod), seen));
+                for plugin_works in [Some(true), None] {
+                    assert_eq!(stays(denied(plugin_works, pod), seen), is_there);
+                }
             }
-            for plugin_works in [true, false] {
-                for pod in [OwnPod::Stays, OwnPod::Replaced, OwnPod::Gone] {
+            for plugin_works in [Some(true), Some(false), None] {
+                for pod in [OwnPod::Stays, OwnPod::Replaced, OwnPod::Gone, OwnPod::Silent] {
                     assert_eq!(stays(denied(plugin_works, pod), seen), is_there);
                 }
                 assert!(!stays(denied(plugin_works, OwnPod::Unowned), seen));

@@ -27,6 +27,8 @@ const LOOK: Duration = Duration::from_secs(60);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
+/// The pauses before each time that the API server is asked, at the agent's end, whether it takes the plugin's token.
+const WORKS_PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 
 /// Which token the plugin is given. Shared by who asks for it and who writes it down.
 #[derive(Debug)]
@@ -153,10 +155,17 @@ impl PluginToken {
         self.answers.subscribe()
     }
 
-    /// Whether the plugin's own token is one that the API server takes.
-    pub async fn works(&self, connection: &Connection) -> bool {
-        let Some(token) = self.choose(None) else { return false };
-        connection.takes(&token).await == Some(Ok(()))
+    /// Whether the plugin's own token, granted or inherited, is one that the API server takes; none where it does not say.
+    pub async fn works(&self, connection: &Connection) -> Option<bool> {
+        let inherited = self.inherited().clone();
+        let Some(token) = self.choose(inherited) else { return Some(false) };
+        for pause in WORKS_PAUSES {
+            tokio::time::sleep(pause).await;
+            if let Some(answer) = connection.takes(&token).await {
+                return Some(answer.is_ok());
+            }
+        }
+        None
     }
 
     /// Whether nothing is used but what an agent before wrote down, and the API server does not take it: its account is gone, or was made anew.

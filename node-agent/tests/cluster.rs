@@ -274,7 +274,7 @@ fn one_refusal_at_the_end_does_not_uninstall() {
 /// After a forced deletion the agent's pod, and so its token, is gone before the agent; everything else is there.
 #[test]
 fn refusals_without_end_uninstall_only_where_the_plugin_is_refused_as_well() {
-    for (pods, stays) in [(404, true), (401, false)] {
+    for (pods, stays) in [(404, true), (503, true), (401, false)] {
         let mut node = node();
         let api = Api::start(&mut node);
         let agent = node.start_ready();
@@ -312,6 +312,7 @@ fn with_istios_roles_an_upgrade_leaves_the_plugin_and_removal_takes_it() {
         ("the roles are applied anew", vec![replaced.clone(), refused.clone(), replaced.clone()], true),
         ("the roles go with the DaemonSet", vec![replaced, refused.clone()], false),
         ("the roles are gone already", vec![refused], false),
+        ("the API server says nothing of the pod", vec![(503, failure(503))], true),
         ("the pod belongs to nobody", vec![own_pod(true, false)], false),
     ] {
         let mut node = node();
@@ -323,6 +324,22 @@ fn with_istios_roles_an_upgrade_leaves_the_plugin_and_removal_takes_it() {
         assert_eq!(agent.end(), Some(0));
         assert_eq!((node.calls_us(), node.has_plugin()), (stays, stays), "{what}: {}", node.log());
     }
+}
+
+/// The roles of Istio's chart over a node that had this project's, and the plugin's account is still there.
+#[test]
+fn a_token_that_an_agent_before_was_granted_counts_as_the_plugins_at_the_end() {
+    let mut node = node();
+    let api = Api::start(&mut node);
+    let agent = node.start_ready();
+    agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+    agent.kill();
+    (api.state().daemon_sets, api.state().tokens) = (Some(403), 403);
+    let agent = node.start_ready();
+    agent.wait("the warning", || node.log().contains("may not get DaemonSet istio-cni-node"));
+    assert!(uses(&node, &api.last_granted()));
+    assert_eq!(agent.end(), Some(0));
+    assert!(node.calls_us() && node.has_plugin(), "{}", node.log());
 }
 
 /// Waits until the agent has seen its DaemonSet.

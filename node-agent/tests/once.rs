@@ -184,6 +184,17 @@ fn a_configuration_that_cannot_be_read_is_named_with_the_reason() {
 }
 
 #[test]
+fn a_directory_in_the_place_of_a_configuration_is_named_and_not_taken_for_another_writer() {
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    node.env.insert("CHAINED_CNI_PLUGIN".into(), "false".into());
+    // What a container runtime makes of a mount whose file is not there yet.
+    fs::create_dir(node.path("net.d/YYY-istio-cni.conf")).expect("a directory");
+    let done = run(&node, &["install", "--once"]);
+    assert_ends(&done, 1, &["YYY-istio-cni.conf", "is no regular file"]);
+    assert!(!said(&done).contains("somebody else changed it"), "{}", said(&done));
+}
+
+#[test]
 fn what_cannot_be_looked_at_is_not_taken_for_gone() {
     let node = bare(&[("10-calico.conflist", CALICO)]);
     assert_ends(&run(&node, &["install", "--once"]), 0, &[]);

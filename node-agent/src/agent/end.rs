@@ -78,9 +78,13 @@ pub(super) async fn depart(
         }
         Departure::Remove(because) => {
             log::info!(target: SCOPE, "ending; the plugin is removed: {because}");
-            let removed = tokio::task::spawn_blocking(move || leave::remove(&installer)).await;
+            let removed = tokio::task::spawn_blocking(move || leave::remove_patiently(&installer)).await;
             match removed {
-                Ok(Ok(())) => log::info!(target: SCOPE, "the plugin is removed"),
+                Ok(Ok(())) => {
+                    log::info!(target: SCOPE, "the plugin is removed");
+                    taint::keeper::Keeper::leave(settings, connection).await;
+                }
+                // The node keeps its taint, and what is said of it: pods may still meet the plugin.
                 Ok(Err(errors)) => {
                     for error in errors {
                         log::error!(target: SCOPE, "removal: {error}");
@@ -88,7 +92,6 @@ pub(super) async fn depart(
                 }
                 Err(error) => log::error!(target: SCOPE, "removal panicked: {error}"),
             }
-            taint::keeper::Keeper::leave(settings, connection).await;
         }
     }
 }

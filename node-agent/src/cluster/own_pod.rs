@@ -19,11 +19,11 @@ impl Connection {
     /// loses its rights meanwhile; the last answer counts, because roles that are applied anew are missing for a moment.
     pub async fn own_pod_at_the_end(&self) -> OwnPod {
         let start = Instant::now();
-        let (mut last, mut refused_since) = (OwnPod::Unknown, None);
+        let (mut last, mut refused_since) = (OwnPod::Silent, None);
         loop {
             let seen = match self.get() {
                 Ok(cluster) => cluster.own_pod().await,
-                Err(_) => OwnPod::Unknown,
+                Err(_) => OwnPod::Silent,
             };
             match seen {
                 OwnPod::Stays | OwnPod::Unowned | OwnPod::Gone => return seen,
@@ -32,10 +32,13 @@ impl Connection {
                     last = seen;
                     refused_since.get_or_insert_with(Instant::now);
                 }
-                OwnPod::Unknown => {}
+                OwnPod::Unknown => last = seen,
+                OwnPod::Silent => {}
             }
             let is_believed = refused_since.is_some_and(|since| since.elapsed() >= BELIEVED);
-            if is_believed || start.elapsed() >= UNINSTALL_PATIENCE {
+            // A refusal of just now has still to last.
+            let is_late = start.elapsed() >= UNINSTALL_PATIENCE && refused_since.is_none();
+            if is_believed || is_late {
                 return last;
             }
             tokio::time::sleep(REFUSAL_PAUSE).await;
@@ -60,7 +63,7 @@ impl Cluster {
             }
             Err(Failure::NotFound(words)) if words.by_api => OwnPod::Gone,
             Err(failure) if failure.is_refusal() => OwnPod::Refused,
-            Err(_) => OwnPod::Unknown,
+            Err(_) => OwnPod::Silent,
         }
     }
 }

@@ -244,8 +244,13 @@ impl Leader {
     }
 
     fn look_at_all(&self) {
+        self.look_at_all_from("");
+    }
+
+    /// Those whose names are not before `first`: names come in order, so what did not fit the last time is what comes from there on.
+    fn look_at_all_from(&self, first: &str) {
         let model = self.model();
-        let names: Vec<String> = model.names().map(str::to_owned).collect();
+        let names: Vec<String> = model.names().filter(|name| *name >= first).map(str::to_owned).collect();
         drop(model);
         let now = Instant::now();
         for name in names {
@@ -288,9 +293,12 @@ impl Leader {
                 let Some((name, since)) = due else { break };
                 self.look_at(&name, since).await;
                 self.show();
+                // Many that need nothing must not keep the election and the watches waiting.
+                tokio::task::yield_now().await;
             }
-            if lock(&self.queue).take_overflowed() {
-                self.look_at_all();
+            let left_out = lock(&self.queue).take_left_out();
+            if let Some(first) = left_out {
+                self.look_at_all_from(&first);
             }
         }
     }

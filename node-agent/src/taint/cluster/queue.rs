@@ -11,7 +11,7 @@ pub const MOST: usize = 10_000;
 pub struct Queue {
     due: BTreeMap<String, Instant>,
     order: BTreeSet<(Instant, String)>,
-    overflowed: bool,
+    left_out: Option<String>,
 }
 
 impl Queue {
@@ -19,7 +19,9 @@ impl Queue {
     pub fn put(&mut self, name: &str, at: Instant) -> bool {
         let old = self.due.get(name).copied();
         if old.is_none() && self.due.len() >= MOST {
-            self.overflowed = true;
+            if self.left_out.as_deref().is_none_or(|first| name < first) {
+                self.left_out = Some(name.to_owned());
+            }
             return false;
         }
         if let Some(old) = old {
@@ -49,9 +51,9 @@ impl Queue {
         Some((name, at))
     }
 
-    /// Whether some did not fit since this was asked last.
-    pub fn take_overflowed(&mut self) -> bool {
-        std::mem::take(&mut self.overflowed)
+    /// The first by name of those that did not fit since this was asked last.
+    pub fn take_left_out(&mut self) -> Option<String> {
+        self.left_out.take()
     }
 
     /// How many wait.
@@ -90,10 +92,25 @@ mod tests {
     fn what_does_not_fit_is_remembered_as_such() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         assert!((0..MOST).all(|number| queue.put(&number.to_string(), now)));
-        assert!(!queue.take_overflowed());
+        assert_eq!(queue.take_left_out(), None);
         assert!(queue.put("7", now), "it is in already");
-        assert!(!queue.put("one-more", now));
-        assert!(queue.take_overflowed() && !queue.take_overflowed());
+        assert!(!queue.put("one-more", now) && !queue.put("another", now) && !queue.put("zero", now));
+        assert_eq!((queue.take_left_out(), queue.take_left_out()), (Some("another".to_owned()), None));
         assert_eq!(queue.len(), MOST);
+    }
+
+    #[test]
+    fn however_many_do_not_fit_each_has_its_turn_once() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let names: Vec<String> = (0..2 * MOST + 7).map(|number| format!("node-{number:06}")).collect();
+        let (mut looked_at, mut from) = (Vec::new(), Some(String::new()));
+        while let Some(first) = from {
+            for name in names.iter().filter(|name| **name >= first) {
+                queue.put(name, now);
+            }
+            looked_at.extend(std::iter::from_fn(|| queue.take(now)).map(|(name, _)| name));
+            from = queue.take_left_out();
+        }
+        assert_eq!(looked_at, names);
     }
 }
