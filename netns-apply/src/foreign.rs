@@ -43,7 +43,7 @@ pub struct Live {
     pub routing: Vec<FoundRouting>,
     /// The addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
-    /// The interfaces through which it talks to others ([`facts::interfaces`](crate::facts::interfaces)).
+    /// The interfaces through which it talks to others ([`facts::interfaces`]).
     pub interfaces: Vec<String>,
 }
 
