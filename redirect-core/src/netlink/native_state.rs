@@ -58,8 +58,20 @@ pub(super) enum SetKey {
 pub(super) struct SetState {
     pub(super) attributes: RawAttributes,
     pub(super) elements: Vec<RawAttributes>,
-    /// Key, whether an interval ends there, and the value or the object's name in a map: what a set means.
-    meaning: BTreeSet<(Vec<u8>, bool, Option<Vec<u8>>)>,
+    meaning: BTreeSet<Meaning>,
+}
+
+/// What an element of a set says, which is all that is compared.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Meaning {
+    /// None of the one that stands for all keys that no other has.
+    key: Option<Vec<u8>>,
+    /// The last key, where keys of several parts have ranges.
+    last_key: Option<Vec<u8>>,
+    /// Whether an interval ends before the key.
+    ends: bool,
+    /// The value, or the name of the object, in a map.
+    mapped: Option<Vec<u8>>,
 }
 
 /// One chain.
@@ -279,7 +291,7 @@ impl NativeState {
         let key = set_key(attributes, attribute::elements::SET, attribute::elements::SET_ID)?;
         let set = self.table_of(attributes, attribute::elements::TABLE)?.sets.entry(key).or_default();
         for (_, element) in attributes.find(attribute::elements::ELEMENTS)?.attributes() {
-            set.add(element.attributes())?;
+            set.add(element.attributes());
         }
         Some(())
     }
@@ -372,21 +384,20 @@ impl TableState {
 }
 
 impl SetState {
-    /// Takes in an element; none where it has no key.
-    pub(super) fn add(&mut self, element: Attributes<'_>) -> Option<()> {
+    /// Takes in an element.
+    pub(super) fn add(&mut self, element: Attributes<'_>) {
         self.elements.push(raw(element));
-        let (key, rest) = value(element.find(attribute::element::KEY)?)?;
-        let key = [key, rest].concat();
+        let key = |kind| element.find(kind).map(key_bytes);
+        let (key, last_key) = (key(attribute::element::KEY), key(attribute::element::KEY_END));
         let flags = element.find(attribute::element::FLAGS).and_then(Attribute::u32).unwrap_or_default();
         let ends = flags & abi::set::END_OF_INTERVAL != 0;
         // An interval's end at 0 is only the begin of what is in no interval.
-        if !ends || key.iter().any(|byte| *byte != 0) {
+        if !ends || key.iter().flatten().any(|byte| *byte != 0) {
             let mapped = element.find(attribute::element::DATA);
             let mapped = mapped.or_else(|| element.find(attribute::element::OBJECT));
             let mapped = mapped.map(|data| data.0.into());
-            self.meaning.insert((key, ends, mapped));
+            self.meaning.insert(Meaning { key, last_key, ends, mapped });
         }
-        Some(())
     }
 
     /// Whether it belongs to one rule and goes with it.
@@ -441,15 +452,9 @@ pub(super) fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Opt
     Some(SetKey::Name(name.into()))
 }
 
-/// The bytes of a value; of a verdict its code and chain.
-fn value(data: Attribute<'_>) -> Option<(&[u8], &[u8])> {
-    let data = data.attributes();
-    if let Some(value) = data.find(attribute::data::VALUE) {
-        return Some((value.0, &[]));
-    }
-    let verdict = data.find(attribute::data::VERDICT)?.attributes();
-    let chain = verdict.find(attribute::verdict::CHAIN).map(|chain| chain.0).unwrap_or_default();
-    Some((verdict.find(attribute::verdict::CODE)?.0, chain))
+/// The bytes of a key, or of what is no key.
+fn key_bytes(data: Attribute<'_>) -> Vec<u8> {
+    data.attributes().find(attribute::data::VALUE).unwrap_or(data).0.into()
 }
 
 #[cfg(test)]
@@ -510,7 +515,7 @@ mod tests {
             });
             element.u32(attribute::element::FLAGS, flags);
             let mut set = SetState::default();
-            set.add(element.attributes()).unwrap();
+            set.add(element.attributes());
             set.meaning
         };
         let end = abi::set::END_OF_INTERVAL;

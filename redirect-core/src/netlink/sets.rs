@@ -117,8 +117,7 @@ pub(super) fn state(ranges: &Ranges) -> SetState {
     for (key, ends) in elements {
         let mut body = Writer::default();
         element(&mut body, ranges.kind, key, ends);
-        // Every element has a key.
-        let _ = set.add(body.attributes());
+        set.add(body.attributes());
     }
     set
 }

@@ -115,7 +115,19 @@ fn a_map_to_another_object_is_another_map() {
     assert_eq!(maps, 3, "one of a map with a name, two of a rule's own");
 }
 
-/// Where elements of sets have this name in a dump.
+#[test]
+fn what_a_map_does_with_all_other_keys_and_where_a_range_of_pairs_ends_count() {
+    let dump = dump(dumps::EXTENDED);
+    let found = observed(&dump);
+    for part in [&b"istio-redirect\0"[..], &[192, 0, 2, 9, 0, 90]] {
+        let [at] = elements_that_name(&dump, part)[..] else { panic!("{part:?} is there once") };
+        let mut other = dump.clone();
+        other[at] ^= 1;
+        assert!(observed(&other).native() != found.native(), "{part:?}");
+    }
+}
+
+/// Where elements of sets have this name, or these bytes, in a dump.
 fn elements_that_name(dump: &[u8], name: &[u8]) -> Vec<usize> {
     let mut start = 0;
     let mut found = Vec::new();
