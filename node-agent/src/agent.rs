@@ -15,7 +15,7 @@ use crate::cluster::{Connection, LastSeen};
 use crate::confine;
 use crate::disk::Real;
 use crate::drift;
-use crate::fight::{Fight, suspect};
+use crate::fight::{Collisions, Fight, suspect};
 use crate::heal;
 use crate::install::{Conflist, Installer, Pass};
 use crate::kubeconfig;
@@ -35,8 +35,6 @@ use end::{Ends, depart, follow_daemon_set};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
-/// How long to wait after somebody wrote a file at the same moment as we did.
-const COLLISION_WAIT: Duration = Duration::from_millis(50);
 /// The least time between two events of a reason.
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
 /// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
@@ -78,10 +76,16 @@ pub async fn run(
     let drift =
         drift::Watch::new(settings.clone(), installer.clone(), cluster.clone(), metrics.clone(), wards);
     let drift = tokio::spawn(drift.run(changes.drift.subscribe()));
-    let repair =
-        repair::Controller::run(settings.clone(), installer.clone(), cluster.clone(), metrics.clone());
+    let repair = repair::Controller::run(
+        settings.clone(),
+        changes.drift.subscribe(),
+        installer.clone(),
+        cluster.clone(),
+        metrics.clone(),
+    );
     let repair = tokio::spawn(repair);
-    let taint = taint::keeper::Keeper::new(&settings, served.clone(), cluster.clone());
+    let taint =
+        taint::keeper::Keeper::new(&settings, changes.drift.subscribe(), served.clone(), cluster.clone());
     let taint = tokio::spawn(taint.run());
     let keeper = Keeper::new(settings.plugin.clone(), token.clone(), cluster.clone(), metrics.clone());
     let keeper = Arc::new(keeper);
@@ -152,6 +156,7 @@ struct Agent {
     fight: Fight,
     hold: Option<Hold>,
     failures: u32,
+    collisions: Collisions,
     /// Why the node's files cannot be watched.
     blind: Option<String>,
     /// The file that had our entry when all was well.
@@ -183,6 +188,7 @@ impl Agent {
             fight: Fight::default(),
             hold: None,
             failures: 0,
+            collisions: Collisions::default(),
             blind: None,
             settled: None,
             obstacle: None,
@@ -338,10 +344,13 @@ impl Agent {
         match done {
             Ok(Ok(pass)) => {
                 self.failures = 0;
+                self.collisions = Collisions::default();
                 self.settle(&pass)
             }
-            Ok(Err(error)) if error.is_collision() => Some(COLLISION_WAIT),
-            Ok(Err(error)) => Some(self.failed(error.label(), error.to_string())),
+            Ok(Err(error)) => {
+                let wait = if error.is_collision() { self.collisions.another() } else { None };
+                Some(wait.unwrap_or_else(|| self.failed(error.label(), error.to_string())))
+            }
             Err(error) => {
                 Some(self.failed("CREATE_CNI_CONFIG_FAILURE", format!("the pass panicked: {error}")))
             }

@@ -248,7 +248,7 @@ fn hint(error: &io::Error) -> &'static str {
         (io::ErrorKind::StorageFull, " (free some space on the node)"),
         (
             io::ErrorKind::WouldBlock,
-            " (another agent is at work on the node's directories; this one waits for it)",
+            " (another agent, or a run by hand, keeps the node's directories locked)",
         ),
         (
             io::ErrorKind::PermissionDenied,
@@ -308,7 +308,7 @@ impl FileAttributes {
 }
 
 /// Puts content at a path, at once and whole, so that it outlasts a power failure. On failure the path is as it was, and no temporary
-/// file stays.
+/// file stays; only where the last step failed, the sync of the directory, the new content is there and may be lost with the power.
 ///
 /// # Errors
 /// When a step fails.
@@ -371,7 +371,7 @@ pub(crate) fn moved() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "somebody else changed it at the same time")
 }
 
-/// Removes a file so that it stays away after a power failure. That there is none is fine.
+/// Removes a file so that it stays away after a power failure. That there is none is fine; that its removal lasts is up to who removed it.
 ///
 /// # Errors
 /// When it cannot.

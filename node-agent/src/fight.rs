@@ -12,6 +12,11 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// The longest wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// How long to wait after somebody wrote a file at the same moment as we did.
+const COLLISION_WAIT: Duration = Duration::from_millis(50);
+/// How often in a row that is nothing to speak of.
+const MOST_COLLISIONS: u32 = 20;
+
 /// The changes of others to what is ours.
 #[derive(Debug)]
 pub struct Fight {
@@ -90,9 +95,29 @@ const WRITERS: [(&str, &str, &str); 11] = [
     ("kindnet", "kindnet", "set ISTIO_OWNED_CNI_CONFIG=true"),
 ];
 
+/// Passes in a row in whose midst somebody else wrote. Another writer that never pauses keeps our entry out of its file, which is a failure like any.
+#[derive(Debug, Default)]
+pub struct Collisions(u32);
+
+impl Collisions {
+    /// How long to wait after another one before the next pass; none if there were too many.
+    pub fn another(&mut self) -> Option<Duration> {
+        self.0 += 1;
+        (self.0 <= MOST_COLLISIONS).then_some(COLLISION_WAIT)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_writer_that_never_pauses_is_a_failure_after_a_second() {
+        let mut collisions = Collisions::default();
+        let waited: Duration = std::iter::from_fn(|| collisions.another()).sum();
+        assert_eq!(waited, Duration::from_secs(1));
+        assert_eq!(collisions.another(), None, "until a pass comes through");
+    }
 
     #[test]
     fn waits_double_up_to_a_minute_and_calm_ends_them() {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,8 @@ pub struct Installer {
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
     /// What the installed plugin was asked last and answered with yes.
     asked: Mutex<Option<Asked>>,
+    /// Whether the names in the node's directories are known to outlast a power failure.
+    is_durable: AtomicBool,
 }
 
 /// A question that the plugin answered with yes.
@@ -86,9 +89,9 @@ pub enum Conflist {
 /// What a pass failed at.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// Having the node's directories for itself.
+    /// Having the node's directories for itself, and on disk as they are seen.
     #[error("cannot begin: {0}")]
-    Busy(#[source] DiskError),
+    Begin(#[source] DiskError),
     /// Copying binaries.
     #[error("cannot install the plugin: {0}")]
     Binaries(#[source] DiskError),
@@ -116,7 +119,7 @@ impl InstallError {
     #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
-            Self::Busy(_) | Self::Binaries(_) => "COPY_BINARIES_FAILURE",
+            Self::Begin(_) | Self::Binaries(_) => "COPY_BINARIES_FAILURE",
             Self::Kubeconfig(_) => "CREATE_KUBECONFIG_FAILURE",
             Self::Conflist(_) | Self::Template(_) | Self::Refused { .. } => "CREATE_CNI_CONFIG_FAILURE",
         }
@@ -127,7 +130,7 @@ impl InstallError {
     pub fn is_collision(&self) -> bool {
         match self {
             Self::Conflist(error) => error.error.kind() == io::ErrorKind::Interrupted,
-            Self::Busy(_)
+            Self::Begin(_)
             | Self::Binaries(_)
             | Self::Kubeconfig(_)
             | Self::Template(_)
@@ -141,7 +144,16 @@ impl Installer {
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
         let (token, entry) = (Arc::default(), RwLock::new(settings.entry.clone()));
-        Self { disk, plugin, settings, entry, token, compared: Mutex::default(), asked: Mutex::default() }
+        Self {
+            disk,
+            plugin,
+            settings,
+            entry,
+            token,
+            compared: Mutex::default(),
+            asked: Mutex::default(),
+            is_durable: AtomicBool::new(false),
+        }
     }
 
     /// The same with tokens of the plugin's own.
@@ -165,6 +177,33 @@ impl Installer {
     pub(crate) fn lock(&self) -> Result<Lock, DiskError> {
         let paths = &self.settings.paths;
         context(self.disk.lock(&[&paths.net, &paths.bin, &paths.run]), "lock", &paths.net)
+    }
+
+    /// Syncs the node's directories, unless that is known to be needless. A name that is as it should be may not be on disk yet: whoever gave
+    /// it may have been killed, or have failed, before the sync.
+    ///
+    /// # Errors
+    /// When a directory cannot be synced.
+    pub(crate) fn make_durable(&self) -> Result<(), DiskError> {
+        if self.is_durable.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let Paths { net, bin, run, .. } = &self.settings.paths;
+        // Binaries and kubeconfig before the entry that needs them.
+        for directory in [bin, run, net] {
+            match self.disk.sync_directory(directory) {
+                // Nothing waits to be written where there is nothing, nothing is written, or the file system has no such thing.
+                Err(error) if is_needless(error.kind()) => {}
+                synced => context(synced, "sync", directory)?,
+            }
+        }
+        self.is_durable.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// After a change that failed, the sync may be what failed.
+    pub(crate) fn note_durability<T, E>(&self, changed: Result<T, E>) -> Result<T, E> {
+        changed.inspect_err(|_| self.is_durable.store(false, Ordering::Relaxed))
     }
 
     /// The directory of the node that was removed while this container had it mounted: what is done there now, nobody sees.
@@ -224,7 +263,12 @@ impl Installer {
     /// # Errors
     /// At the first step that fails; later steps depend on it.
     pub fn pass(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
-        let _lock = self.lock().map_err(InstallError::Busy)?;
+        let _lock = self.lock().map_err(InstallError::Begin)?;
+        self.make_durable().map_err(InstallError::Begin)?;
+        self.note_durability(self.pass_locked(conflist))
+    }
+
+    fn pass_locked(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
         let mut pass = Pass::default();
         self.binaries(&mut pass).map_err(InstallError::Binaries)?;
         pass.kubeconfig = self.kubeconfig_locked().map_err(InstallError::Kubeconfig)?;
@@ -310,7 +354,8 @@ impl Installer {
     /// The service account's files cannot be read, the kubeconfig not be written, or another agent keeps working.
     pub fn kubeconfig(&self) -> Result<bool, DiskError> {
         let _lock = self.lock()?;
-        self.kubeconfig_locked()
+        self.make_durable()?;
+        self.note_durability(self.kubeconfig_locked())
     }
 
     /// As [`kubeconfig`](Self::kubeconfig), by who has the lock.
@@ -567,6 +612,12 @@ impl Installer {
         *asked = Some(Asked { at: Instant::now(), conf, files });
         Ok(())
     }
+}
+
+/// Whether an error of fsync(2) on a directory means that no name in it can be lost.
+fn is_needless(error: io::ErrorKind) -> bool {
+    use io::ErrorKind::{InvalidInput, NotFound, ReadOnlyFilesystem, Unsupported};
+    [NotFound, ReadOnlyFilesystem, InvalidInput, Unsupported].contains(&error)
 }
 
 /// A configuration as the plugin's own parser reads it, or what that says against it.

@@ -168,7 +168,14 @@ pub fn remove_patiently(installer: &Installer) -> Result<(), Vec<RemovalError>> 
 /// Everything that could not be removed.
 pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
     let _lock = installer.lock().map_err(|error| vec![RemovalError::from(error)])?;
-    let (mut errors, may_call) = remove_entries(installer);
+    installer.note_durability(remove_locked(installer))
+}
+
+fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
+    // What cannot be synced is tried all the same, so that at least a runtime that looks now does not call what is gone.
+    let mut errors: Vec<RemovalError> = installer.make_durable().err().map(Into::into).into_iter().collect();
+    let (resisting, may_call) = remove_entries(installer);
+    errors.extend(resisting);
     errors.extend(hidden(installer));
     if may_call {
         errors.push(RemovalError::Kept);

@@ -19,7 +19,7 @@ use crate::plan::Obstacle;
 use crate::ready::Reason;
 use crate::settings::Paths;
 
-/// How often it is tried again where somebody else writes a file at the same moment, or has the directories to himself.
+/// How often it is tried where somebody else writes a file at the same moment.
 const ATTEMPTS: u32 = 20;
 /// How long it waits in between.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -134,6 +134,23 @@ impl PluginToken {
         }
     }
 
+    /// What the plugin does while no new token is granted, for people.
+    fn outlook(&self) -> &'static str {
+        let inherited = self.inherited().clone();
+        let is_asked_first = matches!(*self.held(), Held::Unknown);
+        match self.choose(inherited) {
+            Some(_) => "the plugin goes on with the token it has, which will end",
+            None if is_asked_first => {
+                "unless an agent before has left one that works, the plugin uses the agent's own token, which Kubernetes rejects once this \
+                 pod is gone: until the next agent runs, no pod of the mesh will start"
+            }
+            None => {
+                "the plugin uses the agent's own token, which Kubernetes rejects once this pod is gone: until the next agent runs, \
+                 no pod of the mesh will start"
+            }
+        }
+    }
+
     /// Whether a token says that it is of the plugin's account and has time left.
     fn is_good(&self, token: &str) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -320,14 +337,9 @@ impl Keeper {
         if !refusal.begins(Instant::now()) {
             return;
         }
-        let uses = if self.token.choose(None).is_some() {
-            "the plugin goes on with the token it has, which will end"
-        } else {
-            "the plugin uses the agent's own token, which Kubernetes rejects once this pod is gone: until the next agent runs, \
-             no pod of the mesh will start"
-        };
         let text = format!(
-            "{error}; {uses}. Apply the service account and the roles istio-cni-plugin of deploy/istio-cni-node.yaml"
+            "{error}; {}. Apply the service account and the roles istio-cni-plugin of deploy/istio-cni-node.yaml",
+            self.token.outlook()
         );
         log::warn!(target: SCOPE, "{text}");
         if let Ok(cluster) = self.connection.get() {
@@ -360,13 +372,16 @@ mod tests {
     fn what_an_agent_before_wrote_goes_on_while_nobody_answers() {
         let token = plugin_token();
         let good = jwt(SUBJECT, 3600);
+        assert!(token.outlook().starts_with("unless an agent before"), "nobody has read what is written");
         assert_eq!(token.choose(Some(good.clone())), Some(good.clone()));
         for other in [jwt(SUBJECT, 5), jwt("system:serviceaccount:mesh:istio-cni", 3600), "opaque".to_owned()]
         {
             assert_eq!(token.choose(Some(other.clone())), None, "{other}");
         }
         assert_eq!(PluginToken::default().choose(Some(good.clone())), None, "without an account");
+        assert!(token.outlook().starts_with("the plugin goes on with"), "{}", token.outlook());
         token.hold(Held::Nothing);
+        assert!(token.outlook().starts_with("the plugin uses the agent's own"), "{}", token.outlook());
         assert_eq!(token.choose(Some(good)), None, "the account is gone, and its tokens are");
     }
 

@@ -165,7 +165,7 @@ pub struct Identity {
     pub daemon_set: String,
 }
 
-/// What the drift watch is told.
+/// What the drift watch is told, and whoever else plans pods as the plugin does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriftSettings {
     /// How often it looks, if at all.

@@ -253,3 +253,26 @@ fn a_pod_that_is_redirected_and_fails_again_is_looked_at_again_and_not_changed()
     let message = api.events_about("web").remove(1)["message"].to_string();
     assert!(message.contains("in force already"), "{message}");
 }
+
+#[test]
+fn what_the_settings_folder_says_at_present_counts() {
+    let mut node = node();
+    let folder = node.path("settings");
+    fs::create_dir(&folder).expect("makes");
+    node.set("SETTINGS_DIR", &folder.display().to_string());
+    let range = folder.join("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR");
+    fs::write(&range, "127.7.0.0/16").expect("writes");
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    proc.add_of(77, WEB, &web.path());
+    let api = Api::start(&mut node);
+    let _agent = node.start_ready();
+    fs::write(&range, "127.9.0.0/16").expect("writes");
+    wait(&node, "the new settings", || {
+        node.log().contains("the settings in the settings folder have changed")
+    });
+    api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2"])));
+    wait_at_least(&node, SUCCESS, 1.0);
+    assert!(rules(&web).contains("127.9.0.0/16"), "{}", rules(&web));
+}

@@ -14,6 +14,7 @@ use netns_apply::pod::Outside;
 use netns_apply::{ApplyOptions, Programs, apply, verify};
 use redirect_core::pod::{Decision, PodFacts};
 use serde_json::Value;
+use tokio::sync::watch::Receiver;
 
 use super::action::{Outcome, Trouble};
 use super::filter::{Broken, Filter, Verdict};
@@ -22,7 +23,7 @@ use crate::cluster::{Cluster, PodsError};
 use crate::drift::Rules;
 use crate::install::Installer;
 use crate::plugin_conf::plugin_conf;
-use crate::settings::Settings;
+use crate::settings::{DriftSettings, Settings};
 
 /// How long somebody else may be at work in a pod's network namespace.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,8 +36,8 @@ pub struct Mender {
     /// Where the runtime's network namespaces are mounted, and the host's processes.
     mounted: PathBuf,
     proc: PathBuf,
-    /// What the runtime's environment says for all pods.
-    environment: Vec<(&'static str, String)>,
+    /// What the container runtime's environment says is part of it, and may change while the agent runs.
+    drift: Receiver<DriftSettings>,
 }
 
 /// A pod that is to be redirected.
@@ -63,13 +64,8 @@ pub(crate) struct Mended {
 impl Mender {
     /// Nothing is looked at yet.
     #[must_use]
-    pub fn new(settings: &Settings, installer: Arc<Installer>) -> Self {
-        Self {
-            installer,
-            mounted: settings.paths.netns.clone(),
-            proc: settings.paths.proc.clone(),
-            environment: settings.drift.environment.clone(),
-        }
+    pub fn new(settings: &Settings, drift: Receiver<DriftSettings>, installer: Arc<Installer>) -> Self {
+        Self { installer, mounted: settings.paths.netns.clone(), proc: settings.paths.proc.clone(), drift }
     }
 
     /// Redirects a broken pod, if it is broken still.
@@ -103,7 +99,7 @@ impl Mender {
         let practice = Practice {
             mounted: self.mounted.clone(),
             proc: self.proc.clone(),
-            rules: Rules::of(&conf, &self.environment),
+            rules: Rules::of(&conf, &self.drift.borrow().environment),
         };
         let mended = tokio::task::spawn_blocking(move || practice.mend(&patient)).await;
         let panicked =

@@ -24,11 +24,12 @@ use cluster_client::{AccessError, Outage, Pauses};
 use cni_core::signs::COULD_NOT_BE;
 use serde_json::Value;
 use tokio::sync::Notify;
+use tokio::sync::watch::Receiver;
 
 use crate::cluster::{Cluster, Connection, PodEvent, PodsError, SeenPod, Selection, Telling, WatchEnd};
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel, WatchLabel};
-use crate::settings::Settings;
+use crate::settings::{DriftSettings, Settings};
 use action::{Action, Outcome, Trouble};
 use filter::{Broken, Filter, Sound, Verdict};
 use in_place::Mender;
@@ -75,6 +76,7 @@ impl Controller {
     /// Works for ever, if the settings ask for anything.
     pub async fn run(
         settings: Settings,
+        drift: Receiver<DriftSettings>,
         installer: Arc<Installer>,
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
@@ -101,7 +103,7 @@ impl Controller {
         metrics.repair.start_at_nought(action);
         log::info!(target: SCOPE, action = action.word(), fields = selection.fields.as_str(), labels = selection.labels.as_str(); "watching for broken pods");
         let label = repair.label.clone();
-        let mender = Mender::new(&settings, installer);
+        let mender = Mender::new(&settings, drift, installer);
         let (queue, outage) = <(Mutex<Queue>, Mutex<Outage>)>::default();
         let (news, room) = <(Notify, Notify)>::default();
         let controller =

@@ -116,7 +116,11 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     let by_template = (has_template, "the template in CNI_NETWORK_CONFIG says what the plugin is told");
     let in_place = raw.is_on("REPAIR_ENABLED") && raw.is_on("REPAIR_REPAIR_PODS");
     let is_healed = is_watched && raw.is_on("DRIFT_HEAL");
-    let by_no_watch = (!is_watched, "only the drift watch uses it, and DRIFT_WATCH_INTERVAL is not set");
+    let is_probed = raw.is_on("TAINT_PROBE") && (raw.is_on("NODE_TAINT") || raw.is_on("NODE_CONDITION"));
+    let by_no_plan = (
+        !is_watched && !in_place && !is_probed,
+        "only the drift watch, repairs in place and the probe of the node's taint use it, and none of them is on",
+    );
     let cases = [
         ("ISTIO_OWNED_CNI_CONFIG", (!is_chained, "CHAINED_CNI_PLUGIN is false")),
         ("ISTIO_OWNED_CNI_CONFIG_FILENAME", (!is_owned, "ISTIO_OWNED_CNI_CONFIG is false")),
@@ -159,9 +163,9 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
             "DRIFT_HEAL",
             (!is_watched, "only what the drift watch finds is mended, and DRIFT_WATCH_INTERVAL is not set"),
         ),
-        ("ISTIO_OUTBOUND_OWNER_GROUPS", by_no_watch),
-        ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", by_no_watch),
-        ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", by_no_watch),
+        ("ISTIO_OUTBOUND_OWNER_GROUPS", by_no_plan),
+        ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", by_no_plan),
+        ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", by_no_plan),
     ];
     let mut told: Vec<&str> = Vec::new();
     let mut notices = Vec::new();

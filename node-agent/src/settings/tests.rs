@@ -105,6 +105,21 @@ fn the_drift_watch_is_off_unless_it_is_told_how_often() {
         let problems = read(&[], &[("DRIFT_WATCH_INTERVAL", wrong)]).expect_err("problems");
         assert!(problems[0].starts_with(&format!("DRIFT_WATCH_INTERVAL: {wrong:?}: {why}")), "{problems:?}");
     }
+    let watched = ("DRIFT_WATCH_INTERVAL", "1m");
+    let in_place = ("REPAIR_REPAIR_PODS", "true");
+    let condition = ("NODE_CONDITION", "true");
+    for (env, is_told) in [
+        (&[wide][..], true),
+        (&[wide, watched], false),
+        (&[wide, in_place], false),
+        (&[wide, condition], false),
+        (&[wide, condition, ("TAINT_PROBE", "false")], true),
+    ] {
+        let told = notices(&[], env)
+            .iter()
+            .any(|notice| notice.starts_with("ISTIO_OUTBOUND_OWNER_GROUPS has no effect"));
+        assert_eq!(told, is_told, "{env:?}");
+    }
     let [notice] = &notices(&[], &[("MOUNTED_CNI_NETNS_DIR", "/x")])[..] else { panic!("one notice") };
     assert!(notice.contains("MOUNTED_CNI_NETNS_DIR has no effect"), "{notice}");
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use cluster_client::{Outage, Pauses};
 use k8s_openapi::jiff::{Timestamp, Unit};
+use tokio::sync::watch::Receiver;
 
 use super::metrics::change;
 use super::node::{Node, Wanted};
@@ -15,7 +16,7 @@ use crate::drift::Rules;
 use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
 use crate::serve::Served;
-use crate::settings::Settings;
+use crate::settings::{DriftSettings, Settings};
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -24,7 +25,7 @@ pub const COMPONENT: &str = "cni-taint";
 /// How often the agent looks whether its node is fit for pods: until it is, and then.
 const LOOK_UNFIT: Duration = Duration::from_secs(1);
 const LOOK_FIT: Duration = Duration::from_secs(10);
-/// How long it holds that a probe namespace was redirected, and that it was not.
+/// How long it holds, of the same rules, that a probe namespace was redirected, and that it was not.
 const PROBE_HOLDS: Duration = Duration::from_secs(300);
 const FAILURE_HOLDS: Duration = Duration::from_secs(10);
 /// How often the node's object is looked at although nothing has changed here.
@@ -38,12 +39,13 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Keeps the taint and the condition of the agent's node.
 pub struct Keeper {
     settings: Settings,
+    /// What the container runtime's environment says is part of it, and may change while the agent runs.
+    drift: Receiver<DriftSettings>,
     served: Arc<Served>,
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
     steady: Steady,
-    /// When a redirection was tried last, and what came of it.
-    probed: Option<(Instant, Verdict)>,
+    probed: Option<Probed>,
     /// The verdict, and what it meant, when the node's object was last as it should be.
     settled: Option<(Verdict, Judgement, Instant)>,
     truce: Truce,
@@ -51,11 +53,33 @@ pub struct Keeper {
     pauses: Pauses,
 }
 
+/// A redirection that was tried.
+struct Probed {
+    at: Instant,
+    /// What pods' rules were to be, or why that could not be told.
+    rules: Result<Rules, String>,
+    verdict: Verdict,
+}
+
+impl Probed {
+    /// Whether trying again would say nothing new.
+    fn holds(&self, rules: &Result<Rules, String>) -> bool {
+        let holds = if self.verdict == Verdict::Verified { PROBE_HOLDS } else { FAILURE_HOLDS };
+        self.rules == *rules && self.at.elapsed() < holds
+    }
+}
+
 impl Keeper {
     /// Nothing is looked at yet.
     #[must_use]
-    pub fn new(settings: &Settings, served: Arc<Served>, connection: Arc<Connection>) -> Self {
+    pub fn new(
+        settings: &Settings,
+        drift: Receiver<DriftSettings>,
+        served: Arc<Served>,
+        connection: Arc<Connection>,
+    ) -> Self {
         Self {
+            drift,
             steady: Steady::new(settings.taint.after),
             settings: settings.clone(),
             metrics: served.metrics.clone(),
@@ -131,17 +155,23 @@ impl Keeper {
         if !self.settings.taint.probe {
             return Verdict::Verified;
         }
-        if let Some((at, verdict)) = &self.probed {
-            let holds = if *verdict == Verdict::Verified { PROBE_HOLDS } else { FAILURE_HOLDS };
-            if at.elapsed() < holds {
-                return verdict.clone();
-            }
-        }
         let (installer, environment) =
-            (self.served.installer.clone(), self.settings.drift.environment.clone());
+            (self.served.installer.clone(), self.drift.borrow().environment.clone());
+        let rules = tokio::task::spawn_blocking(move || {
+            plugin_conf(&installer).map(|conf| Rules::of(&conf, &environment))
+        });
+        let rules = rules.await.unwrap_or_else(|error| Err(error.to_string()));
+        if let Some(probed) = self.probed.as_ref().filter(|probed| probed.holds(&rules)) {
+            return probed.verdict.clone();
+        }
+        let verdict = self.probe(rules.clone()).await;
+        self.probed = Some(Probed { at: Instant::now(), rules, verdict: verdict.clone() });
+        verdict
+    }
+
+    async fn probe(&self, rules: Result<Rules, String>) -> Verdict {
         let probed = tokio::task::spawn_blocking(move || {
-            let conf = plugin_conf(&installer).map_err(ProbeError::Failed)?;
-            probe(&Rules::of(&conf, &environment))
+            rules.map_err(ProbeError::Failed).and_then(|rules| probe(&rules))
         });
         let probed = probed.await.unwrap_or_else(|error| Err(ProbeError::Failed(error.to_string())));
         let (result, verdict) = match probed {
@@ -152,7 +182,6 @@ impl Keeper {
             Err(error @ ProbeError::Failed(_)) => ("failed", Verdict::ProbeFailed(error.to_string())),
         };
         self.metrics.taint.probes.get_or_create(&ResultLabel { result }).inc();
-        self.probed = Some((Instant::now(), verdict.clone()));
         verdict
     }
 
@@ -272,18 +301,29 @@ impl Keeper {
                 Verdict::ProbeImpossible("the agent and its plugin were removed from this node".to_owned());
             let mut said = gone.condition(&taint.condition_type);
             "Removed".clone_into(&mut said.reason);
-            if let Some(patch) = node.condition_patch(&said, &now()) {
-                let _ = cluster.patch_node_status(node.name(), patch).await;
-            }
-            if !taint.keeps_taint {
-                return Ok(());
-            }
-            let done = cluster.set_taint(&node, &taint.taint, &taint.old_keys, Wanted::Free).await;
-            done.map(drop).map_err(|error| error.to_string())
+            let said = match node.condition_patch(&said, &now()) {
+                Some(patch) => cluster.patch_node_status(node.name(), patch).await.map(drop),
+                None => Ok(()),
+            };
+            // The node is freed also where that cannot be said.
+            let freed = if taint.keeps_taint {
+                cluster.set_taint(&node, &taint.taint, &taint.old_keys, Wanted::Free).await.map(drop)
+            } else {
+                Ok(())
+            };
+            said.and(freed).map_err(|error| error.to_string())
         });
         let slow = |_| Err(format!("no answer within {END_PATIENCE:?}"));
         if let Err(error) = left.await.unwrap_or_else(slow) {
-            log::warn!(target: SCOPE, "the node may keep its taint, for which kubectl taint nodes {} {}- helps: {error}", settings.identity.node, taint.taint.key);
+            let remedy = if taint.keeps_taint {
+                format!(
+                    "; where it keeps its taint, kubectl taint nodes {} {}- removes it",
+                    settings.identity.node, taint.taint.key
+                )
+            } else {
+                String::new()
+            };
+            log::warn!(target: SCOPE, "the node's condition {} may stay as it was{remedy}: {error}", taint.condition_type);
         }
     }
 

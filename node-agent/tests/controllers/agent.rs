@@ -200,3 +200,43 @@ fn a_node_that_is_replaced_in_the_moment_of_a_change_is_looked_at_anew() {
     wait(&node, "the event", || api.events_about(NAME).last().is_some_and(|reason| reason == "NodeTainted"));
     assert_eq!(api.events_about(NAME), ["NodeFreed", "NodeTainted"]);
 }
+
+/// What the runtime's environment says holds for every pod, so a probe is made with it, and made anew when it changes.
+#[test]
+fn a_node_is_verified_by_what_the_settings_folder_says_at_present() {
+    let (mut node, api) = born_tainted();
+    let folder = node.path("settings");
+    fs::create_dir(&folder).expect("makes");
+    node.set("SETTINGS_DIR", &folder.display().to_string());
+    node.set("TAINT_PROBE", "true");
+    let _agent = node.start_ready();
+    wait_condition(&node, &api, "True");
+    let range = folder.join("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR");
+    fs::write(&range, "nonsense").expect("writes");
+    wait_condition(&node, &api, "False");
+    assert_eq!(condition(&api).1, "ProbeFailed", "{}", node.log());
+    fs::remove_file(&range).expect("removes");
+    wait_condition(&node, &api, "True");
+}
+
+/// What an agent cannot take back is told to whoever has to.
+#[test]
+fn what_cannot_be_said_at_the_end_is_logged() {
+    for keeps_taint in ["true", "false"] {
+        let (mut node, api) = born_tainted();
+        node.set("NODE_TAINT", keeps_taint);
+        node.set("NODE_CONDITION", "true");
+        let agent = node.start_ready();
+        wait_condition(&node, &api, "True");
+        if keeps_taint == "true" {
+            wait_tainted(&node, &api, NAME, false);
+        }
+        api.remove(AGENTS);
+        api.fail_always(STATUS, Fault::Status(500));
+        assert_eq!(agent.end(), Some(0));
+        let log = node.log();
+        assert!(log.contains("the plugin is removed"), "{log}");
+        assert!(log.contains("the node's condition cni.istio.io/Ready may stay as it was"), "{log}");
+        assert_eq!(log.contains("kubectl taint nodes node-1"), keeps_taint == "true", "{log}");
+    }
+}

@@ -27,7 +27,7 @@ pub const METRICS: &[Described] = &[
     Described { name: "istio_cni_taint_controller_changes_total", kind: "counter", labels: "change,result", help: "Changes of nodes' taints (add, remove), by how each ended: done, gone, changed (somebody else was faster), refused, rejected, unanswered" },
     Described { name: "istio_cni_taint_controller_delay_seconds", kind: "histogram", labels: "", help: "How long after it was due a change was done" },
     Described { name: "istio_cni_taint_controller_queue_nodes", kind: "gauge", labels: "", help: "Nodes that wait to be looked at, now or later" },
-    Described { name: "istio_cni_taint_controller_queue_overflows_total", kind: "counter", labels: "", help: "Nodes that did not fit into the queue; all are looked at again when it is empty" },
+    Described { name: "istio_cni_taint_controller_queue_overflows_total", kind: "counter", labels: "", help: "Nodes that did not fit into the queue; they are looked at when it is empty" },
     Described { name: "istio_cni_taint_controller_watch_restarts_total", kind: "counter", labels: "watch", help: "Times a watch had to be made anew: nodes, pods" },
     Described { name: "istio_cni_taint_controller_events_total", kind: "counter", labels: "result", help: "Events sent to the API server: sent, failed" },
 ];
