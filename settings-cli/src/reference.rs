@@ -9,15 +9,15 @@ use std::fmt::Write;
 pub fn reference() -> String {
     let mut page = String::from(
         "# Settings\n\n\
-         Every setting of `istio-iptables`, `istio-validation` and, through annotations, of `istio-cni`. This page is\n\
-         made from the settings table in `redirect-core`; a test keeps the two the same.\n\n\
-         What holds: default, then environment, then flag; for a pod: default for pods, then annotation. Of several\n\
-         variables the last one given here wins, of several annotations the first. A boolean is `true` or `false`,\n\
-         `1` or `0`, `t` or `f`. Lists are separated by commas. What cannot be read in a flag, a variable or an\n\
-         annotation is an error, and all errors are told together. Only a variable of a pod's container `istio-proxy` that\n\
-         is no boolean counts as false, with a warning, as in the reference; `istio-validation` in that pod refuses it.\n\
-         A name that is nearly one of these (`ISTIO_INBOUND_PORT`) is warned of, with the one that is meant; so is a\n\
-         setting that is given and not in force, in the words that stand here.\n",
+         Every setting of `istio-iptables`, of `istio-validation` and, through annotations, of `istio-cni`. This page is\n\
+         generated from the settings table in `redirect-core`; a test keeps the two the same.\n\n\
+         A flag overrides the environment, and the environment overrides the default; for a pod, an annotation overrides the\n\
+         default for pods. If several variables are given, the last one listed here wins; of several annotations, the first. A\n\
+         boolean is `true` or `false`, `1` or `0`, `t` or `f`. Lists are separated by commas. A flag, variable or annotation that\n\
+         cannot be read is an error, and all errors are reported together. There is one exception: a variable of a pod's container\n\
+         `istio-proxy` that is no boolean counts as false, with a warning, as in the reference; `istio-validation` in that pod refuses it.\n\
+         A name that is nearly one of these (`ISTIO_INBOUND_PORT`) causes a warning that names the one that is meant; so does a\n\
+         setting that is given and has no effect, in the words used here.\n",
     );
     for setting in SETTINGS {
         section(setting, &mut page);
