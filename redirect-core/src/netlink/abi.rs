@@ -222,7 +222,6 @@ pub mod attribute {
     }
     pub mod object_reference {
         pub const TYPE: u16 = 1;
-        pub const SOURCE: u16 = 3;
         pub const SET: u16 = 4;
         pub const SET_ID: u16 = 5;
     }

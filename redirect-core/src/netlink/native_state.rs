@@ -368,13 +368,16 @@ impl TableState {
 
     /// Whether two references choose the same objects for the same packets; none where they are not references by known maps.
     fn same_object_map(&self, one: Attribute<'_>, other: &Self, two: Attribute<'_>) -> Option<bool> {
-        let source = |element| match reading::name_and_data(element)? {
-            ("objref", data) => data.find(attribute::object_reference::SOURCE)?.u32(),
+        use attribute::object_reference::{SET, SET_ID};
+        // The map's name is the kernel's, or its number a transaction's.
+        let all_but_the_map = |element| match reading::name_and_data(element)? {
+            ("objref", data) => Some(data.filter(|(kind, _)| ![SET, SET_ID].contains(kind))),
             _ => None,
         };
         let (found, wanted) = (self.set_of(one)?, other.set_of(two)?);
         let is_same_kind = found.object_type() == wanted.object_type();
-        Some(source(one)? == source(two)? && is_same_kind && found.meaning == wanted.meaning)
+        let is_same_choice = all_but_the_map(one)?.eq(all_but_the_map(two)?);
+        Some(is_same_choice && is_same_kind && found.meaning == wanted.meaning)
     }
 
     /// The set that an expression uses.

@@ -101,6 +101,19 @@ fn native_tables_that_somebody_extended_are_put_back_as_they_were() {
     );
 }
 
+/// No kernel answers so; what is read of it is still put back.
+#[test]
+fn a_reference_that_does_not_say_what_it_looks_up_is_put_back_as_it_was() {
+    let mut dump = dump(dumps::EXTENDED);
+    // The register that the map is looked up with, and the name of the map.
+    let reference = b"\x08\0\x03\0\0\0\0\x01\x0e\0\x04\0__objmap0\0";
+    let at = dump.windows(reference.len()).position(|bytes| bytes == reference).unwrap();
+    dump[at + 2] = 19;
+    let found = observed(&dump);
+    let (_, again) = changed(&Observed::at(1), found.native());
+    assert!(again.native() == found.native());
+}
+
 #[test]
 fn a_map_to_another_object_is_another_map() {
     let dump = dump(dumps::EXTENDED);
