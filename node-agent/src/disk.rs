@@ -248,7 +248,7 @@ fn hint(error: &io::Error) -> &'static str {
         (io::ErrorKind::StorageFull, " (free some space on the node)"),
         (
             io::ErrorKind::WouldBlock,
-            " (another agent, or a run by hand, keeps the node's directories locked)",
+            " (another agent is at work on the node's directories, or a run by hand)",
         ),
         (
             io::ErrorKind::PermissionDenied,
