@@ -15,6 +15,7 @@ miri() {
     cargo +nightly miri test --locked --quiet --package "$package" --lib -- "$@"
 }
 
+# The skipped one fills a set to its limit: too many steps for an interpreter.
 miri redirect-core values:: parse:: rule:: settings:: differences:: redirect:: trace::set \
-    netlink::foreign netlink::reading netlink::sets netlink::wire netlink::xt
+    netlink::foreign netlink::reading netlink::sets netlink::wire netlink::xt --skip so_many_elements_are_kept_and_no_more
 miri logging entry:: flags:: level::
