@@ -274,6 +274,7 @@ fn holds_plans_table(name: &TableName, table: Table) -> bool {
     match name.family {
         TableFamily::Inet => name.name == nft_table(table),
         TableFamily::Ip | TableFamily::Ip6 => name.name == table.name(),
+        TableFamily::Netdev => false,
     }
 }
 

@@ -290,9 +290,12 @@ fn behind_a_map(port: u16, statement: Statement) -> Rules {
     let rule = |statement| SeenRule { statements: [statement].into(), ..SeenRule::default() };
     // Before nat, which rewrites the port.
     let base = Base { hook: Hook::Output, priority: -150, is_nat: false, drops: false, reroutes: false };
-    let output =
-        ChainState { base: Some(base), rules: [rule(Statement::Map(map)), rule(Statement::Drop)].into() };
-    let refused = ChainState { base: None, rules: [rule(Statement::Reject)].into() };
+    let output = ChainState {
+        base: Some(base),
+        rules: [rule(Statement::Map(map)), rule(Statement::Drop)].into(),
+        ..ChainState::default()
+    };
+    let refused = ChainState { base: None, rules: [rule(Statement::Reject)].into(), ..ChainState::default() };
     with_table_of([("output", output), ("refused", refused)])
 }
 
@@ -323,7 +326,7 @@ fn connections_are_left_untracked_until_they_are_tracked() {
 fn beside(priority: i32, is_nat: bool, statement: Statement) -> Fate {
     let base = Base { hook: Hook::Output, priority, is_nat, drops: false, reroutes: false };
     let rule = SeenRule { statements: [statement].into(), ..SeenRule::default() };
-    let chain = ChainState { base: Some(base), rules: [rule].into() };
+    let chain = ChainState { base: Some(base), rules: [rule].into(), ..ChainState::default() };
     with_table_of([("output", chain)]).fate(&app("192.0.2.1:80"))
 }
 
@@ -477,7 +480,7 @@ fn packets_of_one_family_have_no_address_of_the_other() {
             };
             let base =
                 Base { hook: Hook::Prerouting, priority: 0, is_nat: false, drops: false, reroutes: false };
-            let chain = ChainState { base: Some(base), rules: [rule].into() };
+            let chain = ChainState { base: Some(base), rules: [rule].into(), ..ChainState::default() };
             let mut ruleset = Ruleset::default();
             let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
             ruleset.table(name).chains.insert("in".into(), chain);
