@@ -50,6 +50,7 @@ pub mod pod;
 pub mod pod_json;
 mod redirect;
 pub mod render;
+pub mod route_tables;
 pub mod routing;
 pub mod rule;
 pub mod settings;

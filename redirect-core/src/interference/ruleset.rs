@@ -1,8 +1,10 @@
 //! Everything that hangs on the hooks of a network namespace, whoever made it: tables, chains, rules as far as they are
 //! understood.
 
+mod hooks;
 mod lookup;
 
+pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Among, Selector, VerdictMap};
 
 use crate::{
@@ -34,6 +36,8 @@ pub enum TableFamily {
     Ip6,
     /// Both.
     Inet,
+    /// What interfaces receive and send, of any protocol. Its chains hang on no hook of IP.
+    Netdev,
 }
 
 impl TableFamily {
@@ -44,6 +48,7 @@ impl TableFamily {
             Self::Ip => "ip",
             Self::Ip6 => "ip6",
             Self::Inet => "inet",
+            Self::Netdev => "netdev",
         }
     }
 
@@ -51,7 +56,7 @@ impl TableFamily {
     #[must_use]
     pub const fn covers(self, family: Family) -> bool {
         match (self, family) {
-            (Self::Inet, _) | (Self::Ip, Family::V4) | (Self::Ip6, Family::V6) => true,
+            (Self::Inet | Self::Netdev, _) | (Self::Ip, Family::V4) | (Self::Ip6, Family::V6) => true,
             (Self::Ip, Family::V6) | (Self::Ip6, Family::V4) => false,
         }
     }
@@ -91,6 +96,9 @@ impl fmt::Display for TableName {
 pub struct Ruleset {
     /// Each by its name.
     pub tables: BTreeMap<TableName, TableState>,
+    /// What hangs on the hooks, in the order in which the kernel asks it. `None` if the kernel cannot list it (before Linux 5.14,
+    /// or without `CONFIG_NETFILTER_NETLINK_HOOK`).
+    pub hooks: Option<HookList>,
     /// How many elements of sets rules have looked up.
     pub(crate) looked_up: usize,
 }
@@ -116,8 +124,12 @@ pub struct TableState {
 /// A chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChainState {
-    /// Where it hangs, if it hangs on a hook.
+    /// Its number in its table. A chain that was made later has a higher one. 0 where the kernel does not say (legacy tables).
+    pub handle: u64,
+    /// Where it hangs, if it hangs on a hook of IP.
     pub base: Option<Base>,
+    /// Where it hangs, if it hangs on interfaces.
+    pub device: Option<DeviceBase>,
     /// Its rules, in order.
     pub rules: Vec<SeenRule>,
 }
@@ -135,6 +147,28 @@ pub struct Base {
     pub drops: bool,
     /// Whether a packet of a local process is routed again behind it, where it has another mark or address by then.
     pub reroutes: bool,
+}
+
+/// Where a base chain hangs on interfaces: in family netdev, or as `ingress` of family inet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceBase {
+    /// Whether it meets what the interfaces receive or send.
+    pub direction: Direction,
+    /// The interfaces, as the chain names them. A name may end in `*`.
+    pub devices: Vec<String>,
+    /// The lowest goes first.
+    pub priority: i32,
+    /// Whether its policy is to drop.
+    pub drops: bool,
+}
+
+/// A direction of an interface. Closed: there is no third.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// What it receives, before prerouting.
+    Ingress,
+    /// What it sends, behind postrouting.
+    Egress,
 }
 
 /// A rule, as far as it is understood.

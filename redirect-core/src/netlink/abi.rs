@@ -69,6 +69,7 @@ pub mod family {
     pub const UNSPECIFIED: u8 = 0;
     pub const INET: u8 = 1;
     pub const IPV4: u8 = 2;
+    pub const NETDEV: u8 = 5;
     pub const IPV6: u8 = 10;
 }
 

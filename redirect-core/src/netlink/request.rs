@@ -74,6 +74,7 @@ pub fn elements(sequence: u32, of: TableFamily, table: &str, set: &str) -> Vec<u
         TableFamily::Ip => family::IPV4,
         TableFamily::Ip6 => family::IPV6,
         TableFamily::Inet => family::INET,
+        TableFamily::Netdev => family::NETDEV,
     };
     question(kind::GET_SET_ELEMENT, flags::DUMP, sequence, family, |body| {
         body.text(attribute::elements::TABLE, table);

@@ -1,0 +1,278 @@
+//! Policy rules and routes of a network namespace, whoever added them: what the kernel asks about every packet.
+//!
+//! [`routing`](crate::routing) is about what a plan needs; this is about all that is there.
+
+use crate::values::Family;
+use alloc::{string::String, vec::Vec};
+use core::fmt;
+use ipnet::IpNet;
+
+/// The table of the namespace's own addresses (`RT_TABLE_LOCAL`).
+pub const LOCAL_TABLE: u32 = 255;
+/// The table that routes belong to unless another is named (`RT_TABLE_MAIN`).
+pub const MAIN_TABLE: u32 = 254;
+/// The table behind it, usually empty (`RT_TABLE_DEFAULT`).
+pub const DEFAULT_TABLE: u32 = 253;
+
+/// Policy rules and routes of both families.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RouteTables {
+    /// Its policy rules, each family's in the order in which the kernel asks them.
+    pub rules: Vec<PolicyRule>,
+    /// Its routes that are in use, as the kernel lists them. A route through an interface that is down is not among them.
+    pub routes: Vec<Route>,
+    /// Whether the interface `lo` is up. Nothing reaches the namespace's own addresses without it.
+    pub loopback_is_up: bool,
+    /// Whether everything has been read. If not, the namespace has more routes than were read, and what is not in
+    /// [`routes`](Self::routes) may exist all the same.
+    pub complete: bool,
+}
+
+/// A policy rule. A packet that meets all its conditions (or, with `not`, fails one) meets its action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyRule {
+    /// Its family.
+    pub family: Family,
+    /// The lowest goes first.
+    pub priority: u32,
+    /// Whether it concerns the packets that do not meet all its conditions.
+    pub not: bool,
+    /// The packet's mark has this value in the bits of the mask: (value, mask).
+    pub mark: Option<(u32, u32)>,
+    /// The packet came in through this interface; `lo` stands for packets of the namespace itself.
+    pub in_interface: Option<String>,
+    /// The packet's socket is bound to this interface.
+    pub out_interface: Option<String>,
+    /// Its source is in this range.
+    pub from: Option<IpNet>,
+    /// Its destination is in this range.
+    pub to: Option<IpNet>,
+    /// The user of its socket is in this range, both ends included.
+    pub users: Option<(u32, u32)>,
+    /// The number of its transport protocol.
+    pub protocol: Option<u8>,
+    /// Its source port is in this range, both ends included.
+    pub source_ports: Option<(u16, u16)>,
+    /// Its destination port is in this range, both ends included.
+    pub ports: Option<(u16, u16)>,
+    /// Conditions that are not modelled, in the words of `ip rule`: the rule may concern a packet or not.
+    pub unknown: Vec<&'static str>,
+    /// What it does.
+    pub action: RuleAction,
+    /// A route that it finds counts only if its prefix is longer than this.
+    pub suppress_prefix: Option<u32>,
+}
+
+impl PolicyRule {
+    /// A rule that sends every packet of a family to a table.
+    #[must_use]
+    pub const fn lookup(family: Family, priority: u32, table: u32) -> Self {
+        Self {
+            family,
+            priority,
+            not: false,
+            mark: None,
+            in_interface: None,
+            out_interface: None,
+            from: None,
+            to: None,
+            users: None,
+            protocol: None,
+            source_ports: None,
+            ports: None,
+            unknown: Vec::new(),
+            action: RuleAction::Lookup(table),
+            suppress_prefix: None,
+        }
+    }
+}
+
+/// What a policy rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RuleAction {
+    /// It looks for a route in this table; if there is none for the packet, the next rule is asked.
+    Lookup(u32),
+    /// The next rule is the first one of at least this priority; without one, this rule does nothing.
+    Goto(u32),
+    /// Nothing.
+    Nop,
+    /// The packet is dropped; a local process gets EINVAL.
+    Blackhole,
+    /// The packet is refused: no route to host.
+    Unreachable,
+    /// The packet is refused: permission denied.
+    Prohibit,
+    /// Something else.
+    Other,
+}
+
+/// A route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// Its family.
+    pub family: Family,
+    /// Its table.
+    pub table: u32,
+    /// The destinations it is for.
+    pub to: IpNet,
+    /// What happens to packets.
+    pub kind: RouteKind,
+    /// The interface they leave through; none if they leave through several, or through none.
+    pub interface: Option<String>,
+    /// Of routes with the same prefix, the one with the lowest metric counts.
+    pub metric: u32,
+    /// Whether it has a condition that is not modelled (a source range, a type of service): it may concern a packet or not.
+    pub unknown: bool,
+}
+
+/// What happens to packets that take a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum RouteKind {
+    /// They leave through an interface.
+    Unicast,
+    /// They are delivered in the namespace.
+    Local,
+    /// They go to everybody on the link, and are delivered in the namespace.
+    Broadcast,
+    /// They are delivered in the namespace; the address is somebody else's, too.
+    Anycast,
+    /// They go to those who have asked for them.
+    Multicast,
+    /// They are dropped; a local process gets EINVAL.
+    Blackhole,
+    /// They are refused: no route to host.
+    Unreachable,
+    /// They are refused: permission denied.
+    Prohibit,
+    /// The table has no route for them; the next policy rule is asked.
+    Throw,
+    /// Something else.
+    Other,
+}
+
+impl RouteKind {
+    /// Its name in `ip route`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unicast => "unicast",
+            Self::Local => "local",
+            Self::Broadcast => "broadcast",
+            Self::Anycast => "anycast",
+            Self::Multicast => "multicast",
+            Self::Blackhole => "blackhole",
+            Self::Unreachable => "unreachable",
+            Self::Prohibit => "prohibit",
+            Self::Throw => "throw",
+            Self::Other => "[unknown type]",
+        }
+    }
+}
+
+/// A table, by the name that `ip` has for it.
+struct Table(u32);
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            LOCAL_TABLE => f.write_str("local"),
+            MAIN_TABLE => f.write_str("main"),
+            DEFAULT_TABLE => f.write_str("default"),
+            number => write!(f, "{number}"),
+        }
+    }
+}
+
+/// A range of ports or users, or the only number in it.
+fn range<N: fmt::Display + PartialEq>(f: &mut fmt::Formatter<'_>, word: &str, ends: (N, N)) -> fmt::Result {
+    if ends.0 == ends.1 {
+        write!(f, " {word} {}", ends.0)
+    } else {
+        write!(f, " {word} {}-{}", ends.0, ends.1)
+    }
+}
+
+/// In the words of `ip rule`.
+impl fmt::Display for PolicyRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.priority, if self.not { " not" } else { "" })?;
+        match &self.from {
+            Some(from) => write!(f, " from {from}")?,
+            None => f.write_str(" from all")?,
+        }
+        if let Some(to) = &self.to {
+            write!(f, " to {to}")?;
+        }
+        match self.mark {
+            Some((value, u32::MAX)) => write!(f, " fwmark {value:#x}")?,
+            Some((value, mask)) => write!(f, " fwmark {value:#x}/{mask:#x}")?,
+            None => {}
+        }
+        if let Some(name) = &self.in_interface {
+            write!(f, " iif {name}")?;
+        }
+        if let Some(name) = &self.out_interface {
+            write!(f, " oif {name}")?;
+        }
+        if let Some((first, last)) = self.users {
+            write!(f, " uidrange {first}-{last}")?;
+        }
+        match self.protocol {
+            Some(6) => f.write_str(" ipproto tcp")?,
+            Some(17) => f.write_str(" ipproto udp")?,
+            Some(number) => write!(f, " ipproto {number}")?,
+            None => {}
+        }
+        if let Some(ports) = self.source_ports {
+            range(f, "sport", ports)?;
+        }
+        if let Some(ports) = self.ports {
+            range(f, "dport", ports)?;
+        }
+        for condition in &self.unknown {
+            write!(f, " [{condition}]")?;
+        }
+        self.action.fmt(f)?;
+        self.suppress_prefix.map_or(Ok(()), |length| write!(f, " suppress_prefixlength {length}"))
+    }
+}
+
+impl fmt::Display for RuleAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lookup(table) => write!(f, " lookup {}", Table(*table)),
+            Self::Goto(priority) => write!(f, " goto {priority}"),
+            Self::Nop => f.write_str(" nop"),
+            Self::Blackhole => f.write_str(" blackhole"),
+            Self::Unreachable => f.write_str(" unreachable"),
+            Self::Prohibit => f.write_str(" prohibit"),
+            Self::Other => f.write_str(" [unknown action]"),
+        }
+    }
+}
+
+/// In the words of `ip route`, always with its table.
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind != RouteKind::Unicast {
+            write!(f, "{} ", self.kind.name())?;
+        }
+        if self.to.prefix_len() == 0 {
+            f.write_str("default")?;
+        } else if self.to.prefix_len() == self.to.max_prefix_len() {
+            write!(f, "{}", self.to.addr())?;
+        } else {
+            write!(f, "{}", self.to)?;
+        }
+        if let Some(interface) = &self.interface {
+            write!(f, " dev {interface}")?;
+        }
+        write!(f, " table {}", Table(self.table))?;
+        if self.metric != 0 {
+            write!(f, " metric {}", self.metric)?;
+        }
+        if self.unknown { f.write_str(" [another condition]") } else { Ok(()) }
+    }
+}
