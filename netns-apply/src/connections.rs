@@ -17,7 +17,7 @@ use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
 use redirect_core::{
     Family, RulePlan,
-    interference::{Opener, Opening, Pod, captures, is_own, proxy_users},
+    interference::{Captures, Opener, Opening, Pod, is_own, proxy_users},
     rule::Protocol,
 };
 use std::{
@@ -146,8 +146,8 @@ pub fn listeners() -> Result<BTreeSet<Listener>, SeverError> {
 }
 
 /// A plan, and the pod it is for.
-struct Place<'a> {
-    plan: &'a RulePlan,
+struct Place {
+    captures: Captures,
     addresses: Vec<IpAddr>,
     interfaces: Vec<String>,
     proxies: BTreeSet<u32>,
@@ -155,12 +155,12 @@ struct Place<'a> {
     root: u32,
 }
 
-impl<'a> Place<'a> {
+impl Place {
     /// The calling thread's network namespace.
-    fn here(plan: &'a RulePlan) -> Result<Self, SeverError> {
+    fn here(plan: &RulePlan) -> Result<Self, SeverError> {
         let unread = |cause: io::Error| SeverError::Addresses(cause.to_string());
         Ok(Self {
-            plan,
+            captures: Captures::of(plan),
             addresses: facts::addresses().map_err(unread)?,
             interfaces: facts::interfaces().map_err(unread)?,
             proxies: proxy_users(plan).collect(),
@@ -169,7 +169,7 @@ impl<'a> Place<'a> {
     }
 
     fn pod(&self) -> Pod<'_> {
-        Pod { addresses: &self.addresses, interfaces: &self.interfaces }
+        Pod { addresses: &self.addresses, interfaces: &self.interfaces, ..Pod::default() }
     }
 
     /// The sockets whose connections bypass the proxy.
@@ -183,7 +183,7 @@ impl<'a> Place<'a> {
                 return false;
             }
             let opening = self.opening(socket, listeners.contains(&socket.local.port()));
-            opening.is_some_and(|opening| captures(self.plan, &self.pod(), &opening))
+            opening.is_some_and(|opening| self.captures.captures(&self.pod(), &opening))
         };
         sockets.iter().filter(is_beside).collect()
     }
@@ -215,7 +215,7 @@ impl<'a> Place<'a> {
                 && !flow.is_translated
                 && is_own(&self.pod(), &source.ip())
                 && !proxys.contains(&source.port())
-                && captures(self.plan, &self.pod(), &opening)
+                && self.captures.captures(&self.pod(), &opening)
         };
         flows.iter().filter(is_captured).collect()
     }
@@ -234,7 +234,7 @@ impl<'a> Place<'a> {
                 && !flow.is_translated
                 && is_own(&self.pod(), &destination.ip())
                 && !alive.contains(&(destination, source))
-                && captures(self.plan, &self.pod(), &opening)
+                && self.captures.captures(&self.pod(), &opening)
         };
         flows.iter().filter(is_over).collect()
     }

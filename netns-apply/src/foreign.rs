@@ -30,7 +30,7 @@ use std::{io, net::IpAddr};
 /// The namespace cannot be inspected.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
     let live = Live::hooks(options)?;
-    let pod = Pod { addresses: &live.addresses, interfaces: &live.interfaces };
+    let pod = Pod { addresses: &live.addresses, interfaces: &live.interfaces, ..Pod::default() };
     Ok(interference::find(&live.ruleset, plan, &pod))
 }
 

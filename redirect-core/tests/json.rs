@@ -130,6 +130,7 @@ fn traces() -> Vec<Value> {
     odd.steps.extend([
         Step::Policy { place: place.clone() },
         Step::Changed(Change::Zone(1)),
+        Step::Route { decides: "route blackhole 127.0.0.0/8 table local".into() },
         Step::Changed(Change::Mark(None)),
         Step::Changed(Change::Rerouted(Some("lo".into()))),
         Step::Rule {

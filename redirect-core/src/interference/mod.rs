@@ -10,23 +10,27 @@
 //! which a connection is opened.
 
 mod opening;
-mod packet;
-mod path;
 pub mod ruleset;
 mod save;
-mod traffic;
-mod visit;
 
-pub use opening::{Opener, Opening, captures, is_own, proxy_users};
+pub use opening::{Captures, Opener, Opening, is_own, proxy_users};
 pub use save::add_saved;
 #[cfg(test)]
 pub(crate) use save::saved_rule;
 pub(crate) use save::{marked, owned_by, target_named};
 
-use crate::{plan::RulePlan, rule::Hook, values::Family};
+use crate::{
+    plan::RulePlan,
+    render::NFT_TABLES,
+    route_tables::RouteTables,
+    routing::{self, FoundRouting},
+    rule::{Chain, Hook},
+    trace::{Findings, Rules, search},
+    values::Family,
+};
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::{fmt, net::IpAddr};
-use ruleset::{Plain, Ruleset, TableName};
+use ruleset::{ChainState, Plain, Ruleset, Statement, TableFamily, TableName};
 
 /// What captured packets look like in a pod.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,6 +39,9 @@ pub struct Pod<'a> {
     pub addresses: &'a [IpAddr],
     /// The interfaces by which it talks to others: neither loopback nor tunnels.
     pub interfaces: &'a [String],
+    /// Its policy rules and routes. Where they are not known, packets with a plan's mark are taken to be delivered in the pod, and so
+    /// is everything that arrives.
+    pub routes: Option<&'a RouteTables>,
 }
 
 /// How sure it is. Closed: a finding is sure, or it is not.
@@ -99,6 +106,8 @@ pub enum Effect {
     Unknown,
     /// The table of the mesh's rules is dormant: none of them is in effect.
     Dormant,
+    /// Routing leads it elsewhere, or nowhere.
+    Routes,
     /// There are more rules than are followed.
     Unfollowed,
 }
@@ -125,8 +134,12 @@ impl Effect {
             (Self::Untracks, Severity::May) => {
                 "may keep connection tracking, and REDIRECT with it, from packets"
             }
-            (Self::Remarks, Severity::Does) => "sets another mark than TPROXY's routing needs",
-            (Self::Remarks, Severity::May) => "may set another mark than TPROXY's routing needs",
+            (Self::Remarks, Severity::Does) => {
+                "changes a mark that the mesh's rules, or TPROXY's routing, look at"
+            }
+            (Self::Remarks, Severity::May) => {
+                "may change a mark that the mesh's rules, or TPROXY's routing, look at"
+            }
             (Self::Tproxies, Severity::Does) => "hands packets to another transparent proxy",
             (Self::Tproxies, Severity::May) => "may hand packets to another transparent proxy",
             (Self::Queues, _) => "hands packets to a process, which may do anything with them",
@@ -134,6 +147,8 @@ impl Effect {
             (Self::Rewrites, Severity::May) => "may rewrite or divert packets",
             (Self::Unknown, _) => "is not understood and may keep packets from the mesh's rules",
             (Self::Dormant, _) => "the table is dormant: its rules are not in effect",
+            (Self::Routes, Severity::Does) => "keeps packets from the proxy",
+            (Self::Routes, Severity::May) => "may keep packets from the proxy",
             (Self::Unfollowed, _) => {
                 "there are more rules than are followed; those that are left may interfere"
             }
@@ -175,6 +190,21 @@ pub struct Finding {
 /// rules: IPv4 outbound connections`.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.effect == Effect::Routes {
+            write!(f, "{} ", Shortened(&self.rule))?;
+        } else {
+            self.write_place(f)?;
+        }
+        f.write_str(self.effect.words(self.severity))?;
+        for (index, (family, traffic)) in self.traffic.iter().enumerate() {
+            write!(f, "{}{family} {}", if index == 0 { ": " } else { ", " }, traffic.name())?;
+        }
+        Ok(())
+    }
+}
+
+impl Finding {
+    fn write_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Place { table, base_chain, hook, chain, rule } = &self.place;
         write!(f, "table {table}")?;
         if !chain.is_empty() {
@@ -190,14 +220,9 @@ impl fmt::Display for Finding {
             write!(f, " ({from}hook {hook}, priority {priority})")?;
         }
         match rule {
-            Some(number) => write!(f, ", rule {number} ({}) ", Shortened(&self.rule))?,
-            None => f.write_str(": ")?,
+            Some(number) => write!(f, ", rule {number} ({}) ", Shortened(&self.rule)),
+            None => f.write_str(": "),
         }
-        f.write_str(self.effect.words(self.severity))?;
-        for (index, (family, traffic)) in self.traffic.iter().enumerate() {
-            write!(f, "{}{family} {}", if index == 0 { ": " } else { ", " }, traffic.name())?;
-        }
-        Ok(())
     }
 }
 
@@ -218,13 +243,57 @@ impl fmt::Display for Shortened<'_> {
 /// be made to have any number.
 #[must_use]
 pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
-    let mut findings = path::Findings::default();
-    path::own_tables(ruleset, &mut findings);
+    let mut findings = Findings::default();
+    own_tables(ruleset, &mut findings);
+    let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
-        let rules = plan.rules(*family);
-        path::search(ruleset, &rules, *family, pod, &mut findings);
+        let live = Rules::of_ruleset(ruleset, &planned, *family, Some(plan)).with_addresses(pod.addresses);
+        let live = match pod.routes {
+            Some(tables) => live.with_routes(tables),
+            None => live,
+        };
+        search(&Rules::of_plan(plan, *family), &live, pod, &mut findings);
     }
     findings.into_sorted()
+}
+
+/// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.
+fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
+    for (name, table) in &ruleset.tables {
+        let about = |place: Place, effect| Finding {
+            severity: Severity::Does,
+            place,
+            rule: String::new(),
+            effect,
+            traffic: BTreeSet::new(),
+        };
+        let whole = Place {
+            table: name.clone(),
+            base_chain: String::new(),
+            hook: None,
+            chain: String::new(),
+            rule: None,
+        };
+        let mut own = table.chains.iter().filter(|(_, chain)| is_of_the_mesh(name, chain)).peekable();
+        if table.dormant && own.peek().is_some() {
+            findings.add(about(whole.clone(), Effect::Dormant));
+            continue;
+        }
+        for (chain_name, chain) in own {
+            if let Some(base) = chain.base.filter(|base| base.drops) {
+                let hook = Some((base.hook, base.priority));
+                let (base_chain, chain) = (chain_name.clone(), chain_name.clone());
+                findings.add(about(Place { base_chain, hook, chain, ..whole.clone() }, Effect::PolicyDrops));
+            }
+        }
+    }
+}
+
+/// Whether a chain is the mesh's, or holds jumps to the mesh's.
+fn is_of_the_mesh(table: &TableName, chain: &ChainState) -> bool {
+    let is_native = table.family == TableFamily::Inet && NFT_TABLES.contains(&table.name.as_str());
+    let jumps = |statement: &Statement| matches!(statement, Statement::Jump(to) | Statement::Goto(to) if Chain::named(to).belongs_to_mesh());
+    is_native || chain.rules.iter().flat_map(|rule| &rule.statements).any(jumps)
 }
 
 #[cfg(test)]

@@ -1,12 +1,10 @@
 //! Whether a plan captures one connection that somebody has seen, such as one that was open before the plan's rules were.
 
-use super::{
-    Pod,
-    packet::{Packet, acts},
-};
+use super::Pod;
 use crate::{
     RulePlan,
-    rule::{Hook, Is, Match, Protocol},
+    rule::{Is, Match, Protocol},
+    trace::{Fate, Packet, Rules},
     values::Family,
 };
 use alloc::{string::String, vec, vec::Vec};
@@ -41,63 +39,67 @@ const USUAL: u32 = 1000;
 /// By which a pod reaches itself.
 const LOOPBACK: &str = "lo";
 
-/// Whether a plan captures a connection in a pod. Where the kernel does not tell who opened it, it counts as captured if it would be for
-/// one of those who may have.
-#[must_use]
-pub fn captures(plan: &RulePlan, pod: &Pod<'_>, opening: &Opening) -> bool {
-    let family = Family::of(&opening.destination.ip());
-    if !plan.families().contains(&family) {
-        return false;
+/// What a plan captures, ready to be asked about any number of connections.
+#[derive(Debug, Clone)]
+pub struct Captures {
+    rules: [(Family, Rules); 2],
+    /// The groups that the plan's rules ask for.
+    groups: Vec<u32>,
+}
+
+impl Captures {
+    /// What this plan captures.
+    #[must_use]
+    pub fn of(plan: &RulePlan) -> Self {
+        let rules = Family::BOTH.map(|family| (family, Rules::of_plan(plan, family)));
+        let groups = constants(plan, |condition| match condition {
+            Match::OwnerGid(is) => Some(is),
+            _ => None,
+        });
+        Self { rules, groups: groups.collect() }
     }
-    let rules = plan.rules(family);
-    let (hook, packets) = packets(plan, pod, opening);
-    packets.iter().any(|packet| acts(&rules, hook, packet).iter().any(|act| act.capture.is_some()))
+
+    /// Whether it captures a connection in a pod. Where the kernel does not tell who opened it, it counts as captured if it would be for
+    /// one of those who may have.
+    #[must_use]
+    pub fn captures(&self, pod: &Pod<'_>, opening: &Opening) -> bool {
+        let of = Family::of(&opening.destination.ip());
+        let packets = self.packets(pod, opening);
+        let mut rules = self.rules.iter().filter(|(family, _)| *family == of);
+        rules.any(|(_, rules)| packets.iter().any(|packet| matches!(rules.fate(packet), Fate::Proxy { .. })))
+    }
+
+    /// The packets that may have opened it.
+    fn packets(&self, pod: &Pod<'_>, opening: &Opening) -> Vec<Packet> {
+        let Opening { protocol, source, destination, by } = *opening;
+        let interfaces: Vec<String> = match pod.interfaces {
+            [] => vec!["eth0".into()],
+            names => names.to_vec(),
+        };
+        let of_protocol = |packet: Packet| match protocol {
+            Protocol::Tcp => packet,
+            Protocol::Udp => packet.over_udp(),
+        };
+        let user = match by {
+            Opener::Outside => {
+                let packet = of_protocol(Packet::from_outside(source, destination));
+                return interfaces.iter().map(|name| packet.clone().by(name)).collect();
+            }
+            Opener::User(user) => user,
+            Opener::Somebody => USUAL,
+        };
+        let is_local = is_own(pod, &destination.ip());
+        let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces };
+        let groups = [user, USUAL].into_iter().chain(self.groups.iter().copied());
+        let sent: Vec<Packet> =
+            groups.map(|group| of_protocol(Packet::from_pod(user, group, source, destination))).collect();
+        ways.iter().flat_map(|way| sent.iter().map(|packet| packet.clone().by(way))).collect()
+    }
 }
 
 /// The users whose connections a plan lets pass: the proxy's.
 pub fn proxy_users(plan: &RulePlan) -> impl Iterator<Item = u32> + '_ {
     constants(plan, |condition| if let Match::OwnerUid(is) = condition { Some(is) } else { None })
-}
-
-fn packets(plan: &RulePlan, pod: &Pod<'_>, opening: &Opening) -> (Hook, Vec<Packet>) {
-    let interfaces: Vec<String> = match pod.interfaces {
-        [] => vec!["eth0".into()],
-        names => names.to_vec(),
-    };
-    let first = Packet {
-        source: opening.source.ip(),
-        destination: opening.destination.ip(),
-        protocol: opening.protocol.number(),
-        source_port: opening.source.port(),
-        port: opening.destination.port(),
-        came_in: None,
-        goes_out: None,
-        owner: None,
-        mark: Some(0),
-    };
-    let user = match opening.by {
-        Opener::Outside => {
-            let packets = interfaces.into_iter().map(|name| Packet { came_in: Some(name), ..first.clone() });
-            return (Hook::Prerouting, packets.collect());
-        }
-        Opener::User(user) => user,
-        Opener::Somebody => USUAL,
-    };
-    let is_local = is_own(pod, &first.destination);
-    let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces };
-    let groups = [user, USUAL].into_iter().chain(constants(plan, |condition| {
-        if let Match::OwnerGid(is) = condition { Some(is) } else { None }
-    }));
-    let owners: Vec<(u32, u32)> = groups.map(|group| (user, group)).collect();
-    let packets = ways.iter().flat_map(|way| {
-        let first = &first;
-        owners.iter().map(move |owner| Packet {
-            goes_out: Some(way.clone()),
-            owner: Some(*owner),
-            ..first.clone()
-        })
-    });
-    (Hook::Output, packets.collect())
 }
 
 /// Whether an address is the pod's own, by which it reaches itself.
@@ -138,10 +140,10 @@ mod tests {
 
     fn is_captured(plan: &RulePlan, by: Opener, protocol: Protocol, from: &str, to: &str) -> bool {
         let addresses = ["10.1.0.2", "fd00::2"].map(|address| address.parse().unwrap());
-        let pod = Pod { addresses: &addresses, interfaces: &["eth0".to_string()] };
+        let pod = Pod { addresses: &addresses, interfaces: &["eth0".to_string()], ..Pod::default() };
         let opening =
             Opening { protocol, source: from.parse().unwrap(), destination: to.parse().unwrap(), by };
-        captures(plan, &pod, &opening)
+        Captures::of(plan).captures(&pod, &opening)
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
     let (others, plans) = (Others::dumped(), in_force());
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let interfaces = ["eth0".into()];
-    let pod = Pod { addresses: &addresses, interfaces: &interfaces };
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
     let mut text = String::new();
     for rule in others.rules() {
         writeln!(text, "{}", rule.1).unwrap();
@@ -136,8 +136,11 @@ fn addresses_that_every_pod_has_are_not_judged() {
     let drop = SeenRule { statements: [Statement::Drop].into(), ..SeenRule::default() };
     let ruleset = others.beside(&read_saved(name), (&theirs, &drop), &PLACES[1].1);
     let found = |address: &str| {
-        let findings =
-            find(&ruleset, &plan, &Pod { addresses: &[address.parse().unwrap()], interfaces: &[] });
+        let findings = find(
+            &ruleset,
+            &plan,
+            &Pod { addresses: &[address.parse().unwrap()], interfaces: &[], ..Pod::default() },
+        );
         findings.iter().filter(|finding| finding.place.table.name == "theirs").count()
     };
     assert_eq!(["10.1.0.2", "fd00::2"].map(found), [2, 2]);
@@ -151,7 +154,7 @@ fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
     let tables = [(theirs.clone(), TableState::default())].into();
     let others = Others(Ruleset { tables, ..Ruleset::default() });
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
-    let pod = Pod { addresses: &addresses, interfaces: &["eth0".into()] };
+    let pod = Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() };
     for statement in [Statement::Drop, Statement::Accept, Statement::Redirect(7), Statement::Untrack] {
         let rule = SeenRule { statements: [statement].into(), ..SeenRule::default() };
         for ((name, plan), (_, bases)) in dumps::plans().iter().zip(&PLACES) {

@@ -24,6 +24,8 @@ pub enum Api {
     NfTables,
     /// x_tables: what iptables-legacy programs.
     XTables,
+    /// None: a program or function hangs on the hook by itself.
+    Function,
 }
 
 /// The family of a table.
@@ -82,11 +84,19 @@ pub struct TableName {
     pub name: String,
 }
 
+impl TableName {
+    /// That of no table, where something that is in none has to be named.
+    pub(crate) fn of_family(family: Family) -> Self {
+        Self { api: Api::Function, family: family.into(), name: String::new() }
+    }
+}
+
 impl fmt::Display for TableName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.api {
             Api::NfTables => write!(f, "{} {}", self.family.name(), Plain(&self.name)),
             Api::XTables => write!(f, "{} {} (legacy)", self.family.name(), Plain(&self.name)),
+            Api::Function => write!(f, "of {} ({})", Plain(&self.name), self.family.name()),
         }
     }
 }
@@ -263,6 +273,8 @@ pub enum Statement {
     Goto(String),
     /// The destination is translated to this port of the pod.
     Redirect(u16),
+    /// The destination is translated to the pod; its port stays.
+    RedirectHere,
     /// The destination is translated; the name says how (DNAT, REDIRECT with several ports).
     Translate(String),
     /// The source is translated, which ends the chain.
@@ -456,6 +468,7 @@ impl fmt::Display for Statement {
             Self::Jump(chain) => write!(f, "-j {}", Plain(chain)),
             Self::Goto(chain) => write!(f, "-g {}", Plain(chain)),
             Self::Redirect(port) => write!(f, "-j REDIRECT --to-ports {port}"),
+            Self::RedirectHere => f.write_str("-j REDIRECT"),
             Self::Translate(name) | Self::TranslateSource(name) => write!(f, "-j {}", Plain(name)),
             Self::Tproxy { port, mark, ends: _ } => {
                 f.write_str("-j TPROXY")?;

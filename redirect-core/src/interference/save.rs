@@ -276,6 +276,7 @@ fn statement(word: &str, target: &str, options: &[String]) -> Statement {
         "MARK" => marked(option("--set-xmark").and_then(bits)),
         "CONNMARK" => connection_marked(options),
         "REDIRECT" => match option("--to-ports").and_then(|port| port.parse().ok()) {
+            None if options.is_empty() => Statement::RedirectHere,
             Some(port) if options.len() == 2 => Statement::Redirect(port),
             _ => Statement::Translate(target.to_owned()),
         },
@@ -353,9 +354,8 @@ mod tests {
     fn only_one_port_and_nothing_else_is_a_redirection_to_that_port() {
         let does = |options: &str| statement("-j", "REDIRECT", &words(options));
         assert_eq!(does("--to-ports 15001"), Statement::Redirect(15001));
-        for options in
-            ["", "--to-ports 15001 --random", "--random --to-ports 15001", "--to-ports 15001-15002"]
-        {
+        assert_eq!(does(""), Statement::RedirectHere);
+        for options in ["--to-ports 15001 --random", "--random --to-ports 15001", "--to-ports 15001-15002"] {
             assert_eq!(does(options), Statement::Translate("REDIRECT".into()), "{options}");
         }
     }

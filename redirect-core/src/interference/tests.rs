@@ -89,7 +89,11 @@ fn declare(table: &mut TableState, name: &str, words: &[std::string::String]) {
 fn found(plan: &RulePlan, others: &str) -> Vec<Finding> {
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
-    find(&in_force(plan, others), plan, &Pod { addresses: &addresses, interfaces: &interfaces })
+    find(
+        &in_force(plan, others),
+        plan,
+        &Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() },
+    )
 }
 
 /// One case: rules of others, and what is found: severity, table, chain, rule number, effect, traffic.
@@ -281,8 +285,9 @@ fn another_chain_that_goes_first_is_found() {
             ),
             ("*raw\n-I OUTPUT -j NOTRACK", &[(Does, "raw OUTPUT 1", Untracks, &[Outbound, ProxyToSelf])]),
             (
+                // What the pod sends to the proxy comes in over lo.
                 "*mangle\n-I PREROUTING -p tcp -j TPROXY --on-port 1",
-                &[(Does, "mangle PREROUTING 1", Tproxies, &[Inbound])],
+                &[(Does, "mangle PREROUTING 1", Tproxies, &[Inbound, Outbound, ProxyToSelf])],
             ),
             (
                 "*mangle\n-I OUTPUT -p tcp -j NFQUEUE",
@@ -354,11 +359,17 @@ fn the_mark_is_tproxys() {
                 &[(May, "theirs pre 1", Remarks, &[Inbound])],
             ),
             (
-                "*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x1/0x1",
+                "*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x2/0x2",
                 &[(May, "theirs pre 1", Remarks, &[Inbound])],
             ),
+            // TPROXY's mark, 0x539, has this bit.
+            ("*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x1/0x1", NOTHING),
             ("*inet/theirs\n:pre prerouting -140 filter\n-A pre -p udp -j MARK --set-xmark 0x1/0x1", NOTHING),
-            ("*mangle\n-I PREROUTING -j ACCEPT", &[(Does, "mangle PREROUTING 1", EndsChain, &[Inbound])]),
+            // The proxy's calls to the port of tunnels are handed over, too.
+            (
+                "*mangle\n-I PREROUTING -j ACCEPT",
+                &[(Does, "mangle PREROUTING 1", EndsChain, &[Inbound, ProxyToSelf])],
+            ),
             ("*raw\n-I PREROUTING -p tcp -j CT --notrack", NOTHING),
             (
                 "-I PREROUTING -p tcp -j DNAT --to-destination 10.1.0.9",
@@ -368,9 +379,16 @@ fn the_mark_is_tproxys() {
         ],
     );
     let plan = plan(TPROXY);
-    assert_eq!(found(&plan, &format!("*mangle\n-I PREROUTING {mark}")), []);
-    let remarks = found(&plan, &format!("*mangle\n-I PREROUTING {our_mark}"));
-    assert_eq!(remarks.first().map(|finding| finding.effect), Some(Remarks));
+    // What others send is handed over with any mark but TPROXY's own; what the proxy sends to its own pod only with the mark
+    // that its packets have there.
+    let remarked = |mark: &str| {
+        let findings = found(&plan, &format!("*mangle\n-I PREROUTING {mark}"));
+        let traffic =
+            |finding: &Finding| finding.traffic.iter().map(|(_, traffic)| *traffic).collect::<Vec<_>>();
+        findings.iter().map(|finding| (finding.effect, traffic(finding))).collect::<Vec<_>>()
+    };
+    assert_eq!(remarked(mark), [(Remarks, vec![ProxyToSelf])]);
+    assert_eq!(remarked(our_mark), [(Remarks, vec![Inbound, ProxyToSelf])]);
 }
 
 #[test]
@@ -488,13 +506,18 @@ fn any_number_of_rules_is_bounded() {
     }
     let findings = found(&plan, &others);
     assert_eq!(findings.len(), 16);
-    // Rules that shield each other from everything that is tried.
-    let mut others = std::string::String::from("*filter\n");
-    for number in 0..3000 {
-        others += &format!("-A INPUT -s 198.51.{}.{}/32 -j ACCEPT\n", number / 250, number % 250);
-        others += &format!("-A INPUT -s 198.51.{}.{}/32 -j DROP\n", number / 250, number % 250);
-    }
-    let findings = found(&plan, &others);
+    // Rules that shield each other.
+    let shielded = |many: usize| {
+        let mut others = std::string::String::from("*filter\n");
+        for number in 0..many {
+            // Not next to each other, so that they do not become one range.
+            let source = format!("198.{}.{}.{}", number / 25_000, number / 100 % 250, number % 100 * 2);
+            others += &format!("-A INPUT -s {source}/32 -j ACCEPT\n-A INPUT -s {source}/32 -j DROP\n");
+        }
+        found(&plan, &others)
+    };
+    assert_eq!(shielded(300), []);
+    let findings = shielded(30_000);
     assert_eq!(findings.iter().map(|finding| finding.effect).collect::<Vec<_>>(), vec![Unfollowed]);
     let place = Place { rule: None, hook: None, chain: String::new(), ..findings[0].place.clone() };
     assert_eq!(findings[0].place, place, "it is about no single chain");
@@ -506,7 +529,7 @@ proptest::proptest! {
         let mut ruleset = Ruleset::default();
         let _ = add_saved(&mut ruleset, Family::V4, &text);
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
-        let pod = Pod { addresses: &addresses, interfaces: &[] };
+        let pod = Pod { addresses: &addresses, interfaces: &[], ..Pod::default() };
         let _ = find(&ruleset, &plan(&[]), &pod).iter().map(ToString::to_string).collect::<Vec<_>>();
     }
 }

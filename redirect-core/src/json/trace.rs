@@ -23,6 +23,9 @@ pub struct Trace {
     /// Where it may end, where rules are not understood; missing where there is no doubt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub may: Vec<Fate>,
+    /// What would have to be known to say which, in words; missing where there is no doubt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
     /// The step that decides, counted from 0; missing where no rule does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<usize>,
@@ -229,6 +232,11 @@ pub enum Step {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         interface: Option<String>,
     },
+    /// Routing ends its way.
+    Unroutable {
+        /// The policy rule or route that does, in words.
+        text: String,
+    },
 }
 
 /// Whether a packet fulfils a rule's conditions.
@@ -334,6 +342,7 @@ impl From<&trace::Trace> for Trace {
             packet: (&trace.packet).into(),
             end: trace.fate().into(),
             may: may.filter(|_| trace.may.len() > 1).collect(),
+            unknown: trace.unknown.iter().map(ToString::to_string).collect(),
             decided: trace.decided,
             steps: trace.steps.iter().map(Step::from).collect(),
         }
@@ -436,6 +445,7 @@ impl From<&trace::Step> for Step {
                 Self::Policy { table: place.table.to_string(), chain: place.chain.clone() }
             }
             trace::Step::Changed(change) => change.into(),
+            trace::Step::Route { decides } => Self::Unroutable { text: decides.clone() },
         }
     }
 }

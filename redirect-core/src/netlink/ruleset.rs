@@ -193,7 +193,7 @@ pub(super) mod tests {
                     .flat_map(|rule| &rule.conditions)
                     .filter(|condition| matches!(condition, Condition::Unknown(_)));
                 assert!(rules.len() > 30 && strange.count() == 0, "{rules:#?}");
-                let pod = Pod { addresses: &addresses(), interfaces: &interfaces };
+                let pod = Pod { addresses: &addresses(), interfaces: &interfaces, ..Pod::default() };
                 assert_eq!(find(&ruleset, &plan, &pod), [], "{mode}");
             }
         }

@@ -237,6 +237,9 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn redirected(&self, first: Option<u32>, last: Option<u32>) -> Statement {
+        if first.is_none() {
+            return Statement::RedirectHere;
+        }
         let [first, last] = [first, last.or(first)].map(|port| port.and_then(|port| self.port_in(port)));
         match first {
             Some(port) if first == last => Statement::Redirect(port),

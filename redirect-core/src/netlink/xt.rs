@@ -432,6 +432,13 @@ fn decode_redirect(info: &[u8], family: Family) -> Option<Target> {
         .flatten()
 }
 
+/// Whether a REDIRECT changes the address alone: it names no port, and asks for nothing else. The structure of IPv6 is longer.
+pub(super) fn redirects_here(info: &[u8]) -> bool {
+    let is_v6 = info.len() >= 40;
+    let flags = read_u32(info, if is_v6 { 0 } else { 4 });
+    flags == Some(0) && (is_v6 || read_u32(info, 0) == Some(1))
+}
+
 /// A mark as a plan has it; 0 is none.
 pub(super) const fn mark(value: u32) -> Option<Mark> {
     Mark::new(value)

@@ -5,7 +5,7 @@ use super::{
     packets::{Field, Packets, address, interface, interface_name, state},
     rules::Rules,
     set::Set,
-    walk::{self, Given},
+    walk::{self, Given, Work},
 };
 use crate::{plan::RulePlan, rule::Protocol, values::Family};
 use alloc::{
@@ -319,27 +319,39 @@ impl fmt::Display for Difference {
 /// ```
 #[must_use]
 pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
-    let mut differences = Vec::new();
-    for family in Family::BOTH {
-        let [from, to] = [before, after].map(|plan| Rules::of_plan(plan, family));
-        let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
-        for (is_local, packets) in starts(family) {
-            let given = Given { is_local, ..Given::default() };
-            for way in walk::all(&from, &packets, &given, usize::MAX, false).0 {
-                for other in walk::all(&to, &way.packets, &given, usize::MAX, false).0 {
-                    if way.fate != other.fate {
-                        found
-                            .entry((is_local, way.fate, other.fate))
-                            .or_default()
-                            .push(without_impossible(other.packets));
-                    }
+    let rules = |plan: &RulePlan, family| Rules::of_plan(plan, family);
+    Family::BOTH
+        .into_iter()
+        .flat_map(|family| between(&rules(before, family), &rules(after, family)))
+        .collect()
+}
+
+/// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`Rules::of_plan`],
+/// [`Rules::of_native_plan`]).
+/// Rules of different families have nothing in common, and no difference.
+#[must_use]
+pub fn difference_between(before: &Rules, after: &Rules) -> Vec<Difference> {
+    if before.family == after.family { between(before, after) } else { Vec::new() }
+}
+
+fn between(from: &Rules, to: &Rules) -> Vec<Difference> {
+    let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
+    let mut work = Work { left: usize::MAX };
+    for (is_local, packets) in starts(from.family) {
+        let given = Given { is_local, ..Given::default() };
+        for way in walk::all(from, &packets, &given, &mut work, false).ways {
+            for other in walk::all(to, &way.packets, &given, &mut work, false).ways {
+                if way.fate != other.fate {
+                    let packets = without_impossible(other.packets);
+                    found.entry((is_local, way.fate, other.fate)).or_default().push(packets);
                 }
             }
         }
-        for ((is_local, before, after), packets) in found {
-            let regions = merged(packets).into_iter().map(|packets| Region::new(is_local, packets));
-            differences.extend(regions.map(|region| Difference { region, before, after }));
-        }
+    }
+    let mut differences = Vec::new();
+    for ((is_local, before, after), packets) in found {
+        let regions = merged(packets).into_iter().map(|packets| Region::new(is_local, packets));
+        differences.extend(regions.map(|region| Difference { region, before, after }));
     }
     differences
 }

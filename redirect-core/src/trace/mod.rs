@@ -21,14 +21,17 @@
 //! [`difference()`] compares two plans by walking all packets at once.
 
 mod difference;
+mod lost;
 mod packets;
+mod routes;
 mod rules;
 mod set;
 mod text;
 mod walk;
 
-pub use difference::{Difference, Region, difference};
-pub(crate) use packets::{address, interface, number};
+pub use difference::{Difference, Region, difference, difference_between};
+pub(crate) use lost::{Findings, search};
+pub(crate) use packets::address;
 pub use rules::{MeshRule, Rules};
 pub use text::Detail;
 
@@ -42,10 +45,10 @@ use crate::{
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
 use packets::{Field, Packets};
-use walk::{Given, Way};
+use walk::{Given, Way, Work};
 
-/// How many ways a packet is followed on, where rules are not understood.
-const MOST_WAYS: usize = 256;
+/// How much work one trace is at most: rulesets of others may be made to take any amount.
+const MOST_WORK: usize = 1_000_000;
 
 /// Who sends a packet. Closed on purpose: rules ask for nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -372,6 +375,56 @@ pub enum Step {
     },
     /// Something changes.
     Changed(Change),
+    /// Routing ends its way.
+    Route {
+        /// The policy rule or route that does, in words.
+        decides: String,
+    },
+}
+
+/// What a trace would have to know to say where a packet ends.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Unknown {
+    /// By which interface it comes or goes.
+    Interface,
+    /// Its source address.
+    Source,
+    /// Its source port.
+    SourcePort,
+    /// A mark.
+    Mark,
+    /// Whether a rule or statement, in words, is about it: its conditions are not understood, or depend on chance.
+    Rule(String),
+    /// Which of two base chains of one priority the kernel asks first.
+    Order(String, String),
+    /// Whether connection tracking comes before this base chain of its priority.
+    Tracking(String),
+    /// Whether a policy rule or route, in words, is about it.
+    Route(String),
+    /// What comes after as many rules as are followed.
+    Work,
+}
+
+/// What it is, and how it can be had.
+impl core::fmt::Display for Unknown {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Interface => f.write_str("which interface the packet comes in or goes out by (name it)"),
+            Self::Source => f.write_str("its source address (name it)"),
+            Self::SourcePort => f.write_str("its source port (name it)"),
+            Self::Mark => f.write_str("its mark (name it)"),
+            Self::Rule(rule) => write!(f, "whether this rule applies: {rule}"),
+            Self::Order(one, other) => {
+                write!(f, "which of two chains of one priority the kernel asks first: {one} or {other}")
+            }
+            Self::Tracking(chain) => {
+                write!(f, "whether connection tracking comes before {chain}, at its own priority")
+            }
+            Self::Route(rule) => write!(f, "whether this applies: {rule}"),
+            Self::Work => f.write_str("what the rules say that come after as many as are followed"),
+        }
+    }
 }
 
 /// The way of a packet.
@@ -383,8 +436,10 @@ pub struct Trace {
     pub steps: Vec<Step>,
     /// The number of the step that decides, counted from 0; none where no rule does.
     pub decided: Option<usize>,
-    /// Where it may end. One, unless rules are not understood.
+    /// Where it may end. One, unless something is not known.
     pub may: BTreeSet<Fate>,
+    /// If it may end at several: what would have to be known.
+    pub unknown: BTreeSet<Unknown>,
 }
 
 impl Trace {
@@ -411,31 +466,38 @@ impl Rules {
     /// The way of a packet through these rules. One of another family meets none of them.
     #[must_use]
     pub fn trace(&self, packet: &Packet) -> Trace {
-        let (mut ways, may) = self.ways(packet, true);
+        let Followed { mut ways, may, unknown } = self.ways(packet, true);
         let (steps, decided) = match ways.drain(..).next() {
             Some(way) => (way.steps, way.decided),
             None => (Vec::new(), None),
         };
-        Trace { packet: packet.clone(), steps, decided, may }
+        let unknown = if may.len() > 1 { unknown } else { BTreeSet::new() };
+        Trace { packet: packet.clone(), steps, decided, may, unknown }
     }
 
     /// Where a packet ends: the end of its [`trace`](Self::trace), for less.
     #[must_use]
     pub fn fate(&self, packet: &Packet) -> Fate {
-        fate(&self.ways(packet, false).1)
+        fate(&self.ways(packet, false).may)
     }
 
-    fn ways(&self, packet: &Packet, records: bool) -> (Vec<Way>, BTreeSet<Fate>) {
+    fn ways(&self, packet: &Packet, records: bool) -> Followed {
         if packet.family() != self.family {
-            return (Vec::new(), [Fate::Untouched].into());
+            let may = [Fate::Untouched].into();
+            return Followed { ways: Vec::new(), may, unknown: BTreeSet::new() };
         }
-        let (ways, all) = walk::all(self, &packet.packets(), &packet.given(), MOST_WAYS, records);
-        let mut may: BTreeSet<Fate> = ways.iter().map(|way| way.fate).collect();
-        if !all {
-            may.insert(Fate::Unknown);
-        }
-        (ways, may)
+        let mut work = Work { left: MOST_WORK };
+        let found = walk::all(self, &packet.packets(), &packet.given(), &mut work, records);
+        let may = found.ways.iter().map(|way| way.fate).collect();
+        Followed { ways: found.ways, may, unknown: found.unknown }
     }
+}
+
+/// The ways of one packet.
+struct Followed {
+    ways: Vec<Way>,
+    may: BTreeSet<Fate>,
+    unknown: BTreeSet<Unknown>,
 }
 
 impl core::fmt::Display for Fate {

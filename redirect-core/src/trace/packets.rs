@@ -106,6 +106,11 @@ impl Packets {
         self.set(field, Set::one(value.into()));
     }
 
+    /// How many ranges they are told with.
+    pub(super) fn ranges(&self) -> usize {
+        self.sets.iter().map(|set| set.ranges().len()).sum()
+    }
+
     /// The same with another set for a field.
     pub(super) fn with(&self, field: Field, set: Set) -> Self {
         let mut packets = self.clone();
@@ -149,7 +154,7 @@ impl Holds {
 }
 
 /// A mark on its way: what it was at first, some bits cleared, and then some flipped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MarkNow {
     of: Field,
     cleared: u32,
@@ -239,6 +244,19 @@ pub(super) fn of_interface(name: &InterfaceName) -> Set {
     } else {
         Set::one(first)
     }
+}
+
+/// Names of interfaces, each of which may end in `*`.
+pub(super) fn of_names(names: &[String]) -> Set {
+    let ranges = names.iter().map(|name| match name.strip_suffix('*') {
+        None => (interface(name), interface(name)),
+        Some(start) => {
+            let bits = u32::try_from(start.len()).unwrap_or(0).saturating_mul(8);
+            let first = interface(start);
+            (first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
+        }
+    });
+    Set::of(ranges.collect())
 }
 
 pub(crate) fn interface(name: &str) -> u128 {

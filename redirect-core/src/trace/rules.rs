@@ -4,17 +4,31 @@ mod conditions;
 
 pub(super) use conditions::Test;
 
-use super::{Origin, Place, packets::number, set::Set};
+use super::{
+    Origin, Place,
+    packets::{Field, number, of_names},
+    routes::Routes,
+    set::Set,
+};
 use crate::{
-    interference::ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName},
+    interference::ruleset::{
+        Api, Base, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement, TableFamily,
+        TableName,
+    },
     plan::{PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
+    route_tables::RouteTables,
     routing::{self, FoundRouting, RoutingItem},
-    rule::{Chain, Hook, OurChain, Table},
+    rule::{Chain, Hook, Is, Match, OurChain, Rule, Table},
     values::Family,
 };
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
-use core::net::IpAddr;
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::{cmp::Reverse, net::IpAddr};
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
 pub(super) const TRACKING: i32 = -200;
@@ -28,12 +42,37 @@ const TRANSLATION: (i32, i32) = (-100, 100);
 pub struct Rules {
     pub(super) family: Family,
     pub(super) chains: Vec<WalkedChain>,
-    /// The base chains of each hook, in the kernel's order.
+    /// The base chains of each hook, in the kernel's order as far as it is known.
     hooks: BTreeMap<Hook, Vec<usize>>,
+    /// The hooks with base chains of which nobody knows which goes first.
+    ties: BTreeSet<Hook>,
+    /// The base chains that hang on interfaces, with the names of those.
+    devices: Vec<(Direction, Set, usize)>,
+    /// Where connection tracking begins, if the kernel says.
+    tracking: BTreeMap<Hook, usize>,
     /// Packets with these marks are delivered to the pod itself, whatever their destination.
     pub(super) local_marks: Vec<u32>,
     /// The addresses of the network namespace, where they are known.
     pub(super) addresses: Option<Set>,
+    /// Its policy rules and routes, where they are known.
+    pub(super) routes: Option<Routes>,
+}
+
+/// A rule that packets meet, by numbers: of the base chain by which they come to it, its chain, itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ChainRule {
+    pub(super) base: usize,
+    pub(super) chain: usize,
+    pub(super) rule: usize,
+    /// How many rules it stands for: this one, and those behind it.
+    pub(super) count: usize,
+}
+
+/// Whether it is known which of two base chains goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    Known,
+    Unknown,
 }
 
 /// One of the mesh's rules, as [`Rules::of_mesh`] lists them.
@@ -53,6 +92,10 @@ pub(super) struct WalkedChain {
     pub(super) table: TableName,
     pub(super) name: String,
     pub(super) base: Option<Base>,
+    /// Its number in its table, if the kernel gives it one: what was made later has a higher one.
+    handle: u64,
+    /// Its place among all that hangs on its hook, where the kernel lists it.
+    rank: Option<usize>,
     /// The chain of a plan it is.
     pub(super) ours: Option<OurChain>,
     pub(super) rules: Vec<WalkedRule>,
@@ -69,6 +112,18 @@ pub(super) struct WalkedRule {
     pub(super) origins: Vec<(Option<Test>, Origin)>,
     /// Whether it is one of the mesh's.
     pub(super) is_own: bool,
+    /// The rules that begin with this one and differ in the values of one field only, if there are several.
+    pub(super) run: Option<Run>,
+    /// What it costs to ask it.
+    pub(super) cost: usize,
+}
+
+/// Rules, one behind the other, that do the same with packets that differ in one field. They are asked at once.
+#[derive(Debug, Clone)]
+pub(super) struct Run {
+    pub(super) count: usize,
+    /// What a packet has to fulfil for one of them.
+    pub(super) tests: Vec<Test>,
 }
 
 /// Where a statement leads to.
@@ -78,8 +133,19 @@ pub(super) enum Leads {
     Nowhere,
     /// To a chain.
     To(usize),
-    /// To what is looked up: for each element of a map its test and where its verdict leads to.
-    By(Vec<(Test, Option<usize>)>),
+    /// To what is looked up: the elements of a map, in the order in which they are asked.
+    By(Vec<Element>),
+}
+
+/// An element of a map.
+#[derive(Debug, Clone)]
+pub(super) struct Element {
+    /// Whether a packet has its values.
+    pub(super) test: Test,
+    /// The number of its verdict, ...
+    pub(super) verdict: usize,
+    /// ... and the chain that one leads to.
+    pub(super) to: Option<usize>,
 }
 
 impl Rules {
@@ -97,21 +163,46 @@ impl Rules {
     /// ```
     #[must_use]
     pub fn of_plan(plan: &RulePlan, family: Family) -> Self {
+        let name =
+            |table: Table| TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
+        Self::of_planned(plan, plan.explained_rules(family), family, name, |rule| SeenRule::from(rule))
+    }
+
+    /// The same in native tables of nftables. They are of both families, so a rule that names no address is about both, whatever
+    /// families the plan is for.
+    #[must_use]
+    pub fn of_native_plan(plan: &RulePlan, family: Family) -> Self {
+        let name = |table| TableName {
+            api: Api::NfTables,
+            family: TableFamily::Inet,
+            name: nft_table(table).into(),
+        };
+        Self::of_planned(plan, plan.merged_rules(), family, name, of_both_families)
+    }
+
+    fn of_planned(
+        plan: &RulePlan,
+        tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
+        family: Family,
+        name: impl Fn(Table) -> TableName,
+        seen: impl Fn(&Rule) -> SeenRule,
+    ) -> Self {
         let mut rules = Self::empty(family);
-        for (table, chains) in plan.explained_rules(family) {
-            let name = TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
+        for (table, chains) in tables {
             for (chain, planned) in chains {
                 let base = if let Chain::Hook(hook) = &chain { Some(base_of(table, *hook)) } else { None };
                 let ours = if let Chain::Ours(ours) = &chain { Some(*ours) } else { None };
                 let rules_of_chain = planned.iter().map(|planned| {
-                    let mut rule = WalkedRule::of(SeenRule::from(planned.rule()), family);
+                    let mut rule = WalkedRule::of(seen(planned.rule()), family);
                     (rule.origins, rule.is_own) = ([(None, Origin::of(planned))].into(), true);
                     rule
                 });
                 let walked = WalkedChain {
-                    table: name.clone(),
+                    table: name(table),
                     name: chain.name().into(),
                     base,
+                    handle: 0,
+                    rank: None,
                     ours,
                     rules: rules_of_chain.collect(),
                 };
@@ -146,24 +237,41 @@ impl Rules {
                 let candidates = of_plan
                     .and_then(|table| planned.get(&table)?.get(&chain_of_plan?))
                     .map_or(&[][..], Vec::as_slice);
+                let planned_here = Planned::of(candidates, family);
                 let is_own_chain = ours.is_some() || Chain::named(chain_name).belongs_to_mesh();
                 let walked = chain.rules.iter().map(|seen| {
                     let mut rule = WalkedRule::of(seen.clone(), family);
-                    rule.origins = origins(seen, candidates, family);
+                    rule.origins = planned_here.origins(seen, family);
                     rule.is_own = is_own_chain || !rule.origins.is_empty();
                     rule
                 });
-                // A dormant table's chains hang on no hook.
-                let base = chain.base.filter(|_| !table.dormant);
                 let rules_of_chain = walked.collect();
+                // A dormant table's chains hang on no hook, and on no interface.
+                let base = chain.base.filter(|_| !table.dormant);
+                if let Some(device) = chain.device.as_ref().filter(|_| !table.dormant) {
+                    let names = of_names(&device.devices);
+                    rules.devices.push((device.direction, names, rules.chains.len()));
+                }
+                let rank = base.and_then(|base| {
+                    let is_it = |owner: &HookOwner| match name.api {
+                        Api::XTables => *owner == HookOwner::Legacy(name.name.clone()),
+                        _ => matches!(owner, HookOwner::Chain(table, chain) if table == name && chain == chain_name),
+                    };
+                    rank(ruleset.hooks.as_ref(), family, base.hook, is_it)
+                });
                 rules.chains.push(WalkedChain {
                     table: name.clone(),
                     name: chain_name.clone(),
-                    base,
+                    base: base.or_else(|| chain.device.as_ref().map(base_of_device)),
+                    handle: chain.handle,
+                    rank,
                     ours,
                     rules: rules_of_chain,
                 });
             }
+        }
+        if let Some(hooks) = &ruleset.hooks {
+            rules.add_unread(hooks, ruleset);
         }
         let routing: Vec<RoutingItem> =
             routing.iter().filter(|found| found.works()).map(|found| found.item).collect();
@@ -183,18 +291,87 @@ impl Rules {
         self
     }
 
+    /// The same, of a network namespace with these policy rules and routes. If there are more of them than were read, none of them
+    /// counts, because any packet may go by another.
+    #[must_use]
+    pub fn with_routes(mut self, tables: &RouteTables) -> Self {
+        self.routes = tables.complete.then(|| Routes::of(tables, self.family));
+        self
+    }
+
     const fn empty(family: Family) -> Self {
-        Self { family, chains: Vec::new(), hooks: BTreeMap::new(), local_marks: Vec::new(), addresses: None }
+        Self {
+            family,
+            chains: Vec::new(),
+            hooks: BTreeMap::new(),
+            ties: BTreeSet::new(),
+            devices: Vec::new(),
+            tracking: BTreeMap::new(),
+            local_marks: Vec::new(),
+            addresses: None,
+            routes: None,
+        }
+    }
+
+    /// What hangs on hooks and cannot be read: programs, functions of other modules, legacy tables that nobody lists.
+    fn add_unread(&mut self, hooks: &HookList, ruleset: &Ruleset) {
+        for hook in Hook::ALL.iter().copied() {
+            for (rank, entry) in hooks.on(self.family, hook).iter().enumerate() {
+                let (name, words) = match &entry.owner {
+                    HookOwner::Tracking => {
+                        self.tracking.insert(hook, rank);
+                        continue;
+                    }
+                    HookOwner::Legacy(table) => {
+                        let (api, family) = (Api::XTables, TableFamily::from(self.family));
+                        let name = TableName { api, family, name: table.clone() };
+                        if ruleset.tables.contains_key(&name) {
+                            continue;
+                        }
+                        (name, format!("legacy table {table}, which could not be read"))
+                    }
+                    HookOwner::Unknown(function) => {
+                        let (api, family) = (Api::Function, TableFamily::from(self.family));
+                        (TableName { api, family, name: function.clone() }, function.clone())
+                    }
+                    HookOwner::Chain(..) | HookOwner::Nat | HookOwner::Harmless(_) => continue,
+                };
+                let statements = [Statement::Unknown(words)].into();
+                let rule = WalkedRule::of(SeenRule { statements, ..SeenRule::default() }, self.family);
+                let priority = entry.priority;
+                let base = Base { hook, priority, is_nat: false, drops: false, reroutes: false };
+                self.chains.push(WalkedChain {
+                    table: name,
+                    name: hook.name().into(),
+                    base: Some(base),
+                    handle: 0,
+                    rank: Some(rank),
+                    ours: None,
+                    rules: [rule].into(),
+                });
+            }
+        }
     }
 
     fn finish(mut self, routing: &[RoutingItem]) -> Self {
         for (number, chain) in self.chains.iter().enumerate() {
-            if let Some(base) = chain.base {
+            let is_of_device = self.devices.iter().any(|(_, _, device)| *device == number);
+            if let Some(base) = chain.base.filter(|_| !is_of_device) {
                 self.hooks.entry(base.hook).or_default().push(number);
             }
         }
+        let key = |number: &usize| {
+            let chain = self.chains.get(*number)?;
+            Some((order(chain.base?), chain.rank.unwrap_or(usize::MAX), &chain.table, Reverse(chain.handle)))
+        };
         for chains in self.hooks.values_mut() {
-            chains.sort_by_key(|number| self.chains.get(*number).and_then(|chain| chain.base).map(order));
+            chains.sort_by_key(key);
+        }
+        self.devices.sort_by_key(|(_, _, number)| self.chains.get(*number)?.base.map(order));
+        for (hook, chains) in &self.hooks {
+            if chains.windows(2).any(|two| matches!(two, [a, b] if self.order(*a, *b) == Order::Unknown)) {
+                self.ties.insert(*hook);
+            }
         }
         let names: BTreeMap<(TableName, String), usize> =
             self.chains.iter().enumerate().map(|(n, c)| ((c.table.clone(), c.name.clone()), n)).collect();
@@ -204,6 +381,7 @@ impl Rules {
                 rule.leads =
                     rule.seen.statements.iter().map(|one| Leads::of(one, &number_of, self.family)).collect();
             }
+            find_runs(&mut chain.rules);
         }
         let has_route = |table| routing.contains(&RoutingItem::Route(self.family, table));
         self.local_marks = routing
@@ -241,13 +419,172 @@ impl Rules {
     }
 
     /// The base chains of a hook, in the kernel's order.
-    pub(super) fn hooked(&self, hook: Hook) -> impl Iterator<Item = (&WalkedChain, Base)> {
-        let numbers = self.hooks.get(&hook).map_or(&[][..], Vec::as_slice);
-        numbers.iter().filter_map(|number| {
-            let chain = self.chains.get(*number)?;
-            Some((chain, chain.base?))
-        })
+    pub(super) fn hooked(&self, hook: Hook) -> &[usize] {
+        self.hooks.get(&hook).map_or(&[], Vec::as_slice)
     }
+
+    /// The base chains of interfaces, each with the names of its own.
+    pub(super) fn on_devices(&self, direction: Direction) -> impl Iterator<Item = (&Set, usize)> {
+        let all = self.devices.iter().filter(move |(of, ..)| *of == direction);
+        all.map(|(_, names, number)| (names, *number))
+    }
+
+    pub(super) fn base(&self, number: usize) -> Option<(&WalkedChain, Base)> {
+        let chain = self.chains.get(number)?;
+        Some((chain, chain.base?))
+    }
+
+    pub(super) fn base_name(&self, number: usize) -> String {
+        let chain = self.chains.get(number);
+        chain.map(|chain| format!("table {} chain {}", chain.table, chain.name)).unwrap_or_default()
+    }
+
+    /// Whether it is known which of some base chains of a hook goes first.
+    pub(super) fn has_ties(&self, hook: Hook) -> bool {
+        self.ties.contains(&hook)
+    }
+
+    /// Whether it is known that of two base chains of a hook the first goes first, as they are listed. Of several at one priority
+    /// the one that was registered last does (`nf_hook_entries_grow`).
+    pub(super) fn order(&self, first: usize, second: usize) -> Order {
+        let (Some((one, base)), Some((two, other))) = (self.base(first), self.base(second)) else {
+            return Order::Known;
+        };
+        let (key, other_key) = (order(base), order(other));
+        let are_listed = one.rank.is_some() && two.rank.is_some();
+        let are_numbered = one.table == two.table && one.handle != two.handle;
+        let differ = if base.is_nat == other.is_nat { key != other_key } else { key.0 != other_key.0 };
+        if differ || are_listed || are_numbered { Order::Known } else { Order::Unknown }
+    }
+
+    /// Whether connection tracking comes before a base chain at its own priority; none where the kernel does not say.
+    pub(super) fn is_behind_tracking(&self, chain: usize) -> Option<bool> {
+        let (chain, base) = self.base(chain)?;
+        Some(*self.tracking.get(&base.hook)? < chain.rank?)
+    }
+
+    pub(super) fn is_own(&self, rule: ChainRule) -> bool {
+        self.rule(rule).is_some_and(|rule| rule.is_own)
+    }
+
+    pub(super) fn rule(&self, at: ChainRule) -> Option<&WalkedRule> {
+        self.chains.get(at.chain)?.rules.get(at.rule)
+    }
+}
+
+/// The place of one among all that hangs on a hook.
+fn rank(
+    hooks: Option<&HookList>,
+    family: Family,
+    hook: Hook,
+    is_it: impl Fn(&HookOwner) -> bool,
+) -> Option<usize> {
+    hooks?.on(family, hook).iter().position(|entry| is_it(&entry.owner))
+}
+
+/// A rule of a plan as it stands in a table of both families: one that names an address is about that one's family alone.
+fn of_both_families(rule: &Rule) -> SeenRule {
+    let mut seen = SeenRule::from(rule);
+    let family = rule.matches.iter().find_map(|condition| match condition {
+        Match::Source(is) | Match::Destination(is) => Some(Family::of(&is.value.addr())),
+        _ => None,
+    });
+    if let Some(value) = family {
+        seen.conditions.insert(0, Condition::Family(Is { value, not: false }));
+    }
+    seen
+}
+
+/// Joins rules, one behind the other, that differ in the values of one field and do the same.
+fn find_runs(rules: &mut [WalkedRule]) {
+    let mut first = 0;
+    while first < rules.len() {
+        let run = run_from(rules.get(first..).unwrap_or_default());
+        let count = run.as_ref().map_or(1, |run| run.count);
+        if let Some(rule) = rules.get_mut(first) {
+            if let Some(run) = &run {
+                rule.cost = cost(&run.tests);
+            }
+            rule.run = run;
+        }
+        first = first.saturating_add(count);
+    }
+}
+
+/// The longest run that begins with the first of these rules.
+fn run_from(rules: &[WalkedRule]) -> Option<Run> {
+    let (first, rest) = rules.split_first()?;
+    let second = rest.first()?;
+    let varies = differing(first, second)?;
+    let is_same = |rule: &&WalkedRule| differing(first, rule) == Some(varies);
+    let values = |rule: &WalkedRule| match rule.tests.get(varies) {
+        Some(Test::In(_, set)) => set.clone(),
+        _ => Set::empty(),
+    };
+    // What comes back from a chain would meet the next of them, too, if their values overlapped.
+    let ends = matches!(
+        first.seen.statements.as_slice(),
+        [Statement::Accept
+            | Statement::Return
+            | Statement::Drop
+            | Statement::Reject
+            | Statement::Redirect(_)]
+    );
+    let mut ranges: Vec<(u128, u128)> = values(first).ranges().to_vec();
+    let mut last = ranges.last().map(|(_, last)| *last)?;
+    let mut count = 1_usize;
+    for rule in rest.iter().take_while(is_same) {
+        let set = values(rule);
+        let (Some(lowest), Some((_, highest))) = (set.first(), set.ranges().last()) else { break };
+        if !ends && lowest <= last {
+            break;
+        }
+        ranges.extend_from_slice(set.ranges());
+        (last, count) = (last.max(*highest), count.saturating_add(1));
+    }
+    let Some(Test::In(field, _)) = first.tests.get(varies) else { return None };
+    let mut tests = first.tests.clone();
+    *tests.get_mut(varies)? = Test::In(*field, Set::of(ranges));
+    (count > 1).then_some(Run { count, tests })
+}
+
+/// The test by which two rules that do the same differ, if it is one, of one field.
+fn differing(one: &WalkedRule, two: &WalkedRule) -> Option<usize> {
+    if one.seen.statements != two.seen.statements
+        || one.tests.len() != two.tests.len()
+        || one.is_own != two.is_own
+    {
+        return None;
+    }
+    let is_final = matches!(
+        one.seen.statements.as_slice(),
+        [Statement::Accept
+            | Statement::Return
+            | Statement::Drop
+            | Statement::Reject
+            | Statement::Redirect(_)
+            | Statement::Jump(_)]
+    );
+    let mut differ = one.tests.iter().zip(&two.tests).enumerate().filter(|(_, (one, two))| one != two);
+    let (Some((number, (Test::In(field, _), Test::In(other, _)))), None) = (differ.next(), differ.next())
+    else {
+        return None;
+    };
+    (is_final && field == other && *field != Field::State).then_some(number)
+}
+
+/// What it costs to ask these.
+fn cost(tests: &[Test]) -> usize {
+    tests.iter().map(Test::size).sum::<usize>().saturating_div(8).saturating_add(1)
+}
+
+const fn base_of_device(device: &crate::interference::ruleset::DeviceBase) -> Base {
+    // The hook is the nearest one of IP; the chain does not hang there.
+    let hook = match device.direction {
+        Direction::Ingress => Hook::Prerouting,
+        Direction::Egress => Hook::Postrouting,
+    };
+    Base { hook, priority: device.priority, is_nat: false, drops: device.drops, reroutes: false }
 }
 
 /// Chains that translate are asked together, in the order of their priorities.
@@ -278,22 +615,38 @@ fn holds_plans_table(name: &TableName, table: Table) -> bool {
     }
 }
 
-/// The planned rules that a rule is, or stands for.
-fn origins(seen: &SeenRule, candidates: &[&PlannedRule], family: Family) -> Vec<(Option<Test>, Origin)> {
-    let of = Meaning::of(seen, family);
-    let meanings = candidates.iter().map(|planned| {
-        let rule = SeenRule::from(planned.rule());
-        (Meaning::of(&rule, family), Origin::of(planned))
-    });
-    let meanings: Vec<(Meaning, Origin)> = meanings.collect();
-    if let Some((_, origin)) = meanings.iter().find(|(meaning, _)| *meaning == of) {
-        return [(None, *origin)].into();
+/// The rules that a plan has for a chain, by what they mean.
+#[derive(Default)]
+struct Planned(Vec<(Meaning, Origin)>);
+
+impl Planned {
+    fn of(candidates: &[&PlannedRule], family: Family) -> Self {
+        let meaning = |planned: &&PlannedRule| {
+            (Meaning::of(&SeenRule::from(planned.rule()), family), Origin::of(planned))
+        };
+        let mut all: Vec<(Meaning, Origin)> = candidates.iter().map(meaning).collect();
+        // Of equal ones the first counts: the sort is stable.
+        all.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Self(all)
     }
-    meanings.iter().filter_map(|(meaning, origin)| Some((Some(of.extends(meaning)?), *origin))).collect()
+
+    /// Those that a rule is, or stands for.
+    fn origins(&self, seen: &SeenRule, family: Family) -> Vec<(Option<Test>, Origin)> {
+        if self.0.is_empty() {
+            return Vec::new();
+        }
+        let of = Meaning::of(seen, family);
+        let first = self.0.partition_point(|(meaning, _)| *meaning < of);
+        if let Some((_, origin)) = self.0.get(first).filter(|(meaning, _)| *meaning == of) {
+            return [(None, *origin)].into();
+        }
+        let stands_for = |(meaning, origin): &(Meaning, Origin)| Some((Some(of.extends(meaning)?), *origin));
+        self.0.iter().filter_map(stands_for).collect()
+    }
 }
 
 /// What a rule means, however it is written.
-#[derive(PartialEq)]
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Meaning {
     tests: Vec<Test>,
     acts: Vec<String>,
@@ -343,9 +696,12 @@ impl Leads {
             number_of(to)
         };
         if let Statement::Map(map) = statement {
-            let tests =
-                map.among.values.iter().map(|values| Test::of_values(&map.among.selectors, values, family));
-            return Self::By(tests.zip(map.verdicts.iter().map(chain)).collect());
+            let element = |verdict: usize| {
+                let values = map.among.values.get(verdict)?;
+                let test = Test::of_values(&map.among.selectors, values, family);
+                Some(Element { test, verdict, to: map.verdicts.get(verdict).and_then(chain) })
+            };
+            return Self::By(map.asked().filter_map(element).collect());
         }
         chain(statement).map_or(Self::Nowhere, Self::To)
     }
@@ -353,7 +709,13 @@ impl Leads {
 
 impl WalkedRule {
     fn of(seen: SeenRule, family: Family) -> Self {
-        let tests = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
-        Self { seen, tests, leads: Vec::new(), origins: Vec::new(), is_own: false }
+        let tests: Vec<Test> = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
+        let cost = cost(&tests);
+        Self { seen, tests, leads: Vec::new(), origins: Vec::new(), is_own: false, run: None, cost }
+    }
+
+    /// A condition in words.
+    pub(super) fn condition(&self, number: usize) -> String {
+        self.seen.conditions.get(number).map(ToString::to_string).unwrap_or_default()
     }
 }

@@ -45,6 +45,9 @@ impl Trace {
             for fate in &self.may {
                 text.line(1, &format!("may be: {fate}"));
             }
+            for unknown in &self.unknown {
+                text.line(1, &format!("not known: {unknown}"));
+            }
         }
         match self.deciding() {
             Some(Step::Rule { origin: Some(origin), .. }) => {
@@ -53,6 +56,7 @@ impl Trace {
             Some(Step::Rule { is_own: false, place, .. }) => {
                 text.line(0, &format!("because of a rule of somebody else's in table {}", place.table));
             }
+            Some(Step::Route { .. }) => text.line(0, "because of the namespace's routing"),
             Some(_) => {}
             None => text.line(0, "because no rule is about it"),
         }
@@ -104,6 +108,9 @@ impl Text {
                 }
             }
             Step::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
+            Step::Route { decides: words } => {
+                self.line(2, &format!("{}{words}", if decides { ">" } else { "" }))
+            }
             Step::Changed(change) => self.line(2, &format!("= {}", words(change))),
         }
     }

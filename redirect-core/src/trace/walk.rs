@@ -1,59 +1,37 @@
-//! The walk itself: from hook to hook, from rule to rule.
+//! The walk itself: from hook to hook, from base chain to base chain, from rule to rule.
 //!
-//! Here is the way from hook to hook and from rule to rule; `conditions` says which packets a rule is about, `statements` what it does
-//! with them, `notes` what is told of it.
+//! A walk takes packets, one or many, step by step. A step first decides and then acts: where the packets of a walk differ in
+//! what it asks, or where nobody knows the answer, it returns a [`Split`] and has changed nothing. The walk is then copied, one
+//! copy for each answer, and both take the step again. [`all`] goes on until every copy has arrived, so each part of the way is
+//! walked once, whatever comes of it behind.
 //!
-//! It walks packets, one or many. Where a rule is about some of them, or nobody knows whether it is met, there are two ways to
-//! go on; which one a walk takes, its [`Choices`] say. [`all`] walks until every way has been gone.
+//! Here is the way from hook to hook and from rule to rule; `conditions` says which packets a rule is about, `statements` what it
+//! does with them, `routes` where the kernel sends them, `notes` what is recorded of it.
 
 mod conditions;
 mod notes;
+mod routes;
 mod statements;
 
 use super::{
-    Change, Fate, Outcome, Place, Step,
+    Change, Fate, Outcome, Place, Step, Unknown,
     packets::{Field, MarkNow, Packets, interface, state},
-    rules::{Rules, TRACKING, WalkedChain, WalkedRule},
+    rules::{ChainRule, Order, Rules, TRACKING, WalkedChain, WalkedRule},
     set::Set,
 };
 use crate::{
-    interference::ruleset::{Base, Statement},
+    interference::ruleset::{Base, Direction, Statement},
     rule::Hook,
 };
-use alloc::{string::ToString, vec::Vec};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::ToString,
+    vec::Vec,
+};
 use core::net::{IpAddr, SocketAddr};
 
 /// How many chains deep a ruleset is followed; the kernel allows 16.
 const DEEPEST: usize = 16;
-/// How many rules one walk meets at most: rulesets of others may be made to have any number.
-const MOST_RULES: usize = 100_000;
-
-/// Which way was taken at each place where there were two.
-#[derive(Debug, Default)]
-struct Choices {
-    made: Vec<bool>,
-    next: usize,
-}
-
-impl Choices {
-    fn choose(&mut self) -> bool {
-        let choice = self.made.get(self.next).copied().unwrap_or_else(|| {
-            self.made.push(false);
-            false
-        });
-        self.next = self.next.saturating_add(1);
-        choice
-    }
-
-    /// The next ways to try; false where all have been.
-    fn advance(&mut self) -> bool {
-        self.next = 0;
-        while self.made.last() == Some(&true) {
-            self.made.pop();
-        }
-        self.made.last_mut().map(|last| *last = true).is_some()
-    }
-}
 
 /// What is known of the packets beside what they differ in.
 #[derive(Debug, Clone, Default)]
@@ -73,251 +51,500 @@ pub(super) struct Way {
     pub(super) packets: Packets,
     pub(super) fate: Fate,
     pub(super) steps: Vec<Step>,
-    /// The step that decides.
+    /// The step that decides, where steps are recorded.
     pub(super) decided: Option<usize>,
+    /// What is responsible for where it ends.
+    pub(super) causes: Causes,
+    /// The zone of connection tracking it was given.
+    pub(super) zone: Option<u16>,
+    /// The mark with which TPROXY's routing sees it; none where that is not known.
+    pub(super) mark: Option<u32>,
 }
 
-/// Every way that packets take, up to so many, and whether those are all. The steps of the first are recorded, if they are asked for.
-pub(super) fn all(
-    rules: &Rules,
-    packets: &Packets,
-    given: &Given,
-    most: usize,
-    records: bool,
-) -> (Vec<Way>, bool) {
-    let mut choices = Choices::default();
-    let mut ways = Vec::new();
-    loop {
-        let records = records && ways.is_empty();
-        ways.push(Walk::new(rules, packets.clone(), given, &mut choices, records).run());
-        if !choices.advance() {
-            return (ways, true);
-        }
-        if ways.len() >= most {
-            return (ways, false);
+/// What on a way may be why it ends where it does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Causes {
+    /// What decided last.
+    pub(super) last: Option<Cause>,
+    /// The first rule of others that ended a base chain before the mesh's rules in it.
+    pub(super) left_early: Option<ChainRule>,
+    /// The rule of others that kept connection tracking from it.
+    pub(super) untracked: Option<ChainRule>,
+    /// The last rule of others that changed its mark or its connection's.
+    pub(super) marked: Option<ChainRule>,
+}
+
+/// What may decide about packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    Rule(ChainRule),
+    /// A base chain's policy.
+    Policy(usize),
+    /// A policy rule, a route or `lo`: the number of its words.
+    Route(usize),
+}
+
+/// Every way that packets take.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    pub(super) ways: Vec<Way>,
+    /// Whether those are all: there was work left for no more otherwise.
+    pub(super) are_all: bool,
+    /// What nobody knew on the way.
+    pub(super) unknown: BTreeSet<Unknown>,
+}
+
+/// How much work may be done: a rule met counts as one, and more where it is asked of many ranges.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) left: usize,
+}
+
+/// Every way that packets take. If they are asked for, the steps of one way are recorded: of the one on which no rule holds of which nobody
+/// knows whether it does.
+pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+    let mut found = Ways { are_all: true, ..Ways::default() };
+    let mut known = BTreeMap::new();
+    let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
+    while let Some(mut walk) = open.pop() {
+        let fate = loop {
+            if work.left == 0 {
+                found.are_all = false;
+                found.unknown.insert(Unknown::Work);
+                break Some(Fate::Unknown);
+            }
+            work.left =
+                work.left.saturating_sub(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
+            match walk.step() {
+                Ok(None) if walk.is_at_a_fork() && !found.unknown.is_empty() => {
+                    // Two walks that differ in nothing any more go on as one.
+                    if known.insert(walk.state(), ()).is_some() {
+                        break None;
+                    }
+                }
+                Ok(None) => {}
+                Ok(Some(fate)) => break Some(fate),
+                Err(split) => {
+                    found.unknown.extend(split.unknown());
+                    open.push(walk.part(split));
+                }
+            }
+        };
+        if let Some(fate) = fate {
+            found.ways.push(walk.ended(fate));
         }
     }
+    found
 }
 
 /// By which a packet comes or goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Interface {
     None,
     Loopback,
     /// The packet's own.
     Own,
+    /// The one of this name, where routing sends it.
+    Named(u128),
 }
 
-/// What becomes of a packet in a chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// It goes to the next rule.
-    Next,
-    /// Back to the calling chain.
-    Returned,
-    /// Out of the base chain.
+/// What connection tracking knows of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tracking {
+    /// It has not seen it.
+    NotYet,
+    /// Nor this one, for which a zone was chosen: to rules it looks like a new connection.
+    Template,
+    /// It is to pass it over.
+    Never,
+    /// It has seen it, and found what is in the field `State`.
+    Seen,
+}
+
+/// What a walk does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Point {
+    /// A socket sends it.
+    Sent,
+    /// It comes to a hook.
+    Hook(Hook),
+    /// An interface receives or sends it.
+    Device(Direction),
+    /// It comes to the next base chain of the hook or interface.
+    Base,
+    /// It comes to the next rule of the chain it is in.
+    Rule,
+    /// It fulfils the conditions of the rule it has come to, and this statement is next.
+    Statement(usize),
+    /// Its rules have left it alone: the base chain's policy decides.
+    Policy,
+    /// It leaves a base chain.
     Left,
-    /// Nowhere else.
-    At(Fate),
 }
 
-struct Walk<'a, 'c> {
+/// Why a walk becomes two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Split {
+    /// Its packets differ in whether they have one of these values.
+    By(Field, Set),
+    /// Nobody knows.
+    Unknown(Unknown),
+}
+
+impl Split {
+    fn unknown(&self) -> Option<Unknown> {
+        match self {
+            Self::By(Field::Interface, _) => Some(Unknown::Interface),
+            Self::By(Field::Source, _) => Some(Unknown::Source),
+            Self::By(Field::SourcePort, _) => Some(Unknown::SourcePort),
+            Self::By(..) => None,
+            Self::Unknown(unknown) => Some(unknown.clone()),
+        }
+    }
+}
+
+/// A chain that a packet is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Call {
+    chain: usize,
+    /// The rule it is at.
+    rule: usize,
+    /// How many rules that one stands for.
+    count: usize,
+    /// The step that led here, where steps are recorded.
+    step: Option<usize>,
+    /// The rule that sent it here for good (`goto`).
+    gone_by: Option<ChainRule>,
+}
+
+#[derive(Debug, Clone)]
+struct Walk<'a> {
     rules: &'a Rules,
-    packets: Packets,
     given: &'a Given,
-    choices: &'c mut Choices,
+    packets: Packets,
+    point: Point,
+    /// What it takes for so at this point, where nobody knows, ...
+    assumed: Vec<bool>,
+    /// ... and how much of that the step has used.
+    asked: usize,
     hook: Hook,
+    /// Whether it is at an interface, before or behind that hook.
+    device: Option<Direction>,
+    /// The base chains of the hook or interface that are to come.
+    to_come: Vec<usize>,
+    /// The base chain it is in, or has just left, ...
+    in_base: Option<usize>,
+    /// ... and the chains by which it is where it is: that one first.
+    calls: Vec<Call>,
+    /// The rule of the base chain by which it went deeper, or left.
+    base_rule: Option<usize>,
     came_in: Interface,
     goes_out: Interface,
     has_owner: bool,
     mark: MarkNow,
     connection_mark: MarkNow,
+    /// Mark and destination when it came to the base chain: if they differ behind it, it is routed again.
+    mark_before: MarkNow,
+    destination_before: Option<SocketAddr>,
+    /// The mark with which routing sees what arrives.
+    mark_routed: Option<MarkNow>,
     /// Where it was translated to.
     destination: Option<SocketAddr>,
-    is_tracked: bool,
-    is_untracked: bool,
-    /// Whether nat has been asked about the destination.
+    /// Whether its source was translated, to nobody knows what.
+    is_source_translated: bool,
+    tracking: Tracking,
+    zone: Option<u16>,
+    /// Whether nat has been asked about the destination, and about the source.
     is_bound: bool,
+    is_source_bound: bool,
     /// Who has captured it.
     captured: Option<Fate>,
+    /// The rule of TPROXY that has chosen its socket.
+    handed_over: Option<ChainRule>,
+    causes: Causes,
     records: bool,
     steps: Vec<Step>,
     decided: Option<usize>,
-    /// The base chain that the packet is in, and the number of its rule there.
-    at: Option<(&'a WalkedChain, usize)>,
-    /// The steps of the jumps by which the rule at hand was reached.
-    jumps: Vec<usize>,
-    left: usize,
+    /// The step of the rule at hand.
+    rule_step: Option<usize>,
+    /// Work of the last step beyond what each costs.
+    spent: usize,
 }
 
-impl<'a, 'c> Walk<'a, 'c> {
-    fn new(
-        rules: &'a Rules,
-        packets: Packets,
-        given: &'a Given,
-        choices: &'c mut Choices,
-        records: bool,
-    ) -> Self {
+/// All that decides about the rest of a walk's way.
+type State = (
+    (Packets, Point, Hook, Option<Direction>, Vec<usize>),
+    (Interface, Interface, bool, MarkNow, MarkNow),
+    (Option<SocketAddr>, bool, Tracking, Option<u16>, bool, bool),
+    (Option<Fate>, Option<ChainRule>, Causes),
+);
+
+impl<'a> Walk<'a> {
+    fn new(rules: &'a Rules, packets: Packets, given: &'a Given, records: bool) -> Self {
+        let (mark, connection_mark) = (MarkNow::of(Field::Mark), MarkNow::of(Field::ConnMark));
+        let is_local = given.is_local;
         Self {
             rules,
-            packets,
             given,
-            choices,
+            packets,
+            point: if is_local { Point::Sent } else { Point::Device(Direction::Ingress) },
+            assumed: Vec::new(),
+            asked: 0,
             hook: Hook::Output,
-            came_in: Interface::None,
+            device: None,
+            to_come: Vec::new(),
+            in_base: None,
+            calls: Vec::new(),
+            base_rule: None,
+            came_in: if is_local { Interface::None } else { Interface::Own },
             goes_out: Interface::None,
-            has_owner: given.is_local,
-            mark: MarkNow::of(Field::Mark),
-            connection_mark: MarkNow::of(Field::ConnMark),
+            has_owner: is_local,
+            mark,
+            connection_mark,
+            mark_before: mark,
+            destination_before: None,
+            mark_routed: None,
             destination: None,
-            is_tracked: false,
-            is_untracked: false,
+            is_source_translated: false,
+            tracking: Tracking::NotYet,
+            zone: None,
             is_bound: false,
+            is_source_bound: false,
             captured: None,
+            handed_over: None,
+            causes: Causes::default(),
             records,
             steps: Vec::new(),
             decided: None,
-            at: None,
-            jumps: Vec::new(),
-            left: MOST_RULES,
+            rule_step: None,
+            spent: 0,
         }
     }
 
-    fn run(mut self) -> Way {
-        let fate = self.way().unwrap_or_else(|fate| fate);
+    fn ended(self, fate: Fate) -> Way {
+        let mark = self.mark_routed.unwrap_or(self.mark).value(&self.packets);
         Way {
             packets: self.packets,
-            fate: if self.left == 0 { Fate::Unknown } else { fate },
+            fate,
             steps: self.steps,
-            decided: self.decided,
+            decided: self.decided.filter(|_| self.records),
+            causes: self.causes,
+            zone: self.zone,
+            mark,
         }
     }
 
-    /// The whole way; the error is where it ends before.
-    fn way(&mut self) -> Result<Fate, Fate> {
-        if !self.given.is_local {
-            self.came_in = Interface::Own;
-            return self.arrives();
+    /// The other of two walks: for what the split asks, this one is left with no, that one with yes.
+    fn part(&mut self, split: Split) -> Self {
+        let mut other = self.clone();
+        (other.records, other.steps) = (false, Vec::new());
+        (other.decided, other.rule_step) = (None, None);
+        match split {
+            Split::By(field, set) => {
+                let all = self.packets.get(field);
+                let (inside, outside) = (all.and(&set), all.without(&set));
+                other.packets.set(field, inside);
+                self.packets.set(field, outside);
+            }
+            Split::Unknown(_) => {
+                other.assumed.push(true);
+                self.assumed.push(false);
+            }
         }
-        let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")));
+        other
+    }
+
+    /// Whether walks that came here on different ways may be the same from now on.
+    const fn is_at_a_fork(&self) -> bool {
+        matches!(self.point, Point::Base)
+    }
+
+    fn state(&self) -> State {
+        (
+            (self.packets.clone(), self.point, self.hook, self.device, self.to_come.clone()),
+            (self.came_in, self.goes_out, self.has_owner, self.mark, self.connection_mark),
+            (
+                self.destination,
+                self.is_source_translated,
+                self.tracking,
+                self.zone,
+                self.is_bound,
+                self.is_source_bound,
+            ),
+            (self.captured, self.handed_over, self.causes),
+        )
+    }
+
+    /// What the next step costs.
+    fn cost(&self) -> usize {
+        match self.point {
+            Point::Rule => {
+                let ranges = self.packets.ranges().saturating_div(16);
+                self.here().map_or(1, |(_, rule)| rule.cost).saturating_add(ranges)
+            }
+            Point::Statement(_) => 1,
+            Point::Base => self.to_come.len().saturating_add(1),
+            Point::Sent | Point::Hook(_) | Point::Device(_) | Point::Policy | Point::Left => 0,
+        }
+    }
+
+    /// One step on the way; where it ends, if it does.
+    fn step(&mut self) -> Result<Option<Fate>, Split> {
+        self.asked = 0;
+        let fate = match self.point {
+            Point::Sent => self.sent()?,
+            Point::Hook(hook) => {
+                self.begins(hook);
+                None
+            }
+            Point::Device(direction) => {
+                self.begins_device(direction)?;
+                None
+            }
+            Point::Base => self.base()?,
+            Point::Rule => {
+                self.next_rule()?;
+                None
+            }
+            Point::Statement(number) => self.statement_here(number)?,
+            Point::Policy => self.policy(),
+            Point::Left => self.leaves()?,
+        };
+        self.assumed.clear();
+        Ok(fate)
+    }
+
+    /// What it takes for so, of what nobody knows.
+    fn assume(&mut self, unknown: impl FnOnce() -> Unknown) -> Result<bool, Split> {
+        let answer = self.assumed.get(self.asked).copied();
+        self.asked = self.asked.saturating_add(1);
+        answer.ok_or_else(|| Split::Unknown(unknown()))
+    }
+
+    fn sent(&mut self) -> Result<Option<Fate>, Split> {
+        let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")))?;
         self.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
-        let routed = self.output()?;
-        self.goes_out = routed;
-        self.visit(Hook::Postrouting)?;
-        if routed == Interface::Loopback {
-            // A packet on lo belongs to no socket any more; mark and connection stay with it.
-            (self.came_in, self.goes_out, self.has_owner) = (Interface::Loopback, Interface::None, false);
-            return self.arrives();
-        }
-        Ok(self.captured.unwrap_or(Fate::Untouched))
-    }
-
-    fn arrives(&mut self) -> Result<Fate, Fate> {
-        self.visit(Hook::Prerouting)?;
-        self.visit(Hook::Input)?;
-        Ok(self.captured.unwrap_or(Fate::Untouched))
-    }
-
-    /// The output hook, and by which interface the packet leaves behind it.
-    fn output(&mut self) -> Result<Interface, Fate> {
-        let mut routed = self.goes_out;
-        self.begins(Hook::Output);
-        let rules = self.rules;
-        for (chain, base) in rules.hooked(Hook::Output) {
-            let (mark, destination) = (self.mark, self.destination);
-            self.base(chain, base)?;
-            let moved = self.destination != destination;
-            if moved || base.reroutes && self.mark != mark {
-                let was = routed;
-                routed = self.route()?;
-                if routed != was {
-                    self.changed(Change::Rerouted(self.name_of(routed)));
-                }
-            }
-        }
-        Ok(routed)
-    }
-
-    /// Where the kernel sends what has another mark or destination now.
-    fn route(&mut self) -> Result<Interface, Fate> {
-        let mark = self.mark;
-        for local in self.rules.local_marks.clone() {
-            let holds = mark.has(&self.packets, local, u32::MAX);
-            if self.decide(holds) {
-                return Ok(Interface::Loopback);
-            }
-        }
-        Ok(match self.destination {
-            // Where packets go out, they are redirected to the loopback address.
-            Some(_) => Interface::Loopback,
-            None => {
-                if self.ask(Field::Interface, &Set::one(interface("lo"))) {
-                    Interface::Loopback
-                } else {
-                    Interface::Own
-                }
-            }
-        })
+        self.point = Point::Hook(Hook::Output);
+        Ok(if over_loopback { self.is_sent_over_loopback() } else { None })
     }
 
     fn begins(&mut self, hook: Hook) {
         self.hook = hook;
-        let interface = if self.came_in == Interface::None { self.goes_out } else { self.came_in };
-        let interface = if self.records { self.name_of(interface) } else { None };
-        self.note(|_| Step::Hook { hook, interface });
+        let by = if self.came_in == Interface::None { self.goes_out } else { self.came_in };
+        let name = if self.records { self.name_of(by) } else { None };
+        self.note(|_| Step::Hook { hook, interface: name });
+        self.to_come = self.rules.hooked(hook).to_vec();
+        self.point = Point::Base;
     }
 
-    fn visit(&mut self, hook: Hook) -> Result<(), Fate> {
-        self.begins(hook);
-        let rules = self.rules;
-        for (chain, base) in rules.hooked(hook) {
-            self.base(chain, base)?;
+    /// The base chains that hang on the interface by which it comes or goes.
+    fn begins_device(&mut self, direction: Direction) -> Result<(), Split> {
+        let by = if direction == Direction::Ingress { self.came_in } else { self.goes_out };
+        let mut to_come = Vec::new();
+        for (names, chain) in self.rules.on_devices(direction) {
+            let holds = self.by(by, names, false);
+            if self.decide(holds, || Unknown::Interface)? {
+                to_come.push(chain);
+            }
         }
+        self.to_come = to_come;
+        self.device = Some(direction);
+        self.point = Point::Base;
         Ok(())
     }
 
-    fn base(&mut self, chain: &'a WalkedChain, base: Base) -> Result<(), Fate> {
-        if base.priority > TRACKING {
-            self.is_tracked = true;
-        }
-        if base.is_nat && !self.asks_nat() {
-            return Ok(());
-        }
-        self.note(|_| Step::Chain {
-            place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: None },
-            priority: base.priority,
-        });
-        let before = self.captured;
-        let end = match self.chain(chain, 0) {
-            End::Next | End::Returned if base.drops => {
-                self.note(|_| Step::Policy {
-                    place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: None },
-                });
-                self.decided = self.steps.len().checked_sub(1);
-                Err(Fate::Dropped)
-            }
-            End::Next | End::Returned | End::Left => Ok(()),
-            End::At(fate) => Err(fate),
+    /// The next base chain of the hook, or what comes behind the hook.
+    fn base(&mut self) -> Result<Option<Fate>, Split> {
+        let Some(number) = self.next_base()? else { return self.ends_hook() };
+        let Some((chain, base)) = self.to_come.get(number).and_then(|chain| self.rules.base(*chain)) else {
+            return Ok(None);
         };
-        // A connection is translated once.
-        if base.is_nat && self.captured != before && self.destination.is_some() {
-            self.is_bound = true;
+        let is_tracked = self.is_tracked_at(self.to_come.get(number).copied(), base)?;
+        let is_asked = !base.is_nat || self.asks_nat(is_tracked)?;
+        if is_tracked {
+            self.track();
         }
-        end
+        let index = self.to_come.remove(number);
+        if !is_asked {
+            return Ok(None);
+        }
+        self.note(|_| Step::Chain { place: place(chain, None), priority: base.priority });
+        (self.mark_before, self.destination_before) = (self.mark, self.destination);
+        (self.in_base, self.base_rule) = (Some(index), None);
+        self.calls.clear();
+        self.calls.push(Call { chain: index, rule: 0, count: 1, step: None, gone_by: None });
+        self.point = Point::Rule;
+        Ok(None)
     }
 
-    /// Whether nat is asked: only about the first packet of a connection, and once about its destination.
-    fn asks_nat(&mut self) -> bool {
-        let of_destination = matches!(self.hook, Hook::Prerouting | Hook::Output);
-        if of_destination && self.is_bound || self.is_untracked {
-            return false;
+    /// Which of the base chains that are to come is the next: the first, unless others have its priority and nobody knows
+    /// which of them was registered last.
+    fn next_base(&mut self) -> Result<Option<usize>, Split> {
+        if self.to_come.is_empty() {
+            return Ok(None);
         }
-        if of_destination && self.came_in == Interface::Loopback {
-            return false;
+        let rules = self.rules;
+        if self.device.is_none() && rules.has_ties(self.hook) {
+            let may_be_first = self.may_be_first();
+            for number in may_be_first.iter().skip(1).rev() {
+                let names = || [0, *number].map(|n| self.to_come.get(n).map(|chain| rules.base_name(*chain)));
+                let [first, other] = names().map(Option::unwrap_or_default);
+                if self.assume(|| Unknown::Order(first, other))? {
+                    return Ok(Some(*number));
+                }
+            }
+        }
+        Ok(Some(0))
+    }
+
+    /// Those of the base chains to come that none of the others is known to go before.
+    fn may_be_first(&self) -> Vec<usize> {
+        let goes_before = |number: usize, chain: usize| {
+            let mut earlier = self.to_come.iter().take(number);
+            earlier.any(|other| self.rules.order(*other, chain) == Order::Known)
+        };
+        let numbered = self.to_come.iter().copied().enumerate();
+        numbered.filter(|(number, chain)| !goes_before(*number, *chain)).map(|(number, _)| number).collect()
+    }
+
+    /// Whether connection tracking has come before a base chain.
+    fn is_tracked_at(&mut self, chain: Option<usize>, base: Base) -> Result<bool, Split> {
+        if self.device.is_some() || !matches!(self.hook, Hook::Output | Hook::Prerouting) {
+            return Ok(false);
+        }
+        if base.priority != TRACKING {
+            return Ok(base.priority > TRACKING);
+        }
+        match chain.and_then(|chain| self.rules.is_behind_tracking(chain)) {
+            Some(is_behind) => Ok(is_behind),
+            None if self.tracking == Tracking::Seen || self.tracking == Tracking::Never => Ok(true),
+            None => {
+                let rules = self.rules;
+                self.assume(|| Unknown::Tracking(chain.map_or_else(Default::default, |c| rules.base_name(c))))
+            }
+        }
+    }
+
+    fn track(&mut self) {
+        if self.tracking != Tracking::Never {
+            self.tracking = Tracking::Seen;
+        }
+    }
+
+    /// Whether nat is asked: only about the first packet of a connection, once about its destination and once about its source.
+    fn asks_nat(&mut self, is_tracked: bool) -> Result<bool, Split> {
+        let of_destination = matches!(self.hook, Hook::Prerouting | Hook::Output);
+        let is_bound = if of_destination { self.is_bound } else { self.is_source_bound };
+        if is_bound || self.tracking == Tracking::Never || !is_tracked && self.tracking != Tracking::Seen {
+            return Ok(false);
+        }
+        // What the pod sends to itself has been asked about on its way out: also where no chain was there to be asked.
+        if self.has_been_sent() {
+            return Ok(false);
         }
         let first = Set::range(state::NEW, state::RELATED);
-        if self.ask(Field::State, &first) {
-            return true;
+        if self.ask(Field::State, &first)? {
+            return Ok(true);
         }
         if let (Some(to), None) = (self.given.translated_to, self.destination)
             && of_destination
@@ -325,51 +552,156 @@ impl<'a, 'c> Walk<'a, 'c> {
             self.destination = Some(to);
             self.changed(Change::Destination(to));
         }
-        false
+        Ok(false)
     }
 
-    fn chain(&mut self, chain: &'a WalkedChain, depth: usize) -> End {
-        for (number, rule) in (1_usize..).zip(&chain.rules) {
-            self.left = self.left.saturating_sub(1);
-            if self.left == 0 || depth > DEEPEST {
-                return End::Next;
-            }
-            if !self.meets(chain, number, rule) {
-                continue;
-            }
-            if depth == 0 {
-                self.at = Some((chain, number));
-            }
-            let end = self.rule(chain, rule, depth);
-            if end != End::Next {
-                return end;
-            }
+    /// Whether it comes in over `lo`, where this pod has sent it.
+    const fn has_been_sent(&self) -> bool {
+        self.given.is_local && !matches!(self.came_in, Interface::None)
+    }
+
+    /// The chain it is in, and the rule it is at.
+    fn here(&self) -> Option<(&'a WalkedChain, &'a WalkedRule)> {
+        let call = self.calls.last()?;
+        let chain = self.rules.chains.get(call.chain)?;
+        Some((chain, chain.rules.get(call.rule)?))
+    }
+
+    fn next_rule(&mut self) -> Result<(), Split> {
+        let Some((chain, rule)) = self.here() else {
+            self.ends_chain();
+            return Ok(());
+        };
+        // Rules that differ in one value and do the same are asked at once, unless each is to be told of.
+        let run = rule.run.as_ref().filter(|_| !self.records);
+        let (tests, count) = run.map_or((&rule.tests, 1), |run| (&run.tests, run.count));
+        let met = self.meets(chain, rule, tests)?;
+        let depth = self.calls.len();
+        let Some(call) = self.calls.last_mut() else { return Ok(()) };
+        call.count = count;
+        if !met {
+            call.rule = call.rule.saturating_add(count);
+            return Ok(());
         }
-        End::Next
+        if depth == 1 && call.gone_by.is_none() {
+            self.base_rule = Some(call.rule);
+        }
+        self.rule_step = self.steps.len().checked_sub(1);
+        self.point = Point::Statement(0);
+        Ok(())
     }
 
     /// Whether a rule is met. What is not understood may hold or not: both is tried, if it matters.
-    fn meets(&mut self, chain: &'a WalkedChain, number: usize, rule: &'a WalkedRule) -> bool {
+    fn meets(
+        &mut self,
+        chain: &WalkedChain,
+        rule: &'a WalkedRule,
+        tests: &[super::rules::Test],
+    ) -> Result<bool, Split> {
         let mut unknown = None;
-        for (test, condition) in rule.tests.iter().zip(&rule.seen.conditions) {
-            match self.asked(test) {
+        for (number, test) in tests.iter().enumerate() {
+            match self.asked(test)? {
                 Some(true) => {}
-                None => unknown = unknown.or(Some(condition)),
+                None => unknown = unknown.or(Some(number)),
                 Some(false) => {
-                    self.note_rule(chain, number, rule, |_| Outcome::Unmatched(condition.to_string()));
-                    return false;
+                    self.note_rule(chain, rule, |_| Outcome::Unmatched(rule.condition(number)));
+                    return Ok(false);
                 }
             }
         }
-        let Some(condition) = unknown else {
-            self.note_rule(chain, number, rule, |_| Outcome::Matched);
-            return true;
+        let Some(number) = unknown else {
+            self.note_rule(chain, rule, |_| Outcome::Matched);
+            return Ok(true);
         };
-        self.note_rule(chain, number, rule, |_| Outcome::Unknown(condition.to_string()));
         let matters = rule.seen.statements.iter().any(|one| !matches!(one, Statement::Harmless(_)));
-        if !matters {
-            return false;
-        }
-        self.choices.choose()
+        let met = matters && self.assume(|| Unknown::Rule(rule.seen.to_string()))?;
+        self.note_rule(chain, rule, |_| Outcome::Unknown(rule.condition(number)));
+        Ok(met)
     }
+
+    /// On to the next rule, or to where the chain was called from.
+    fn ends_chain(&mut self) {
+        let ended = self.calls.pop();
+        if let Some(by) = ended.and_then(|call| call.gone_by).filter(|_| self.calls.is_empty()) {
+            self.ends_early(by);
+        }
+        match self.calls.last_mut() {
+            Some(call) => {
+                call.rule = call.rule.saturating_add(call.count);
+                self.point = Point::Rule;
+            }
+            None => self.point = Point::Policy,
+        }
+    }
+
+    fn policy(&mut self) -> Option<Fate> {
+        self.point = Point::Left;
+        let index = self.current_base()?;
+        let (chain, base) = self.rules.base(index)?;
+        if !base.drops {
+            return None;
+        }
+        self.note(|_| Step::Policy { place: place(chain, None) });
+        self.decided = self.steps.len().checked_sub(1);
+        self.causes.last = Some(Cause::Policy(index));
+        Some(Fate::Dropped)
+    }
+
+    /// Behind a base chain: whatever was changed in it may lead elsewhere.
+    fn leaves(&mut self) -> Result<Option<Fate>, Split> {
+        let base = self.current_base().and_then(|index| self.rules.base(index)).map(|(_, base)| base);
+        let moved = self.destination != self.destination_before;
+        let remarked = base.is_some_and(|base| base.reroutes) && self.mark != self.mark_before;
+        if self.hook == Hook::Output
+            && self.device.is_none()
+            && (moved || remarked)
+            && let Some(fate) = self.route_out(moved)?
+        {
+            return Ok(Some(fate));
+        }
+        self.calls.clear();
+        self.point = Point::Base;
+        Ok(None)
+    }
+
+    /// The base chain it is in, or has just left.
+    const fn current_base(&self) -> Option<usize> {
+        self.in_base
+    }
+
+    /// What comes behind the last base chain of a hook or interface.
+    fn ends_hook(&mut self) -> Result<Option<Fate>, Split> {
+        self.point = match (self.device, self.hook) {
+            (None, Hook::Output) => {
+                self.track();
+                Point::Hook(Hook::Postrouting)
+            }
+            (None, Hook::Postrouting) => Point::Device(Direction::Egress),
+            (Some(Direction::Egress), _) if self.goes_out == Interface::Loopback => {
+                // A packet on lo belongs to no socket any more; mark and connection stay with it.
+                (self.came_in, self.goes_out) = (Interface::Loopback, Interface::None);
+                self.has_owner = false;
+                Point::Device(Direction::Ingress)
+            }
+            (Some(Direction::Ingress), _) => Point::Hook(Hook::Prerouting),
+            (None, Hook::Prerouting) => {
+                if let Some(fate) = self.route_in()? {
+                    return Ok(Some(fate));
+                }
+                self.track();
+                self.mark_routed = Some(self.mark);
+                Point::Hook(Hook::Input)
+            }
+            (None, Hook::Input) => return self.arrives().map(Some),
+            (Some(Direction::Egress), _) | (None, Hook::Forward) => {
+                return Ok(Some(self.captured.unwrap_or(Fate::Untouched)));
+            }
+        };
+        self.device = None;
+        Ok(None)
+    }
+}
+
+fn place(chain: &WalkedChain, rule: Option<usize>) -> Place {
+    Place { table: chain.table.clone(), chain: chain.name.clone(), rule }
 }

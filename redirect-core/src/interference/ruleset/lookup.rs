@@ -68,24 +68,20 @@ pub struct VerdictMap {
 }
 
 impl VerdictMap {
-    /// Each combination by itself, with what happens: those that name every value last, as the kernel asks them.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (Among, &Statement)> {
+    /// The numbers of its combinations in the order in which the kernel asks them: those that name every value last.
+    pub(crate) fn asked(&self) -> impl Iterator<Item = usize> {
         let is_every = |values: &Vec<(u128, u128)>| {
             self.among.selectors.iter().zip(values).all(|(selector, range)| selector.is_every(*range))
         };
-        let all = || self.among.values.iter().zip(&self.verdicts);
-        let named = all().filter(move |(values, _)| !is_every(values));
-        let of_all = named.chain(all().filter(move |(values, _)| is_every(values)));
-        of_all.map(|(values, verdict)| (self.among.only(values), verdict))
+        let of = move |every: bool| {
+            let numbered = self.among.values.iter().enumerate();
+            numbered.filter(move |(_, values)| is_every(values) == every).map(|(number, _)| number)
+        };
+        of(false).chain(of(true))
     }
 }
 
 impl Among {
-    /// One of its combinations.
-    fn only(&self, values: &[(u128, u128)]) -> Self {
-        Self { selectors: self.selectors.clone(), name: self.name.clone(), values: [values.into()].into() }
-    }
-
     /// One range of one selector.
     pub(crate) fn range(selector: Selector, range: (u128, u128)) -> Self {
         Self { selectors: [selector].into(), name: None, values: [[range].into()].into() }

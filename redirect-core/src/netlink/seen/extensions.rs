@@ -132,6 +132,7 @@ pub(in super::super) fn extension_target(name: &str, revision: u32, info: &[u8])
         ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
         ("CONNMARK", 1 | 2) => connection_marked(revision, info),
         ("TPROXY", 0 | 1) => handed_over(revision, info).or_else(|| target_named(name)),
+        ("REDIRECT", 0) if xt::redirects_here(info) => Some(Statement::RedirectHere),
         ("REDIRECT" | "CT", _) => {
             let families = [Family::V4, Family::V6].into_iter();
             let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();

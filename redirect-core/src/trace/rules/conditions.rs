@@ -44,7 +44,8 @@ impl Test {
             Condition::State(is) => Self::is(Field::State, is, |states| of_states(*states), family),
             Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
             Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
-            Condition::IsReply(is) => Self::is(Field::State, is, |reply| of_direction(*reply), family),
+            // Turned round it is the other direction: what belongs to no connection has none.
+            Condition::IsReply(is) => Self::In(Field::State, of_direction(is.value != is.not)),
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
@@ -54,6 +55,19 @@ impl Test {
             },
             Condition::Among(is) => Self::among(is, family),
             Condition::Unknown(_) => Self::Unknown,
+        }
+    }
+
+    /// How many ranges and alternatives it asks of.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::In(_, set)
+            | Self::ComesIn(set, _)
+            | Self::GoesOut(set, _)
+            | Self::Owner(_, set)
+            | Self::Mark(_, set, _) => set.ranges().len(),
+            Self::AnyOf(all, _) => all.iter().flatten().map(Self::size).sum(),
+            Self::Always(_) | Self::Bits(..) | Self::Local(..) | Self::Unknown => 1,
         }
     }
 

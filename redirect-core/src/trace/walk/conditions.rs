@@ -2,48 +2,44 @@
 
 use super::{
     super::{
-        packets::{Field, Holds, interface, number, state},
+        packets::{Field, Holds, MarkNow, interface, number, state},
         rules::Test,
         set::Set,
     },
-    Interface, Walk,
+    Interface, Split, Tracking, Unknown, Walk,
 };
 
-impl Walk<'_, '_> {
-    /// Whether a test holds, for those of the packets that go on; none where nobody knows.
-    pub(super) fn asked(&mut self, test: &Test) -> Option<bool> {
-        let Test::AnyOf(alternatives, not) = test else {
-            return match self.holds(test) {
-                Holds::Unknown => None,
-                holds @ (Holds::Yes | Holds::No | Holds::For(..)) => Some(self.decide(holds)),
-            };
-        };
+impl Walk<'_> {
+    /// Whether a test holds; none where nobody knows.
+    pub(super) fn asked(&self, test: &Test) -> Result<Option<bool>, Split> {
+        let Test::AnyOf(alternatives, not) = test else { return said(self.holds(test)) };
         let mut found = Some(false);
         for alternative in alternatives {
-            match self.all_hold(alternative) {
-                Some(true) => return Some(!not),
+            match self.all_hold(alternative)? {
+                Some(true) => return Ok(Some(!not)),
                 Some(false) => {}
                 None => found = None,
             }
         }
-        found.map(|found| found != *not)
+        Ok(found.map(|found| found != *not))
     }
 
-    fn all_hold(&mut self, tests: &[Test]) -> Option<bool> {
+    fn all_hold(&self, tests: &[Test]) -> Result<Option<bool>, Split> {
         let mut all = Some(true);
         for test in tests {
-            match self.asked(test) {
+            match self.asked(test)? {
                 Some(true) => {}
-                Some(false) => return Some(false),
+                Some(false) => return Ok(Some(false)),
                 None => all = None,
             }
         }
-        all
+        Ok(all)
     }
 
     pub(super) fn holds(&self, test: &Test) -> Holds {
         match test {
             Test::Always(holds) => Holds::when(*holds),
+            Test::In(Field::State, set) => self.is_in_state(set),
             Test::In(field, set) => self.has(*field, set),
             Test::Local(field, not) => match &self.rules.addresses {
                 Some(own) if *not => self.has(*field, own).not(self.packets.family),
@@ -54,19 +50,21 @@ impl Walk<'_, '_> {
             Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
             Test::Owner(field, set) if self.has_owner => Holds::of(&self.packets, *field, set),
             Test::Owner(..) => Holds::No,
-            Test::Bits(field, value, mask, not) => {
-                let mark = if *field == Field::Mark { self.mark } else { self.connection_mark };
-                let holds = mark.has(&self.packets, *value, *mask);
-                if *not { holds.not(self.packets.family) } else { holds }
+            Test::Bits(Field::ConnMark, value, mask, not) => {
+                self.of_connection(*not, |mark| mark.has(&self.packets, *value, *mask))
             }
-            Test::Mark(field, set, not) => {
-                let mark = if *field == Field::Mark { self.mark } else { self.connection_mark };
-                let holds = mark.is_in(&self.packets, set);
-                if *not { holds.not(self.packets.family) } else { holds }
+            Test::Mark(Field::ConnMark, set, not) => {
+                self.of_connection(*not, |mark| mark.is_in(&self.packets, set))
             }
+            Test::Bits(_, value, mask, not) => self.turned(*not, self.mark.has(&self.packets, *value, *mask)),
+            Test::Mark(_, set, not) => self.turned(*not, self.mark.is_in(&self.packets, set)),
             // Several fields at once are asked one after the other: see `asked`.
             Test::AnyOf(..) | Test::Unknown => Holds::Unknown,
         }
+    }
+
+    fn turned(&self, not: bool, holds: Holds) -> Holds {
+        if not { holds.not(self.packets.family) } else { holds }
     }
 
     /// Whether a field has one of these values by now.
@@ -74,39 +72,69 @@ impl Walk<'_, '_> {
         match (field, self.destination) {
             (Field::Destination, Some(to)) => Holds::when(set.contains(number(to.ip()))),
             (Field::Port, Some(to)) => Holds::when(set.contains(to.port().into())),
-            (Field::State, _) if self.is_untracked => Holds::when(set.contains(state::UNTRACKED)),
+            (Field::Source | Field::SourcePort, _) if self.is_source_translated => Holds::Unknown,
             (field, _) => Holds::of(&self.packets, field, set),
         }
     }
 
-    fn by(&self, by: Interface, set: &Set, not: bool) -> Holds {
+    /// What connection tracking says: before it has seen a packet, that it belongs to no connection (`nf_ct_get`).
+    fn is_in_state(&self, set: &Set) -> Holds {
+        match self.tracking {
+            Tracking::NotYet => Holds::when(set.contains(state::INVALID)),
+            Tracking::Template => Holds::when(set.contains(state::NEW)),
+            Tracking::Never => Holds::when(set.contains(state::UNTRACKED)),
+            Tracking::Seen => Holds::of(&self.packets, Field::State, set),
+        }
+    }
+
+    /// What a connection's entry says. Without one no comparison holds, not even one that is turned round.
+    fn of_connection(&self, not: bool, says: impl FnOnce(MarkNow) -> Holds) -> Holds {
+        match self.has_entry() {
+            Holds::Yes if self.tracking == Tracking::Template => self.turned(not, says(MarkNow::is(0))),
+            Holds::Yes => self.turned(not, says(self.connection_mark)),
+            without @ (Holds::No | Holds::For(..) | Holds::Unknown) => without,
+        }
+    }
+
+    /// Whether the packet belongs to a connection that has an entry.
+    pub(super) fn has_entry(&self) -> Holds {
+        match self.tracking {
+            Tracking::NotYet | Tracking::Never => Holds::No,
+            Tracking::Template => Holds::Yes,
+            Tracking::Seen => Holds::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY)),
+        }
+    }
+
+    pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> Holds {
         let holds = match by {
             // The kernel compares with an empty name.
             Interface::None => Holds::No,
             Interface::Loopback => Holds::when(set.contains(interface("lo"))),
+            Interface::Named(name) => Holds::when(set.contains(name)),
             Interface::Own => Holds::of(&self.packets, Field::Interface, set),
         };
-        if not { holds.not(self.packets.family) } else { holds }
+        self.turned(not, holds)
     }
 
-    pub(super) fn ask(&mut self, field: Field, set: &Set) -> bool {
+    pub(super) fn ask(&mut self, field: Field, set: &Set) -> Result<bool, Split> {
         let holds = Holds::of(&self.packets, field, set);
-        self.decide(holds)
+        self.decide(holds, || Unknown::Work)
     }
 
-    /// Takes one of the ways, with the packets that go it.
-    pub(super) fn decide(&mut self, holds: Holds) -> bool {
-        match holds {
-            Holds::Yes => true,
-            Holds::No => false,
-            Holds::For(field, set) => {
-                let chosen = self.choices.choose();
-                let all = self.packets.get(field);
-                let taken = if chosen { all.and(&set) } else { all.without(&set) };
-                self.packets.set(field, taken);
-                chosen
-            }
-            Holds::Unknown => self.choices.choose(),
+    /// What an answer is for all packets of the walk; where they differ, or nobody knows, there are to be two.
+    pub(super) fn decide(&mut self, holds: Holds, unknown: impl FnOnce() -> Unknown) -> Result<bool, Split> {
+        match said(holds)? {
+            Some(holds) => Ok(holds),
+            None => self.assume(unknown),
         }
+    }
+}
+
+fn said(holds: Holds) -> Result<Option<bool>, Split> {
+    match holds {
+        Holds::Yes => Ok(Some(true)),
+        Holds::No => Ok(Some(false)),
+        Holds::For(field, set) => Err(Split::By(field, set)),
+        Holds::Unknown => Ok(None),
     }
 }

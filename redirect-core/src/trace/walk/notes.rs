@@ -1,21 +1,22 @@
-//! The steps of a walk, noted for people.
+//! The steps of a walk, recorded for people.
 
 use super::{
     super::{
-        Change, Origin, Outcome, Place, Step,
+        Change, Origin, Outcome, Step,
         packets::{Field, Holds, interface_name},
         rules::{Test, WalkedChain, WalkedRule},
     },
-    Interface, Walk,
+    Interface, Walk, place,
 };
 use alloc::string::{String, ToString};
 
-impl Walk<'_, '_> {
+impl Walk<'_> {
     pub(super) fn name_of(&self, by: Interface) -> Option<String> {
         match by {
             Interface::None => None,
             Interface::Loopback => Some("lo".into()),
             Interface::Own => self.packets.get(Field::Interface).single().map(interface_name),
+            Interface::Named(name) => Some(interface_name(name)),
         }
     }
 
@@ -26,13 +27,12 @@ impl Walk<'_, '_> {
     pub(super) fn note_rule(
         &mut self,
         chain: &WalkedChain,
-        number: usize,
         rule: &WalkedRule,
         outcome: impl FnOnce(&Self) -> Outcome,
     ) {
         self.note(|walk| Step::Rule {
-            place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: Some(number) },
-            depth: walk.jumps.len(),
+            place: place(chain, walk.calls.last().map(|call| call.rule.saturating_add(1))),
+            depth: walk.calls.len().saturating_sub(1),
             rule: rule.seen.to_string(),
             outcome: outcome(walk),
             is_own: rule.is_own,

@@ -1,0 +1,194 @@
+//! Where the kernel sends packets: asked anew for what has another mark or destination than when it was sent, and for what arrives.
+
+use super::{
+    super::{
+        Change, Fate, Step,
+        packets::{Field, Holds, interface, number, state},
+        routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes},
+        set::Set,
+    },
+    Cause, Interface, Split, Unknown, Walk,
+};
+
+impl<'a> Walk<'a> {
+    /// Whether what a socket sends to the pod itself can be sent at all.
+    pub(super) fn is_sent_over_loopback(&mut self) -> Option<Fate> {
+        let is_down = self.rules.routes.as_ref().is_some_and(|routes| !routes.loopback_is_up);
+        is_down.then(|| self.is_lost(LOOPBACK_IS_DOWN))
+    }
+
+    /// Where a packet of the pod goes that has another destination, or only another mark, than when it was routed first; where it
+    /// ends, if it gets no farther.
+    pub(super) fn route_out(&mut self, moved: bool) -> Result<Option<Fate>, Split> {
+        let rules = self.rules;
+        let Some(routes) = &rules.routes else {
+            let to = self.route_by_marks(moved)?;
+            self.leaves_by(to);
+            return Ok(None);
+        };
+        if !moved && !routes.looks_at_marks {
+            return Ok(None);
+        }
+        let (leads, words) = self.route(routes)?;
+        Ok(match leads {
+            RouteEnd::Local if routes.loopback_is_up => {
+                self.leaves_by(Interface::Loopback);
+                None
+            }
+            RouteEnd::Local => Some(self.is_lost(LOOPBACK_IS_DOWN)),
+            // Nothing goes to a loopback address by another interface.
+            RouteEnd::Out(_) if self.destination.is_some_and(|to| to.ip().is_loopback()) => {
+                Some(self.is_lost(words))
+            }
+            RouteEnd::Out(by) => {
+                let own = self.packets.get(Field::Interface).single();
+                let is_own = by.is_none() || by == own;
+                self.leaves_by(by.filter(|_| !is_own).map_or(Interface::Own, Interface::Named));
+                None
+            }
+            RouteEnd::Lost => Some(self.is_lost(words)),
+            RouteEnd::Unknown | RouteEnd::Next(_) => {
+                self.causes.last = Some(Cause::Route(words));
+                Some(Fate::Unknown)
+            }
+        })
+    }
+
+    /// Where a packet from outside is sent; where it ends, if that is not the pod.
+    pub(super) fn route_in(&mut self) -> Result<Option<Fate>, Split> {
+        let rules = self.rules;
+        let Some(routes) = rules.routes.as_ref().filter(|_| !self.given.is_local) else { return Ok(None) };
+        let (leads, words) = self.route(routes)?;
+        Ok(match leads {
+            RouteEnd::Local => None,
+            RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(words)),
+            RouteEnd::Unknown | RouteEnd::Next(_) => {
+                self.causes.last = Some(Cause::Route(words));
+                Some(Fate::Unknown)
+            }
+        })
+    }
+
+    /// Where it ends that has come as far as a socket of the pod.
+    pub(super) fn arrives(&mut self) -> Result<Fate, Split> {
+        if let Some(fate) = self.captured {
+            return Ok(fate);
+        }
+        // What a mark keeps in the pod, to an address that the pod does not have, finds no socket, unless it belongs to a
+        // connection of a transparent one.
+        let rules = self.rules;
+        if self.has_been_sent()
+            && let Some(own) = &rules.addresses
+            && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))?
+        {
+            let is_own = match self.destination {
+                Some(to) => Holds::when(own.contains(number(to.ip()))),
+                None => Holds::of(&self.packets, Field::Destination, own),
+            };
+            if !self.decide(is_own, || Unknown::Work)? {
+                self.causes.last = None;
+                return Ok(Fate::Broken);
+            }
+        }
+        Ok(Fate::Untouched)
+    }
+
+    /// What is known without the namespace's routes: which marks lead to the pod itself.
+    fn route_by_marks(&mut self, moved: bool) -> Result<Interface, Split> {
+        let rules = self.rules;
+        for local in &rules.local_marks {
+            let holds = self.mark.has(&self.packets, *local, u32::MAX);
+            if self.decide(holds, || Unknown::Mark)? {
+                return Ok(Interface::Loopback);
+            }
+        }
+        // Where packets go out, they are redirected to the loopback address.
+        if moved || self.destination.is_some() || self.ask(Field::Interface, &Set::one(interface("lo")))? {
+            return Ok(Interface::Loopback);
+        }
+        Ok(Interface::Own)
+    }
+
+    fn leaves_by(&mut self, to: Interface) {
+        if to != self.goes_out {
+            let name = if self.records { self.name_of(to) } else { None };
+            self.goes_out = to;
+            self.changed(Change::Rerouted(name));
+        }
+    }
+
+    /// What the policy rules and routes say, and the number of the words for what decides.
+    fn route(&mut self, routes: &'a Routes) -> Result<(RouteEnd, usize), Split> {
+        let mut next = 0;
+        while let Some(step) = routes.steps.get(next) {
+            self.spent = self.spent.saturating_add(1);
+            next = next.saturating_add(1);
+            if !self.takes(routes, step)? {
+                continue;
+            }
+            match step.leads {
+                RouteEnd::Next(to) => next = to.max(next),
+                end @ (RouteEnd::Local | RouteEnd::Out(_) | RouteEnd::Lost | RouteEnd::Unknown) => {
+                    return Ok((end, step.words));
+                }
+            }
+        }
+        Ok((RouteEnd::Lost, NO_ROUTE))
+    }
+
+    /// Whether a policy rule, or a route of its table, is about the packet.
+    fn takes(&mut self, routes: &Routes, step: &RouteStep) -> Result<bool, Split> {
+        let mut unknown = false;
+        let (of_rule, of_route) = step.tests.split_at_checked(step.turned).unwrap_or((&step.tests, &[]));
+        if step.turned > 0 {
+            match self.all_fulfilled(of_rule)? {
+                Some(true) => return Ok(false),
+                Some(false) => {}
+                None => unknown = true,
+            }
+        }
+        let rest = if step.turned > 0 { of_route } else { &step.tests };
+        match self.all_fulfilled(rest)? {
+            Some(false) => Ok(false),
+            Some(true) if !unknown => Ok(true),
+            Some(true) | None => self.assume(|| Unknown::Route(step.unknown(routes))),
+        }
+    }
+
+    fn all_fulfilled(&self, tests: &[RouteTest]) -> Result<Option<bool>, Split> {
+        let mut all = Some(true);
+        for test in tests {
+            let holds = match test {
+                RouteTest::Of(test) => self.asked(test)?,
+                // What the pod sends comes from lo.
+                RouteTest::CameIn(name) if self.given.is_local => Some(*name == interface("lo")),
+                RouteTest::CameIn(name) => {
+                    match Holds::of(&self.packets, Field::Interface, &Set::one(*name)) {
+                        Holds::Yes => Some(true),
+                        Holds::No => Some(false),
+                        Holds::For(field, set) => return Err(Split::By(field, set)),
+                        Holds::Unknown => None,
+                    }
+                }
+                RouteTest::Unknown => None,
+            };
+            match holds {
+                Some(true) => {}
+                Some(false) => return Ok(Some(false)),
+                None => all = None,
+            }
+        }
+        Ok(all)
+    }
+
+    /// It goes no farther, because of what these words say.
+    fn is_lost(&mut self, words: usize) -> Fate {
+        self.causes.last = Some(Cause::Route(words));
+        let text = self.rules.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
+        self.note(|_| Step::Route { decides: text.unwrap_or_default() });
+        if self.records {
+            self.decided = self.steps.len().checked_sub(1);
+        }
+        Fate::Dropped
+    }
+}
