@@ -8,6 +8,7 @@ mod common;
 mod dumps;
 
 use common::{namespace, observe, run, soon, sorted_words};
+use e2e::netns::{Families, Namespace};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
 use redirect_core::{
@@ -175,6 +176,15 @@ fn native_tables_that_somebody_extended_are_dumped_as_recorded() {
         dump()
     });
     compare(dumps::EXTENDED, &dump.unwrap());
+}
+
+#[test]
+fn tables_on_interfaces_are_dumped_as_recorded() {
+    let dump = Namespace::pod(Families::Dual).unwrap().enter(|| {
+        run("nft", &["-f", "-"], &text(&dumps::script(dumps::ON_DEVICES)));
+        dump()
+    });
+    compare(dumps::ON_DEVICES, &dump.unwrap());
 }
 
 #[test]

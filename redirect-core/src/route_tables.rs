@@ -185,6 +185,15 @@ impl fmt::Display for Table {
     }
 }
 
+/// A range of addresses, or the only one in it.
+struct Addresses<'a>(&'a IpNet);
+
+impl fmt::Display for Addresses<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.prefix_len() == self.0.max_prefix_len() { self.0.addr().fmt(f) } else { self.0.fmt(f) }
+    }
+}
+
 /// A range of ports or users, or the only number in it.
 fn range<N: fmt::Display + PartialEq>(f: &mut fmt::Formatter<'_>, word: &str, ends: (N, N)) -> fmt::Result {
     if ends.0 == ends.1 {
@@ -199,13 +208,14 @@ impl fmt::Display for PolicyRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.priority, if self.not { " not" } else { "" })?;
         match &self.from {
-            Some(from) => write!(f, " from {from}")?,
+            Some(from) => write!(f, " from {}", Addresses(from))?,
             None => f.write_str(" from all")?,
         }
         if let Some(to) = &self.to {
-            write!(f, " to {to}")?;
+            write!(f, " to {}", Addresses(to))?;
         }
         match self.mark {
+            Some((0, mask)) => write!(f, " fwmark 0/{mask:#x}")?,
             Some((value, u32::MAX)) => write!(f, " fwmark {value:#x}")?,
             Some((value, mask)) => write!(f, " fwmark {value:#x}/{mask:#x}")?,
             None => {}
@@ -261,10 +271,8 @@ impl fmt::Display for Route {
         }
         if self.to.prefix_len() == 0 {
             f.write_str("default")?;
-        } else if self.to.prefix_len() == self.to.max_prefix_len() {
-            write!(f, "{}", self.to.addr())?;
         } else {
-            write!(f, "{}", self.to)?;
+            Addresses(&self.to).fmt(f)?;
         }
         if let Some(interface) = &self.interface {
             write!(f, " dev {interface}")?;
@@ -274,5 +282,56 @@ impl fmt::Display for Route {
             write!(f, " metric {}", self.metric)?;
         }
         if self.unknown { f.write_str(" [another condition]") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn rules_and_routes_are_told_in_the_words_of_ip() {
+        let rule = PolicyRule {
+            not: true,
+            mark: Some((0x539, 0xff)),
+            in_interface: Some("eth0".into()),
+            out_interface: Some("eth1".into()),
+            from: "10.1.0.2/32".parse().ok(),
+            to: "192.0.2.0/24".parse().ok(),
+            users: Some((0, 10)),
+            protocol: Some(6),
+            source_ports: Some((1, 2)),
+            ports: Some((80, 80)),
+            unknown: ["tos"].into(),
+            suppress_prefix: Some(0),
+            ..PolicyRule::lookup(Family::V4, 5, 133)
+        };
+        assert_eq!(
+            rule.to_string(),
+            "5: not from 10.1.0.2 to 192.0.2.0/24 fwmark 0x539/0xff iif eth0 oif eth1 uidrange 0-10 ipproto tcp sport 1-2 \
+             dport 80 [tos] lookup 133 suppress_prefixlength 0"
+        );
+        let marked = |mark| {
+            PolicyRule { mark: Some(mark), ..PolicyRule::lookup(Family::V6, 0, LOCAL_TABLE) }.to_string()
+        };
+        assert_eq!(marked((0x539, u32::MAX)), "0: from all fwmark 0x539 lookup local");
+        assert_eq!(marked((0, 0xff)), "0: from all fwmark 0/0xff lookup local");
+        let route = |to: &str, kind, interface: Option<&str>, table| Route {
+            family: Family::V4,
+            table,
+            to: to.parse().unwrap(),
+            kind,
+            interface: interface.map(Into::into),
+            metric: 0,
+            unknown: false,
+        };
+        let local = route("10.1.0.2/32", RouteKind::Local, Some("eth0"), LOCAL_TABLE);
+        assert_eq!(local.to_string(), "local 10.1.0.2 dev eth0 table local");
+        let blackhole = Route { metric: 5, ..route("127.0.0.0/8", RouteKind::Blackhole, None, LOCAL_TABLE) };
+        assert_eq!(blackhole.to_string(), "blackhole 127.0.0.0/8 table local metric 5");
+        let default =
+            Route { unknown: true, ..route("0.0.0.0/0", RouteKind::Unicast, Some("eth0"), MAIN_TABLE) };
+        assert_eq!(default.to_string(), "default dev eth0 table main [another condition]");
     }
 }

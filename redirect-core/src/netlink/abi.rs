@@ -1,6 +1,6 @@
 //! Numbers of the kernel's interface: `linux/netlink.h`, `linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nf_tables_compat.h`.
 
-use crate::{rule::Hook, values::Family};
+use crate::{interference::ruleset::TableFamily, rule::Hook, values::Family};
 
 /// Flags of a message (`nlmsg_flags`).
 pub mod flags {
@@ -59,6 +59,8 @@ pub mod kind {
     pub const GET_OBJECT: u16 = of_nftables(19);
     /// Asks whether there is an xt match or target.
     pub const GET_COMPAT: u16 = 11 << 8;
+    /// Asks for what hangs on a hook, and the type of the answers (`NFNL_MSG_HOOK_GET`).
+    pub const HOOKS: u16 = 12 << 8;
 }
 
 /// Number of the nf_tables subsystem, which a transaction is addressed to.
@@ -101,6 +103,29 @@ pub const fn family_of(number: u8) -> Option<Family> {
     }
 }
 
+/// The family of tables with this number.
+#[must_use]
+pub const fn table_family(number: u8) -> Option<TableFamily> {
+    match number {
+        family::INET => Some(TableFamily::Inet),
+        family::IPV4 => Some(TableFamily::Ip),
+        family::NETDEV => Some(TableFamily::Netdev),
+        family::IPV6 => Some(TableFamily::Ip6),
+        _ => None,
+    }
+}
+
+/// The number of a family of tables.
+#[must_use]
+pub const fn table_family_number(of: TableFamily) -> u8 {
+    match of {
+        TableFamily::Inet => family::INET,
+        TableFamily::Ip => family::IPV4,
+        TableFamily::Netdev => family::NETDEV,
+        TableFamily::Ip6 => family::IPV6,
+    }
+}
+
 /// Attributes, by the message or object they belong to.
 pub mod attribute {
     pub mod generation {
@@ -118,6 +143,7 @@ pub mod attribute {
     }
     pub mod chain {
         pub const TABLE: u16 = 1;
+        pub const HANDLE: u16 = 2;
         pub const NAME: u16 = 3;
         pub const HOOK: u16 = 4;
         pub const POLICY: u16 = 5;
@@ -126,6 +152,34 @@ pub mod attribute {
     pub mod hook {
         pub const NUMBER: u16 = 1;
         pub const PRIORITY: u16 = 2;
+        pub const DEVICE: u16 = 3;
+        pub const DEVICES: u16 = 4;
+    }
+    /// Of a chain that hangs on interfaces (`enum nft_devices_attributes`).
+    pub mod device {
+        pub const NAME: u16 = 1;
+        /// What the names of several begin with (Linux 6.18).
+        pub const PREFIX: u16 = 2;
+    }
+    /// Of one that hangs on a hook (`linux/netfilter/nfnetlink_hook.h`).
+    pub mod hooked {
+        pub const HOOK: u16 = 1;
+        pub const PRIORITY: u16 = 2;
+        pub const FUNCTION: u16 = 4;
+        pub const MODULE: u16 = 5;
+        pub const INFO: u16 = 6;
+    }
+    pub mod hooked_info {
+        pub const DESCRIPTION: u16 = 1;
+        pub const TYPE: u16 = 2;
+    }
+    pub mod hooked_chain {
+        pub const TABLE: u16 = 1;
+        pub const FAMILY: u16 = 2;
+        pub const NAME: u16 = 3;
+    }
+    pub mod hooked_program {
+        pub const ID: u16 = 1;
     }
     pub mod rule {
         pub const TABLE: u16 = 1;
@@ -293,8 +347,28 @@ pub mod attribute {
     }
 }
 
+/// What hangs on a hook (`enum nfnl_hook_chaintype`).
+pub mod hooked {
+    pub const CHAIN: u32 = 1;
+    pub const PROGRAM: u32 = 2;
+}
+
+/// Hooks of interfaces: those of family netdev, and the one that family inet has besides those of IP.
+pub mod device_hook {
+    pub const INGRESS: u32 = 0;
+    pub const EGRESS: u32 = 1;
+    pub const INET_INGRESS: u32 = 5;
+}
+
+/// Protocols of a packet of a link (`linux/if_ether.h`).
+pub mod ethertype {
+    pub const IPV4: [u8; 2] = [0x08, 0x00];
+    pub const IPV6: [u8; 2] = [0x86, 0xdd];
+}
+
 /// Keys of the meta expression.
 pub mod meta {
+    pub const ETHERTYPE: u32 = 1;
     pub const MARK: u32 = 3;
     pub const IN_INDEX: u32 = 4;
     pub const OUT_INDEX: u32 = 5;
@@ -413,4 +487,10 @@ pub const fn hook_number(hook: Hook) -> u32 {
         Hook::Output => 3,
         Hook::Postrouting => 4,
     }
+}
+
+/// The hook of IP with this number.
+#[must_use]
+pub fn hook_of(number: u32) -> Option<Hook> {
+    Hook::ALL.iter().copied().find(|hook| hook_number(*hook) == number)
 }

@@ -17,6 +17,7 @@ mod damage;
 mod decode;
 mod expression;
 mod foreign;
+mod hooks;
 mod iptables;
 mod layout;
 mod native;

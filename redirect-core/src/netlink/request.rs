@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     interference::ruleset::TableFamily,
-    rule::{Chain, Table},
+    rule::{Chain, Hook, Table},
     values::Family,
 };
 use alloc::vec::Vec;
@@ -70,15 +70,17 @@ pub fn all_sets(sequence: u32) -> Vec<u8> {
 /// The elements of a set.
 #[must_use]
 pub fn elements(sequence: u32, of: TableFamily, table: &str, set: &str) -> Vec<u8> {
-    let family = match of {
-        TableFamily::Ip => family::IPV4,
-        TableFamily::Ip6 => family::IPV6,
-        TableFamily::Inet => family::INET,
-        TableFamily::Netdev => family::NETDEV,
-    };
-    question(kind::GET_SET_ELEMENT, flags::DUMP, sequence, family, |body| {
+    question(kind::GET_SET_ELEMENT, flags::DUMP, sequence, abi::table_family_number(of), |body| {
         body.text(attribute::elements::TABLE, table);
         body.text(attribute::elements::SET, set);
+    })
+}
+
+/// What hangs on a hook of IP. Answered only where the kernel can list it (`CONFIG_NETFILTER_NETLINK_HOOK`, Linux 5.14).
+#[must_use]
+pub fn hooks(sequence: u32, of: Family, hook: Hook) -> Vec<u8> {
+    question(kind::HOOKS, flags::DUMP, sequence, abi::family_number(of), |body| {
+        body.u32(attribute::hooked::HOOK, abi::hook_number(hook));
     })
 }
 

@@ -1,14 +1,13 @@
 //! All tables of a namespace, whoever made them, read from the kernel's answers.
 
 use super::{
-    abi::{self, attribute, family, kind},
+    abi::{self, attribute, device_hook, family, kind},
     reading::sets,
     seen,
-    wire::{Attribute, Message},
+    wire::{Attribute, Attributes, Message},
 };
-use crate::{
-    interference::ruleset::{Api, Base, Ruleset, TableFamily, TableName, TableState},
-    rule::Hook,
+use crate::interference::ruleset::{
+    Api, Base, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState,
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
@@ -18,7 +17,7 @@ const POLICY_DROP: u32 = 0;
 const DORMANT: u32 = 1;
 
 impl Ruleset {
-    /// Takes in one message of an answer: a table, a set or its elements, a chain or a rule of iptables' families or inet. Sets come
+    /// Takes in one message of an answer: a table, a set or its elements, a chain or a rule of a family that packets of IP meet. Sets come
     /// before the rules that look something up in them; what is not known by then is not understood.
     pub fn take(&mut self, message: &Message<'_>) {
         // What cannot be read is of no table, or of none that packets of IP meet.
@@ -33,12 +32,7 @@ impl Ruleset {
     }
 
     fn table_of(&mut self, message: &Message<'_>, name: u16) -> Option<&mut TableState> {
-        let family = match message.family {
-            family::IPV4 => TableFamily::Ip,
-            family::IPV6 => TableFamily::Ip6,
-            family::INET => TableFamily::Inet,
-            _ => return None,
-        };
+        let family = abi::table_family(message.family)?;
         let name = message.attributes().find(name)?.text()?.to_owned();
         Some(self.table(TableName { api: Api::NfTables, family, name }))
     }
@@ -86,21 +80,13 @@ impl Ruleset {
     fn take_chain(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
         let name = attributes.find(attribute::chain::NAME)?.text()?.to_owned();
-        let base = attributes.find(attribute::chain::HOOK).and_then(|hook| {
-            let hook = hook.attributes();
-            let number = hook.find(attribute::hook::NUMBER)?.u32()?;
-            let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
-            let kind = attributes.find(attribute::chain::TYPE)?.text()?;
-            Some(Base {
-                hook: Hook::ALL.iter().copied().find(|hook| abi::hook_number(*hook) == number)?,
-                priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
-                is_nat: kind == "nat",
-                drops: policy == Some(POLICY_DROP),
-                reroutes: kind == "route",
-            })
-        });
+        let hung = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
+        let base = hung.and_then(|hook| base(message.family, attributes, hook));
+        let device = hung.and_then(|hook| device_base(message.family, attributes, hook));
+        let handle = attributes.find(attribute::chain::HANDLE).and_then(Attribute::u64).unwrap_or_default();
         let table = self.table_of(message, attribute::chain::TABLE)?;
-        table.chains.entry(name).or_default().base = base;
+        let chain = table.chains.entry(name).or_default();
+        (chain.handle, chain.base, chain.device) = (handle, base, device);
         Some(())
     }
 
@@ -116,6 +102,56 @@ impl Ruleset {
         self.looked_up = looked_up;
         Some(())
     }
+}
+
+/// Where a chain hangs on a hook of IP, if it does.
+fn base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<Base> {
+    if family == family::NETDEV {
+        return None;
+    }
+    let number = hook.find(attribute::hook::NUMBER)?.u32()?;
+    let kind = chain.find(attribute::chain::TYPE)?.text()?;
+    Some(Base {
+        hook: abi::hook_of(number)?,
+        priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
+        is_nat: kind == "nat",
+        drops: drops(chain),
+        reroutes: kind == "route",
+    })
+}
+
+/// Where a chain hangs on interfaces, if it does.
+fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<DeviceBase> {
+    let direction = match (family, hook.find(attribute::hook::NUMBER)?.u32()?) {
+        (family::NETDEV, device_hook::INGRESS) | (family::INET, device_hook::INET_INGRESS) => {
+            Direction::Ingress
+        }
+        (family::NETDEV, device_hook::EGRESS) => Direction::Egress,
+        _ => return None,
+    };
+    let named = |(kind, name): (u16, Attribute<'_>)| match kind {
+        attribute::device::NAME => name.text().map(ToOwned::to_owned),
+        attribute::device::PREFIX => name.text().map(|prefix| alloc::format!("{prefix}*")),
+        _ => None,
+    };
+    // Of several interfaces the first may be said on its own, too.
+    let mut devices: Vec<String> = match hook.find(attribute::hook::DEVICES) {
+        Some(devices) => devices.attributes().filter_map(named).collect(),
+        None => hook
+            .find(attribute::hook::DEVICE)
+            .and_then(Attribute::text)
+            .map(ToOwned::to_owned)
+            .into_iter()
+            .collect(),
+    };
+    devices.sort_unstable();
+    let priority = hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed();
+    Some(DeviceBase { direction, devices, priority, drops: drops(chain) })
+}
+
+/// Whether a chain's policy is to drop.
+fn drops(chain: Attributes<'_>) -> bool {
+    chain.find(attribute::chain::POLICY).and_then(Attribute::u32) == Some(POLICY_DROP)
 }
 
 #[cfg(test)]

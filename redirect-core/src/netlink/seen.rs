@@ -103,6 +103,7 @@ const fn meta_name(key: u32) -> Option<&'static str> {
         meta::SOCKET_GROUP => "meta skgid",
         meta::FAMILY => "meta nfproto",
         meta::PROTOCOL => "meta l4proto",
+        meta::ETHERTYPE => "meta protocol",
         meta::IN_INDEX => "iif",
         meta::OUT_INDEX => "oif",
         _ => return None,

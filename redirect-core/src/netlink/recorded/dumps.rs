@@ -12,6 +12,9 @@ pub const OF_OTHERS: &str = "others";
 /// Native tables of the mesh with things of somebody else in them: what nft made of `extended.nft`.
 pub const EXTENDED: &str = "extended";
 
+/// Tables that hang on interfaces: what nft made of `devices.nft`.
+pub const ON_DEVICES: &str = "devices";
+
 /// Plans that have every kind of rule between them, by the name of their dumps.
 pub fn plans() -> [(&'static str, RulePlan); 3] {
     let common = [
@@ -116,7 +119,8 @@ pub fn seen(ruleset: &Ruleset) -> String {
         writeln!(text, "table {name}{}", if table.dormant { " (dormant)" } else { "" }).unwrap();
         for (name, chain) in &table.chains {
             let base = chain.base.map(|base| format!(" {base:?}")).unwrap_or_default();
-            writeln!(text, "chain {name}{base}").unwrap();
+            let device = chain.device.as_ref().map(|device| format!(" {device:?}")).unwrap_or_default();
+            writeln!(text, "chain {name}{base}{device}").unwrap();
             for rule in &chain.rules {
                 writeln!(text, "\t{rule}").unwrap();
             }

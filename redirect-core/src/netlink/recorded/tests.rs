@@ -14,11 +14,11 @@ use super::{
 use crate::{
     Family, RulePlan,
     change::Change,
-    interference::ruleset::{Ruleset, TableFamily},
+    interference::ruleset::{Api, HookEntry, HookList, HookOwner, Ruleset, TableFamily, TableName},
     render,
     routing::{self, FoundRouting},
     rule::{Chain, Hook, Is, Match, Table},
-    state::Entry,
+    state::{Entry, RuleState},
     trace::{Detail, Rules},
 };
 use std::{collections::BTreeSet, fmt::Write as _, format, string::String, vec::Vec};
@@ -52,6 +52,150 @@ fn a_set_that_was_not_read_is_not_understood_and_hides_nothing_else() {
         lines.map(String::from).collect::<Vec<_>>()
     };
     assert_eq!(others(&seen), others(&whole));
+}
+
+#[test]
+fn chains_of_interfaces_are_read_with_their_rules() {
+    let ruleset = dumps::dumped(&dump(dumps::ON_DEVICES));
+    dumps::assert_recorded("devices.seen", &dumps::seen(&ruleset));
+    // Whoever reads tables of iptables or of the mesh passes them over.
+    let observed = observed(&dump(dumps::ON_DEVICES));
+    assert!(Family::BOTH.iter().all(|family| observed.state(*family) == &RuleState::new()));
+    assert!(observed.native().is_empty());
+}
+
+#[test]
+fn chains_have_the_numbers_that_order_them() {
+    let ruleset = dumps::dumped(&dump(dumps::ON_DEVICES));
+    let theirs = ruleset.tables.iter().find(|(name, _)| name.family == TableFamily::Netdev).unwrap().1;
+    let mut chains: Vec<(u64, &str)> =
+        theirs.chains.iter().map(|(name, chain)| (chain.handle, &**name)).collect();
+    chains.sort_unstable();
+    assert_eq!(chains, [(1, "sub"), (2, "in"), (3, "both"), (4, "out")]);
+}
+
+/// What hangs on the hooks, by dumps of Debian's kernels of these versions. Each had chains of nft and of iptables-nft, several at one
+/// priority, one of them where connection tracking begins, and all legacy tables.
+const HOOKS: [&str; 2] = ["hooks-6.12", "hooks-7.3"];
+
+fn hooked(name: &str) -> HookList {
+    let mut hooks = HookList::default();
+    Messages::new(&dump(name)).for_each(|message| hooks.take(&message));
+    hooks
+}
+
+#[test]
+fn what_hangs_on_hooks_is_read_in_the_kernels_order() {
+    for name in HOOKS {
+        let hooks = hooked(name);
+        let mut text = String::new();
+        for (family, hook) in
+            Family::BOTH.into_iter().flat_map(|family| Hook::ALL.iter().map(move |hook| (family, hook)))
+        {
+            writeln!(text, "{family} {hook:?}").unwrap();
+            for HookEntry { priority, owner } in hooks.on(family, *hook) {
+                writeln!(text, "\t{priority} {owner:?}").unwrap();
+            }
+        }
+        dumps::assert_recorded(&format!("{name}.told"), &text);
+        let is_unknown = |entry: &&HookEntry| matches!(entry.owner, HookOwner::Unknown(_));
+        let unknown: Vec<_> = hooks.entries.values().flatten().filter(is_unknown).collect();
+        assert!(unknown.is_empty(), "{name}: {unknown:?}");
+    }
+}
+
+#[test]
+fn of_one_priority_the_chain_that_was_hung_last_is_asked_first() {
+    let chain = |family, table: &str, chain: &str| {
+        let name = TableName { api: Api::NfTables, family, name: table.into() };
+        HookOwner::Chain(name, chain.into())
+    };
+    let legacy = |table: &str| HookOwner::Legacy(table.into());
+    let order = |name, hook, priority| {
+        let hooks = hooked(name);
+        let entries = hooks.on(Family::V4, hook).iter().filter(|entry| entry.priority == priority);
+        entries.map(|entry| entry.owner.clone()).collect::<Vec<_>>()
+    };
+    let nat = [
+        HookOwner::Nat,
+        chain(TableFamily::Ip, "aa", "before"),
+        legacy("nat"),
+        chain(TableFamily::Ip, "aa", "out"),
+        chain(TableFamily::Inet, "zz", "out"),
+        chain(TableFamily::Ip, "nat", "OUTPUT"),
+    ];
+    assert_eq!(order("hooks-7.3", Hook::Output, -100), nat);
+    // An older kernel says only that address translation is asked.
+    assert_eq!(order("hooks-6.12", Hook::Output, -100), [HookOwner::Nat]);
+    for name in HOOKS {
+        let filters = [
+            legacy("filter"),
+            chain(TableFamily::Ip, "aa", "second"),
+            chain(TableFamily::Ip, "aa", "first"),
+            chain(TableFamily::Inet, "zz", "late"),
+        ];
+        assert_eq!(order(name, Hook::Output, 0), filters, "{name}");
+        let tracking = [chain(TableFamily::Ip, "aa", "attracking"), HookOwner::Tracking];
+        assert_eq!(order(name, Hook::Output, -200), tracking, "{name}");
+    }
+}
+
+/// A message about what hangs on the output hook of IPv4.
+fn hooked_message(body: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut writer = Writer::default();
+    let head = Head { kind: kind::HOOKS, flags: 2, sequence: 1, family: family::IPV4, resource: 0 };
+    writer.message(head, |out| {
+        out.u32(attribute::hooked::HOOK, 3);
+        out.u32(attribute::hooked::PRIORITY, (-225_i32).cast_unsigned());
+        body(out);
+    });
+    writer.finish().unwrap()
+}
+
+#[test]
+fn what_hangs_on_a_hook_and_is_not_known_has_a_name() {
+    use attribute::{hooked as of, hooked_info as info, hooked_program as program};
+    let owner = |body: fn(&mut Writer)| {
+        let mut hooks = HookList::default();
+        Messages::new(&hooked_message(body)).for_each(|message| hooks.take(&message));
+        let [HookEntry { priority: -225, owner }] = hooks.on(Family::V4, Hook::Output) else {
+            panic!("{hooks:?}")
+        };
+        owner.clone()
+    };
+    let unknown = |name: &str| HookOwner::Unknown(name.into());
+    assert_eq!(owner(|_| {}), unknown("a function without a name"));
+    assert_eq!(owner(|out| out.text(of::MODULE, "ipvlan")), unknown("a function of ipvlan"));
+    assert_eq!(owner(|out| out.text(of::FUNCTION, "ip_vs_out_hook")), unknown("ip_vs_out_hook"));
+    let both = owner(|out| {
+        out.text(of::FUNCTION, "ip_vs_out_hook");
+        out.text(of::MODULE, "ip_vs");
+    });
+    assert_eq!(both, unknown("ip_vs_out_hook of ip_vs"));
+    let of_program = owner(|out| {
+        out.text(of::FUNCTION, "nf_hook_run_bpf");
+        out.nested(of::INFO, |out| {
+            out.nested(info::DESCRIPTION, |out| out.u32(program::ID, 42));
+            out.u32(info::TYPE, 2);
+        });
+    });
+    assert_eq!(of_program, unknown("BPF program 42"));
+    // A legacy table at a priority that no table has.
+    assert_eq!(owner(|out| out.text(of::FUNCTION, "ipt_do_table")), unknown("ipt_do_table"));
+    for (function, table) in [
+        ("iptable_raw_hook", "raw"),
+        ("ip6table_filter_hook", "filter"),
+        ("iptable_security_hook", "security"),
+        ("iptable_mangle_hook", "mangle"),
+    ] {
+        let named = hooked_message(|out| out.text(of::FUNCTION, function));
+        let mut hooks = HookList::default();
+        Messages::new(&named).for_each(|message| hooks.take(&message));
+        assert_eq!(hooks.on(Family::V4, Hook::Output)[0].owner, HookOwner::Legacy(table.into()));
+    }
+    assert_eq!(owner(|out| out.text(of::FUNCTION, "iptable_rawhide")), unknown("iptable_rawhide"));
+    let harmless = owner(|out| out.text(of::FUNCTION, "selinux_ip_postroute"));
+    assert_eq!(harmless, HookOwner::Harmless("selinux_ip_postroute".into()));
 }
 
 #[test]

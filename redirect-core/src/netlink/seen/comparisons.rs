@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        abi::{self, base, ct, meta},
+        abi::{self, base, ct, ethertype, meta},
         decode::{self, both_ports, number, ports, prefix_of},
         expression::TCP_FLAGS,
         reading::{Bits, Field, Loaded, Origin, negated, sets},
@@ -163,6 +163,14 @@ fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
     Some(match key {
         meta::FAMILY => {
             let of = abi::family_of(*value.first()?)?;
+            Condition::Family(Is { value: of, not })
+        }
+        meta::ETHERTYPE => {
+            let of = match <[u8; 2]>::try_from(value).ok()? {
+                ethertype::IPV4 => Family::V4,
+                ethertype::IPV6 => Family::V6,
+                _ => return None,
+            };
             Condition::Family(Is { value: of, not })
         }
         meta::PROTOCOL => protocol(*value.first()?, not),
