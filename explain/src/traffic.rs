@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use redirect_core::options::BackendChoice;
 use redirect_core::render::restore_text;
-use redirect_core::trace::{Detail, Difference, Trace, difference};
+use redirect_core::trace::{Detail, Difference, Rules, Trace, difference_between};
 use redirect_core::{Family, RulePlan, json};
 use serde_json::{Value, json};
 
@@ -14,6 +15,23 @@ use crate::paper::{Ink, Layout, Paper, harmless};
 #[must_use]
 pub fn told(trace: &Trace, detail: Detail) -> String {
     trace.text(detail).lines().map(|line| harmless(line) + "\n").collect()
+}
+
+/// A plan, and what programs its rules: native nftables are about both families, whatever families the plan is for.
+#[derive(Debug, Clone)]
+pub struct Programmed {
+    /// The plan.
+    pub plan: RulePlan,
+    /// What programs it.
+    pub backend: BackendChoice,
+}
+
+impl Programmed {
+    /// The rules that packets of a family meet.
+    #[must_use]
+    pub fn rules(&self, family: Family) -> Rules {
+        Rules::of_plan_in(&self.plan, family, self.backend)
+    }
 }
 
 /// What two plans differ in.
@@ -28,9 +46,10 @@ pub struct Compared {
 impl Compared {
     /// Compares two plans.
     #[must_use]
-    pub fn of(before: &RulePlan, after: &RulePlan) -> Self {
-        let [gone, new] = [only_in(before, after), only_in(after, before)];
-        Self { rules: [gone, new], traffic: difference(before, after) }
+    pub fn of(before: &Programmed, after: &Programmed) -> Self {
+        let [gone, new] = [only_in(&before.plan, &after.plan), only_in(&after.plan, &before.plan)];
+        let differ = |family| difference_between(&before.rules(family), &after.rules(family));
+        Self { rules: [gone, new], traffic: Family::BOTH.into_iter().flat_map(differ).collect() }
     }
 
     /// For people.

@@ -16,7 +16,7 @@ use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePl
 pub use explain::decision::Decided;
 
 use crate::cause::{Cause, Finding};
-use crate::inspect::Inspection;
+use crate::inspect::{Inspection, NATIVE};
 use crate::meaning;
 use crate::pod::{Container, Kind, Pod};
 use crate::status::{self, VALIDATION_CONTAINER};
@@ -271,13 +271,15 @@ fn of_settings(
             format!("{which} ({})", redirect.source(Key::RedirectDns)),
         ));
     }
+    // Native nftables catch the other family as well: their tables are of both.
+    let is_native = seen.is_some_and(|seen| seen.in_force.iter().any(|in_force| in_force.backend == NATIVE));
     let addresses = seen.map(|seen| &seen.addresses).or(pod.map(|pod| &pod.addresses));
     let beside: Vec<&IpAddr> = addresses
         .into_iter()
         .flatten()
         .filter(|address| is_reachable(address) && !redirect.families().contains(family(address)))
         .collect();
-    if !beside.is_empty() {
+    if !beside.is_empty() && !is_native {
         all.push(Finding::new(Cause::FamilyNotCaptured, list(&beside)));
     }
     all

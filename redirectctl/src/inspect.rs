@@ -21,6 +21,9 @@ use crate::listeners::{Listener, listeners};
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
 pub(crate) const MOST_RULES: usize = 1 << 20;
 
+/// What native nftables are called where rules are.
+pub(crate) const NATIVE: &str = "native nftables";
+
 /// What a look has shown.
 #[derive(Debug)]
 pub struct Inspection {
@@ -145,7 +148,7 @@ fn in_force(observed: &Observation) -> Vec<InForce> {
         }
     }
     if !observed.native.is_empty() {
-        all.push(InForce { backend: "native nftables", rules: None });
+        all.push(InForce { backend: NATIVE, rules: None });
     }
     all
 }

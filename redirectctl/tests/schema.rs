@@ -11,6 +11,7 @@ use jsonschema::Validator;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
 use redirect_core::interference::ruleset::{Api, Counter, TableFamily, TableName};
+use redirect_core::options::BackendChoice;
 use redirect_core::settings::{Key, NamespaceFacts, Source};
 use redirect_core::trace::{Origin, Place};
 use redirectctl::bundle::{Bundle, written_json};
@@ -25,7 +26,7 @@ use redirectctl::pod::Pod;
 use redirectctl::report::Report;
 use redirectctl::scan::{Entry, Scan, State};
 use redirectctl::show;
-use redirectctl::traffic::Compared;
+use redirectctl::traffic::{Compared, Programmed};
 use redirectctl::watch::{End, Look, Watched, counted_json, end_json, rules_json};
 use serde_json::{Value, json};
 
@@ -197,7 +198,8 @@ fn diffs() -> Vec<Value> {
         let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let mut pod = pod(&annotations);
         pod.facts.proxy.as_mut().unwrap().env.insert("ISTIO_DUAL_STACK".into(), "true".into());
-        Node::default().decide(&pod, &NamespaceFacts::new(&addresses)).plan().unwrap()
+        let plan = Node::default().decide(&pod, &NamespaceFacts::new(&addresses)).plan().unwrap();
+        Programmed { plan, backend: BackendChoice::Auto }
     };
     let (before, after) = (plan("3306"), plan("5432"));
     checked("traffic", vec![Compared::of(&before, &after).json(), Compared::of(&before, &before).json()])

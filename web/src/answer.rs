@@ -9,7 +9,7 @@ use explain::plan::{Format, said_by};
 use explain::traffic::{Compared, told};
 use explain::{addresses, pretty};
 use redirect_core::json;
-use redirect_core::trace::{Detail, Rules, Step};
+use redirect_core::trace::{Detail, Step};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -180,11 +180,11 @@ impl Trace {
     /// The packet's way; none where there are no rules to follow it through.
     fn of(way: &Way, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
         let plan = side.plan.as_ref().filter(|_| side.skipped.is_none())?;
-        let packet = match packet(&way.said(), Some(plan), addresses) {
+        let packet = match packet(&way.said(), Some(&plan.plan), addresses) {
             Ok(packet) => packet,
             Err(errors) => return Some(Self { errors, ..Self::default() }),
         };
-        let trace = Rules::of_plan(plan, packet.family()).trace(&packet);
+        let trace = plan.rules(packet.family()).trace(&packet);
         let detail = if way.every { Detail::Every } else { Detail::Met };
         let steps = serde_json::to_value(json::Trace::from(&trace)).unwrap_or_default();
         Some(Self {

@@ -6,8 +6,10 @@ use cni_core::pod_name::PodName;
 use explain::decision::{Decided, left_alone};
 use explain::paper::Layout;
 use explain::plan::{Format, written};
+use explain::traffic::Programmed;
 use explain::{NO_ADDRESS, SOMEWHERE, flags, manifest};
 use redirect_core::netlink::NativeForm;
+use redirect_core::options::BackendChoice;
 use redirect_core::pod::{SkipReason, misspelt, unreadable_switches};
 use redirect_core::settings::{NameLookup, NamespaceFacts, Notice, RawSettings};
 use redirect_core::{Redirect, RulePlan};
@@ -46,7 +48,7 @@ pub struct Side {
     /// What `redirectctl plan` writes.
     pub written: String,
     #[serde(skip)]
-    pub(crate) plan: Option<RulePlan>,
+    pub(crate) plan: Option<Programmed>,
     #[serde(skip)]
     pub(crate) skipped: Option<(PodName, SkipReason)>,
 }
@@ -74,7 +76,7 @@ impl NameLookup for RootOnly {
 
 /// What was understood of a text.
 enum Understood {
-    Plan { redirect: Box<Redirect>, native: NativeForm },
+    Plan { redirect: Box<Redirect>, backend: BackendChoice, native: NativeForm },
     LeftAlone(PodName, SkipReason),
 }
 
@@ -108,16 +110,16 @@ impl Side {
 
     fn filled(self, understood: Understood, format: Format) -> Self {
         match understood {
-            Understood::Plan { redirect, native } => {
+            Understood::Plan { redirect, backend, native } => {
                 let plan = redirect.plan();
                 let written = written(&plan, format, native, Layout::default());
-                Self { tables: tables(&plan), written, plan: Some(plan), ..self }
+                Self { tables: tables(&plan), written, plan: Some(Programmed { plan, backend }), ..self }
             }
             Understood::LeftAlone(name, reason) => Self {
                 left_alone: Some(reason.explanation().to_owned()),
                 written: left_alone(&name, reason, format == Format::Json),
                 // Nothing is captured.
-                plan: Some(RulePlan::empty()),
+                plan: Some(Programmed { plan: RulePlan::empty(), backend: BackendChoice::Auto }),
                 skipped: Some((name, reason)),
                 ..self
             },
@@ -136,14 +138,14 @@ fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Resul
     let told = |errors: redirect_core::settings::InputErrors| -> Vec<String> {
         errors.iter().map(ToString::to_string).collect()
     };
-    let native = RunOptions::parse(settings).map_err(told)?.native_form;
+    let RunOptions { backend, native_form: native, .. } = RunOptions::parse(settings).map_err(told)?;
     let addresses = with_one(around.addresses, notices);
     let facts = NamespaceFacts::new(&addresses).with_nameservers(around.nameservers).with_names(&RootOnly);
     let redirect = Redirect::parse(settings, &facts).map(Box::new).map_err(told)?;
     notices.extend(input.misspelt.iter().map(ToString::to_string));
     notices.extend(input.not_in_force.iter().map(ToString::to_string));
     notices.extend(Notice::about(settings, &redirect).iter().map(ToString::to_string));
-    Ok(Understood::Plan { redirect, native })
+    Ok(Understood::Plan { redirect, backend, native })
 }
 
 /// The addresses, or one where none is known.
@@ -222,7 +224,9 @@ fn of_object(
             .map(|(name, text)| format!("variable {name} of container istio-proxy is no boolean: {text:?}")),
     );
     Ok(match decided.settled()? {
-        Ok(redirect) => Understood::Plan { redirect, native: NativeForm::Plain },
+        Ok(redirect) => {
+            Understood::Plan { redirect, backend: BackendChoice::Auto, native: NativeForm::Plain }
+        }
         Err(reason) => Understood::LeftAlone(pod.name, reason),
     })
 }

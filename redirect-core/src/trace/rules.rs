@@ -15,6 +15,7 @@ use crate::{
         Api, Base, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement, TableFamily,
         TableName,
     },
+    options::BackendChoice,
     plan::{PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
     route_tables::RouteTables,
@@ -178,6 +179,17 @@ impl Rules {
             name: nft_table(table).into(),
         };
         Self::of_planned(plan, plan.merged_rules(), family, name, of_both_families)
+    }
+
+    /// Whichever of the two this backend programs.
+    #[must_use]
+    pub fn of_plan_in(plan: &RulePlan, family: Family, backend: BackendChoice) -> Self {
+        match backend {
+            BackendChoice::NativeNft => Self::of_native_plan(plan, family),
+            BackendChoice::Auto | BackendChoice::Netlink | BackendChoice::Restore(_) => {
+                Self::of_plan(plan, family)
+            }
+        }
     }
 
     fn of_planned(

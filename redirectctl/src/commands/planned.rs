@@ -6,6 +6,7 @@ use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
+use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
 use redirect_core::trace::{Detail, Packet, Rules};
@@ -20,7 +21,7 @@ use crate::packet::{Said, packet};
 use crate::picture::{self, Language};
 use crate::plan::{self, Format};
 use crate::pod::Pod;
-use crate::traffic::{self, Compared};
+use crate::traffic::{self, Compared, Programmed};
 use crate::{FINE, FOUND};
 
 /// What flags begin with where a manifest could stand.
@@ -120,7 +121,7 @@ pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
             let plan = redirect.plan();
             let packet =
                 packet(&said, Some(&plan), &given.addresses().map_err(Trouble::of)?).map_err(Trouble)?;
-            (Rules::of_plan(&plan, packet.family()), packet)
+            (Rules::of_plan_in(&plan, packet.family(), backend(&given.input.settings)?), packet)
         }
     };
     let trace = rules.trace(&packet);
@@ -171,12 +172,13 @@ pub(super) fn diff(given: &Given) -> Result<Answer, Trouble> {
 }
 
 /// The plan of one side: of a manifest, or of flags. A pod that is left alone has the plan of nothing.
-fn side(operand: &str, given: &Given) -> Result<RulePlan, Trouble> {
+fn side(operand: &str, given: &Given) -> Result<Programmed, Trouble> {
     let Some(words) = operand.strip_prefix(FLAGS) else {
-        return Ok(match decide(&input::pod_of_file(operand)?, given)? {
+        let plan = match decide(&input::pod_of_file(operand)?, given)? {
             Ok(redirect) => redirect.plan(),
             Err(_) => RulePlan::empty(),
-        });
+        };
+        return Ok(Programmed { plan, backend: backend(&given.input.settings)? });
     };
     let typed = flags::typed(words).map_err(Trouble::of)?;
     let settings = flags::input(typed).map_err(Trouble::of)?.settings;
@@ -189,5 +191,11 @@ fn side(operand: &str, given: &Given) -> Result<RulePlan, Trouble> {
     if addresses.is_empty() {
         addresses.push(SOMEWHERE);
     }
-    Ok(of_settings(&settings, &NamespaceFacts::new(&addresses))?.plan())
+    let plan = of_settings(&settings, &NamespaceFacts::new(&addresses))?.plan();
+    Ok(Programmed { plan, backend: backend(&settings)? })
+}
+
+/// What programs the rules, as the settings say.
+fn backend(settings: &RawSettings) -> Result<BackendChoice, Trouble> {
+    RunOptions::parse(settings).map(|options| options.backend).map_err(|all| errors(&all))
 }
