@@ -15,10 +15,11 @@ use redirect_core::{
     Family, RulePlan,
     interference::{self, Finding, Pod, ruleset::Ruleset},
     options::Variant,
+    route_tables::RouteTables,
     routing::FoundRouting,
     trace::Rules,
 };
-use std::{io, net::IpAddr};
+use std::net::IpAddr;
 
 /// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
 /// the rules are in force; [`verify`](crate::verify()) checks that first.
@@ -41,6 +42,10 @@ pub struct Live {
     pub ruleset: Ruleset,
     /// Policy rules and routes of the kind TPROXY needs.
     pub routing: Vec<FoundRouting>,
+    /// All policy rules and routes.
+    pub route_tables: RouteTables,
+    /// What else sees its packets and is not looked into (XDP programs, filters of traffic control), each in words.
+    pub unexamined: Vec<String>,
     /// The addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
     /// The interfaces through which it talks to others ([`facts::interfaces`]).
@@ -67,20 +72,31 @@ impl Live {
         Rules::of_ruleset(&self.ruleset, &self.routing, family, plan).with_addresses(&self.addresses)
     }
 
-    /// All but routing.
+    /// All but the routing of a plan.
     fn hooks(options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut ruleset = nf_tables(options)?;
         for family in Family::BOTH {
             legacy(&options.programs, family, options.most_read, &mut ruleset)?;
         }
         // Inspecting a namespace is no use if its addresses cannot be read: without them no traffic can be judged.
-        let (addresses, interfaces) = (unread(facts::addresses())?, unread(facts::interfaces())?);
-        Ok(Self { ruleset, routing: Vec::new(), addresses, interfaces })
+        let (addresses, interfaces) =
+            facts::addresses_and_interfaces().map_err(|cause| ApplyError::Addresses { cause })?;
+        let mut routes = RouteSocket::open()?;
+        let links = routes.links()?;
+        let (route_tables, unexamined) = (routes.tables_with(&links)?, routes.unexamined(&links)?);
+        Ok(Self { ruleset, routing: Vec::new(), route_tables, unexamined, addresses, interfaces })
     }
 }
 
-fn unread<T>(answer: io::Result<T>) -> Result<T, ApplyError> {
-    answer.map_err(|cause| ApplyError::Addresses { cause })
+/// What sees the packets of the calling thread's network namespace and is not looked into (XDP programs, filters of traffic
+/// control), each in words.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn unexamined() -> Result<Vec<String>, ApplyError> {
+    let mut routes = RouteSocket::open()?;
+    let links = routes.links()?;
+    Ok(routes.unexamined(&links)?)
 }
 
 /// What hangs on the hooks of nf_tables; nothing where the kernel has none.

@@ -52,7 +52,7 @@ pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
-pub use foreign::{Live, interference};
+pub use foreign::{Live, interference, unexamined};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]

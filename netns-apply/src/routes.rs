@@ -7,6 +7,13 @@
 
 #[cfg(feature = "write")]
 mod change;
+#[cfg(feature = "write")]
+mod links;
+mod policy;
+#[cfg(feature = "write")]
+mod tables;
+#[cfg(feature = "write")]
+mod unexamined;
 
 use crate::socket::{Ended, NetlinkSocket, code};
 use netlink_packet_core::{
@@ -16,15 +23,16 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
     route::{RouteAttribute, RouteMessage, RouteType},
-    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
+    rule::RuleMessage,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::errno::Errno;
+use policy::{DumpedRule, marked_lookup};
 use redirect_core::{
     Family,
     netlink::Message,
     routing::{FoundRouting, RoutingItem},
-    values::{Mark, PASSTHROUGH_V6, RouteTable},
+    values::{PASSTHROUGH_V6, RouteTable},
 };
 use std::net::IpAddr;
 
@@ -77,10 +85,6 @@ pub struct RouteSocket {
 const LOOPBACK: u32 = 1;
 /// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number that nobody has registered.
 const CONDEMNED: u8 = 0x69;
-/// The priority of the rule that looks into the table `main`: what comes behind it decides nothing (`ip rule`).
-const MAIN_PRIORITY: u32 = 32766;
-/// The table of the kernel's own addresses, which is always looked into first.
-const LOCAL_TABLE: u32 = 255;
 
 impl RouteSocket {
     /// Opens one in the calling thread's network namespace.
@@ -105,7 +109,7 @@ impl RouteSocket {
             let routes = self.dump(&route_request(family), "list routes", is_default_route)?;
             found.extend(routes.iter().filter_map(|dumped| local_default(family, dumped)));
             let rules = self.dump(&rule_request(family), "list policy rules", |_| true)?;
-            let rules: Vec<PolicyRule<'_>> = rules.iter().filter_map(PolicyRule::read).collect();
+            let rules: Vec<DumpedRule<'_>> = rules.iter().filter_map(DumpedRule::read).collect();
             found.extend((0..rules.len()).filter_map(|index| marked_lookup(family, &rules, index)));
         }
         let addresses = self.dump(&address_request(), "list addresses", is_of_loopback)?;
@@ -120,26 +124,46 @@ impl RouteSocket {
         what: &str,
         concerns: fn(&[u8]) -> bool,
     ) -> Result<Vec<Dumped>, RouteError> {
+        let read = |dumped: &mut Vec<Dumped>, message: &Message<'_>| {
+            if concerns(message.payload()) {
+                dumped.extend(Dumped::read(message));
+            }
+            Ok(())
+        };
+        let ask = |socket: &mut Self| socket.message(request, NLM_F_REQUEST | NLM_F_DUMP);
+        Ok(self.gather(ask, what, read)?.0)
+    }
+
+    /// What is made of the messages of an answer, and how much was read. A list that changes meanwhile is asked for again.
+    fn gather<T: Default>(
+        &mut self,
+        ask: impl Fn(&mut Self) -> Question,
+        what: &str,
+        mut read: impl FnMut(&mut T, &Message<'_>) -> Result<(), Stopped>,
+    ) -> Result<(T, Extent), RouteError> {
         let failed = |cause| RouteError::refused(what.to_owned(), cause);
         for _ in 0..DUMP_ATTEMPTS {
-            let mut dumped = Vec::new();
-            let question = self.message(request, NLM_F_REQUEST | NLM_F_DUMP);
-            let ended = self.socket.ask(&question.bytes, question.sequence, |message| {
-                if concerns(message.payload()) {
-                    dumped.extend(Dumped::read(message));
-                }
-                Ok::<(), Errno>(())
-            });
-            match ended.map_err(failed)? {
-                Ended::Whole => return Ok(dumped),
-                Ended::Interrupted => {}
+            let mut gathered = T::default();
+            let question = ask(self);
+            let ended =
+                self.socket.ask(&question.bytes, question.sequence, |message| read(&mut gathered, message));
+            match ended {
+                Ok(Ended::Whole) => return Ok((gathered, Extent::Whole)),
+                Ok(Ended::Interrupted) => {}
                 // A kernel without this family has nothing of it.
-                Ended::Refused(answer)
+                Ok(Ended::Refused(answer))
                     if [Errno::EAFNOSUPPORT, Errno::EOPNOTSUPP].contains(&code(&answer)) =>
                 {
-                    return Ok(Vec::new());
+                    return Ok((T::default(), Extent::Unsupported));
                 }
-                Ended::Refused(answer) => return Err(failed(code(&answer))),
+                Ok(Ended::Refused(answer)) => return Err(failed(code(&answer))),
+                Err(Stopped::Failed(cause)) => return Err(failed(cause)),
+                #[cfg(feature = "write")]
+                Err(Stopped::Enough) => {
+                    // Otherwise the rest of this answer would come before every other one.
+                    *self = Self::open()?;
+                    return Ok((gathered, Extent::Part));
+                }
             }
         }
         Err(failed(Errno::EINTR))
@@ -158,9 +182,53 @@ impl RouteSocket {
     }
 }
 
+/// How much of an answer was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// All of it.
+    Whole,
+    /// As much as was wanted.
+    #[cfg(feature = "write")]
+    Part,
+    /// The kernel does not know what was asked for.
+    Unsupported,
+}
+
+/// Why an answer was not read to its end.
+enum Stopped {
+    /// The socket failed.
+    Failed(Errno),
+    /// More is not wanted.
+    #[cfg(feature = "write")]
+    Enough,
+}
+
+impl From<Errno> for Stopped {
+    fn from(cause: Errno) -> Self {
+        Self::Failed(cause)
+    }
+}
+
 struct Question {
     bytes: Vec<u8>,
     sequence: u32,
+}
+
+#[cfg(feature = "write")]
+impl Question {
+    /// A message of this type: what follows netlink's own header is `payload`.
+    fn of(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Self {
+        const HEADER: usize = 16;
+        let length = HEADER.saturating_add(payload.len());
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(payload);
+        Self { bytes, sequence }
+    }
 }
 
 /// A message of a dump: as it came, and what it says.
@@ -171,14 +239,26 @@ struct Dumped {
 
 impl Dumped {
     fn read(message: &Message<'_>) -> Option<Self> {
-        let mut header = NetlinkHeader::default();
-        header.message_type = message.kind;
-        let read = RouteNetlinkMessage::deserialize(&header, message.payload());
-        Some(Self { payload: message.payload().to_vec(), message: read.ok()? })
+        Some(Self { payload: message.payload().to_vec(), message: understood(message)? })
     }
 
     fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
         FoundRouting { item, flaw, condemned: false, message: self.payload.clone() }
+    }
+}
+
+/// What a message says.
+fn understood(message: &Message<'_>) -> Option<RouteNetlinkMessage> {
+    let mut header = NetlinkHeader::default();
+    header.message_type = message.kind;
+    RouteNetlinkMessage::deserialize(&header, message.payload()).ok()
+}
+
+const fn family_of(family: AddressFamily) -> Option<Family> {
+    match family {
+        AddressFamily::Inet => Some(Family::V4),
+        AddressFamily::Inet6 => Some(Family::V6),
+        _ => None,
     }
 }
 
@@ -234,106 +314,4 @@ fn passthrough_address(dumped: &Dumped) -> Option<FoundRouting> {
     let is_it = address.header.index == LOOPBACK
         && address.attributes.contains(&AddressAttribute::Address(IpAddr::V6(PASSTHROUGH_V6)));
     is_it.then(|| dumped.found(RoutingItem::LoopbackAddress, None))
-}
-
-/// A policy rule, as far as it decides about marked packets.
-struct PolicyRule<'a> {
-    dumped: &'a Dumped,
-    priority: u32,
-    /// The mark it compares with; 0 is that of packets without one.
-    mark: Option<u32>,
-    /// Which bits of the mark it compares.
-    mask: u32,
-    table: u32,
-    looks_up: bool,
-    condemned: bool,
-    /// What it requires besides the mark.
-    conditions: Vec<&'static str>,
-}
-
-impl<'a> PolicyRule<'a> {
-    fn read(dumped: &'a Dumped) -> Option<Self> {
-        let RouteNetlinkMessage::NewRule(rule) = &dumped.message else { return None };
-        let mut read = Self {
-            dumped,
-            priority: 0,
-            mark: None,
-            mask: u32::MAX,
-            table: u32::from(rule.header.table),
-            looks_up: rule.header.action == RuleAction::ToTable,
-            condemned: false,
-            conditions: Vec::new(),
-        };
-        let header = [
-            (rule.header.src_len != 0, "from"),
-            (rule.header.dst_len != 0, "to"),
-            (rule.header.tos != 0, "tos"),
-            (rule.header.flags.contains(RuleFlags::Invert), "not"),
-        ];
-        read.conditions.extend(header.into_iter().filter_map(|(is_there, name)| is_there.then_some(name)));
-        for attribute in &rule.attributes {
-            read.attribute(attribute);
-        }
-        Some(read)
-    }
-
-    fn attribute(&mut self, attribute: &RuleAttribute) {
-        match attribute {
-            RuleAttribute::Priority(value) => self.priority = *value,
-            RuleAttribute::FwMark(value) => self.mark = Some(*value),
-            RuleAttribute::FwMask(mask) => self.mask = *mask,
-            RuleAttribute::Table(value) => self.table = *value,
-            RuleAttribute::Iifname(_) => self.conditions.push("iif"),
-            RuleAttribute::Oifname(_) => self.conditions.push("oif"),
-            RuleAttribute::UidRange(_) => self.conditions.push("uidrange"),
-            RuleAttribute::IpProtocol(_) => self.conditions.push("ipproto"),
-            RuleAttribute::SourcePortRange(_) => self.conditions.push("sport"),
-            RuleAttribute::DestinationPortRange(_) => self.conditions.push("dport"),
-            RuleAttribute::L3MDev(set) if *set => self.conditions.push("l3mdev"),
-            RuleAttribute::SuppressPrefixLen(length) if *length != u32::MAX => {
-                self.conditions.push("suppress_prefixlength");
-            }
-            RuleAttribute::SuppressIfGroup(group) if *group != u32::MAX => {
-                self.conditions.push("suppress_ifgroup");
-            }
-            RuleAttribute::Protocol(protocol) => self.condemned = u8::from(*protocol) == CONDEMNED,
-            // An unknown attribute limits the rule in an unknown way; these are known to say nothing else.
-            RuleAttribute::L3MDev(_)
-            | RuleAttribute::SuppressPrefixLen(_)
-            | RuleAttribute::SuppressIfGroup(_)
-            | RuleAttribute::Source(_)
-            | RuleAttribute::Destination(_)
-            | RuleAttribute::Realm(_) => {}
-            _ => self.conditions.push("an unknown condition"),
-        }
-    }
-
-    /// Whether it sends packets with this mark, all of them or those of an interface, anywhere but to the kernel's table
-    /// of local addresses.
-    fn takes_all(&self, mark: Mark) -> bool {
-        let fits = self.mark.is_none_or(|own| own & self.mask == mark.value() & self.mask);
-        // Marked packets come in through some interface, or are on their way to one.
-        let limits = self.conditions.iter().any(|condition| !["iif", "oif"].contains(condition));
-        fits && !limits && !(self.looks_up && self.table == LOCAL_TABLE)
-    }
-}
-
-/// A rule that sends packets with a mark to a table, with the reason why it does not, if there is one.
-fn marked_lookup(family: Family, rules: &[PolicyRule<'_>], index: usize) -> Option<FoundRouting> {
-    let rule = rules.get(index)?;
-    let mark = rule.mark.and_then(Mark::new).filter(|_| rule.looks_up && rule.mask == u32::MAX)?;
-    let table = RouteTable::new(rule.table)?;
-    let item = RoutingItem::Rule(family, mark, table);
-    let earlier = rules.get(..index)?.iter().find(|other| {
-        let is_same = other.looks_up && other.table == rule.table;
-        !is_same && other.takes_all(mark)
-    });
-    let flaw = if !rule.conditions.is_empty() {
-        Some(format!("it has another condition: {}", rule.conditions.join(", ")))
-    } else if rule.priority >= MAIN_PRIORITY {
-        Some(format!("its priority is {}, behind the table main", rule.priority))
-    } else {
-        earlier.map(|other| format!("the rule of priority {} takes its packets", other.priority))
-    };
-    Some(FoundRouting { condemned: rule.condemned, ..rule.dumped.found(item, flaw) })
 }

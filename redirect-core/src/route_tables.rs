@@ -194,8 +194,8 @@ impl fmt::Display for Addresses<'_> {
     }
 }
 
-/// A range of ports or users, or the only number in it.
-fn range<N: fmt::Display + PartialEq>(f: &mut fmt::Formatter<'_>, word: &str, ends: (N, N)) -> fmt::Result {
+/// A range of ports, or the only one in it.
+fn range(f: &mut fmt::Formatter<'_>, word: &str, ends: (u16, u16)) -> fmt::Result {
     if ends.0 == ends.1 {
         write!(f, " {word} {}", ends.0)
     } else {

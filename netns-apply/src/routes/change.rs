@@ -110,18 +110,8 @@ impl RouteSocket {
 
     /// The kernel's message about something, sent back to it with another type.
     fn repeat(&mut self, found: &FoundRouting, kind: u16, flags: u16) -> Question {
-        const HEADER: usize = 16;
         let sequence = self.socket.next_sequence();
-        let message = message_of(found);
-        let length = HEADER.saturating_add(message.len());
-        let mut bytes = Vec::with_capacity(length);
-        bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(flags.to_ne_bytes());
-        bytes.extend(sequence.to_ne_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(&message);
-        Question { bytes, sequence }
+        Question::of(kind, flags, sequence, &message_of(found))
     }
 
     fn acknowledged(&mut self, question: &Question) -> Result<(), Unacknowledged> {

@@ -2,13 +2,22 @@
 
 use super::{Connection, NetlinkError};
 use redirect_core::{
-    interference::ruleset::{Ruleset, TableFamily},
+    Family,
+    interference::ruleset::{HookList, Ruleset, TableFamily},
     netlink::request,
+    rule::Hook,
 };
-use std::time::Instant;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 /// How many bytes of set elements are read at most. Sets of others may hold the addresses of half the world.
 const MOST_OF_SETS: usize = 8 << 20;
+
+/// Whether the kernel has refused to list what hangs on a hook. It looks for a module each time that it is asked and has none, which
+/// takes longer than everything else together.
+static LISTS_NO_HOOKS: AtomicBool = AtomicBool::new(false);
 
 impl Connection {
     /// Reads all tables of all families that IP packets meet, at one generation of the ruleset.
@@ -30,7 +39,8 @@ impl Connection {
     }
 
     fn ruleset_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
-        let mut whole = self.ask("list tables", request::tables, |message| ruleset.take(message))?;
+        let mut whole = self.hooks_into(ruleset)?;
+        whole &= self.ask("list tables", request::tables, |message| ruleset.take(message))?;
         if ruleset.tables.is_empty() {
             return Ok(whole);
         }
@@ -42,6 +52,30 @@ impl Connection {
         }
         whole &= self.ask("list chains", request::all_chains, |message| ruleset.take(message))?;
         whole &= self.ask("list rules", request::all_rules, |message| ruleset.take(message))?;
+        Ok(whole)
+    }
+
+    /// Reads what hangs on the hooks, legacy tables included; nothing where the kernel does not list it.
+    fn hooks_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
+        if LISTS_NO_HOOKS.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let (mut list, mut whole) = (HookList::default(), true);
+        for (family, hook) in
+            Family::BOTH.into_iter().flat_map(|family| Hook::ALL.iter().map(move |hook| (family, *hook)))
+        {
+            let question = |sequence| request::hooks(sequence, family, hook);
+            match self.ask("list what hangs on a hook", question, |message| list.take(message)) {
+                Ok(is_whole) => whole &= is_whole,
+                // An older kernel, or one without this. Rules are read all the same.
+                Err(NetlinkError::Question { .. }) => {
+                    LISTS_NO_HOOKS.store(true, Ordering::Relaxed);
+                    return Ok(true);
+                }
+                Err(cause) => return Err(cause),
+            }
+        }
+        ruleset.hooks = Some(list);
         Ok(whole)
     }
 

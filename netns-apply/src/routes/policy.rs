@@ -1,0 +1,188 @@
+//! Policy rules as the kernel lists them: in their own words, and whether they do what a plan wants of them.
+
+use super::{CONDEMNED, Dumped};
+use netlink_packet_core::{DefaultNla, Nla};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    rule::{self, RuleAttribute, RuleFlags, RuleHeader, RuleMessage},
+};
+use redirect_core::{
+    Family,
+    ipnet::IpNet,
+    route_tables::{LOCAL_TABLE, PolicyRule, RuleAction},
+    routing::{FoundRouting, RoutingItem},
+    values::{Mark, RouteTable},
+};
+
+/// The priority of the rule that looks into the table `main`: what comes behind it decides nothing (`ip rule`).
+const MAIN_PRIORITY: u32 = 32766;
+/// What the kernel says of a number that is not set.
+const NOT_SET: u32 = u32::MAX;
+
+/// A policy rule, with the kernel's message about it.
+pub(super) struct DumpedRule<'a> {
+    dumped: &'a Dumped,
+    rule: PolicyRule,
+    /// Whether a run has marked it as its own to remove.
+    condemned: bool,
+}
+
+impl<'a> DumpedRule<'a> {
+    pub(super) fn read(dumped: &'a Dumped) -> Option<Self> {
+        let RouteNetlinkMessage::NewRule(message) = &dumped.message else { return None };
+        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == CONDEMNED);
+        let condemned = message.attributes.iter().any(is_mark);
+        Some(Self { dumped, rule: policy_rule(message)?, condemned })
+    }
+}
+
+/// What a message says about a policy rule; none where it is of neither family.
+pub(super) fn policy_rule(message: &RuleMessage) -> Option<PolicyRule> {
+    let header = &message.header;
+    let family = super::family_of(header.family)?;
+    let mut rule = PolicyRule::lookup(family, 0, u32::from(header.table));
+    rule.not = header.flags.contains(RuleFlags::Invert);
+    if header.tos != 0 {
+        rule.unknown.push("tos");
+    }
+    let mut parts = Parts::default();
+    for attribute in &message.attributes {
+        parts.attribute(attribute, &mut rule);
+    }
+    (rule.from, rule.to) = parts.ranges(header)?;
+    rule.mark = match (parts.mark, parts.mask) {
+        (None, None) => None,
+        // The kernel leaves out a mark of 0, and no mask stands for all bits.
+        (mark, mask) => Some((mark.unwrap_or_default(), mask.unwrap_or(u32::MAX))),
+    };
+    rule.action = match header.action {
+        rule::RuleAction::ToTable => {
+            RuleAction::Lookup(parts.table.unwrap_or_else(|| u32::from(header.table)))
+        }
+        // Without a target it leads to a rule that is not there.
+        rule::RuleAction::Goto => parts.goto.map_or(RuleAction::Nop, RuleAction::Goto),
+        rule::RuleAction::Nop => RuleAction::Nop,
+        rule::RuleAction::Blackhole => RuleAction::Blackhole,
+        rule::RuleAction::Unreachable => RuleAction::Unreachable,
+        rule::RuleAction::Prohibit => RuleAction::Prohibit,
+        _ => RuleAction::Other,
+    };
+    Some(rule)
+}
+
+/// What takes more than one part of a message to say.
+#[derive(Default)]
+struct Parts {
+    mark: Option<u32>,
+    mask: Option<u32>,
+    table: Option<u32>,
+    goto: Option<u32>,
+    source: Option<std::net::IpAddr>,
+    destination: Option<std::net::IpAddr>,
+}
+
+impl Parts {
+    fn attribute(&mut self, attribute: &RuleAttribute, rule: &mut PolicyRule) {
+        match attribute {
+            RuleAttribute::Priority(value) => rule.priority = *value,
+            RuleAttribute::FwMark(value) => self.mark = Some(*value),
+            RuleAttribute::FwMask(mask) => self.mask = Some(*mask),
+            RuleAttribute::Table(value) => self.table = Some(*value),
+            RuleAttribute::Goto(value) => self.goto = Some(*value),
+            RuleAttribute::Source(address) => self.source = Some(*address),
+            RuleAttribute::Destination(address) => self.destination = Some(*address),
+            RuleAttribute::Iifname(name) => rule.in_interface = Some(name.clone()),
+            RuleAttribute::Oifname(name) => rule.out_interface = Some(name.clone()),
+            RuleAttribute::UidRange(users) => rule.users = Some((users.start, users.end)),
+            RuleAttribute::IpProtocol(protocol) => rule.protocol = Some(u8::from(*protocol)),
+            RuleAttribute::SourcePortRange(ports) => rule.source_ports = Some((ports.start, ports.end)),
+            RuleAttribute::DestinationPortRange(ports) => rule.ports = Some((ports.start, ports.end)),
+            RuleAttribute::L3MDev(true) => rule.unknown.push("l3mdev"),
+            RuleAttribute::SuppressPrefixLen(length) if *length != NOT_SET => {
+                rule.suppress_prefix = Some(*length);
+            }
+            RuleAttribute::SuppressIfGroup(group) if *group != NOT_SET => {
+                rule.unknown.push("suppress_ifgroup");
+            }
+            // An unknown attribute limits the rule in an unknown way; these are known to say nothing else.
+            RuleAttribute::L3MDev(_)
+            | RuleAttribute::SuppressPrefixLen(_)
+            | RuleAttribute::SuppressIfGroup(_)
+            | RuleAttribute::Protocol(_)
+            | RuleAttribute::Realm(_) => {}
+            RuleAttribute::Other(other) if is_of_all_bits(other) => {}
+            _ => rule.unknown.push("an unknown condition"),
+        }
+    }
+
+    /// The ranges of source and destination; none if one is no range.
+    fn ranges(&self, header: &RuleHeader) -> Option<(Option<IpNet>, Option<IpNet>)> {
+        let range = |address: Option<std::net::IpAddr>, length: u8| match address {
+            Some(address) => IpNet::new(address, length).ok().map(Some),
+            None if length == 0 => Some(None),
+            None => None,
+        };
+        Some((range(self.source, header.src_len)?, range(self.destination, header.dst_len)?))
+    }
+}
+
+/// Whether an attribute says that a port is compared as a whole, as the kernel does of each port since Linux 6.15.
+fn is_of_all_bits(attribute: &DefaultNla) -> bool {
+    /// `FRA_SPORT_MASK` and `FRA_DPORT_MASK`.
+    const MASKS: [u16; 2] = [28, 29];
+    let mut value = [0; 2];
+    let is_mask = MASKS.contains(&attribute.kind()) && attribute.value_len() == value.len();
+    if is_mask {
+        attribute.emit_value(&mut value);
+    }
+    value == [u8::MAX; 2]
+}
+
+/// What a rule requires besides the mark, in the words of `ip rule`.
+fn conditions(rule: &PolicyRule) -> Vec<&'static str> {
+    let known = [
+        (rule.from.is_some(), "from"),
+        (rule.to.is_some(), "to"),
+        (rule.not, "not"),
+        (rule.in_interface.is_some(), "iif"),
+        (rule.out_interface.is_some(), "oif"),
+        (rule.users.is_some(), "uidrange"),
+        (rule.protocol.is_some(), "ipproto"),
+        (rule.source_ports.is_some(), "sport"),
+        (rule.ports.is_some(), "dport"),
+        (rule.suppress_prefix.is_some(), "suppress_prefixlength"),
+    ];
+    let known = known.into_iter().filter_map(|(is_there, name)| is_there.then_some(name));
+    known.chain(rule.unknown.iter().copied()).collect()
+}
+
+/// Whether a rule sends packets with this mark, all of them or those of an interface, anywhere but to the kernel's table of local
+/// addresses.
+fn takes_all(rule: &PolicyRule, mark: Mark) -> bool {
+    let fits = rule.mark.is_none_or(|(value, mask)| value & mask == mark.value() & mask);
+    // Marked packets come in through some interface, or are on their way to one.
+    let limits = conditions(rule).iter().any(|condition| !["iif", "oif"].contains(condition));
+    fits && !limits && rule.action != RuleAction::Lookup(LOCAL_TABLE)
+}
+
+/// A rule that sends packets with a mark to a table, with the reason why it does not, if there is one.
+pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usize) -> Option<FoundRouting> {
+    let DumpedRule { dumped, rule, condemned } = rules.get(index)?;
+    let (RuleAction::Lookup(number), Some((mark, u32::MAX))) = (rule.action, rule.mark) else { return None };
+    let (mark, table) = (Mark::new(mark)?, RouteTable::new(number)?);
+    let item = RoutingItem::Rule(family, mark, table);
+    let earlier = rules
+        .get(..index)?
+        .iter()
+        .map(|other| &other.rule)
+        .find(|other| other.action != rule.action && takes_all(other, mark));
+    let conditions = conditions(rule);
+    let flaw = if !conditions.is_empty() {
+        Some(format!("it has another condition: {}", conditions.join(", ")))
+    } else if rule.priority >= MAIN_PRIORITY {
+        Some(format!("its priority is {}, behind the table main", rule.priority))
+    } else {
+        earlier.map(|other| format!("the rule of priority {} takes its packets", other.priority))
+    };
+    Some(FoundRouting { condemned: *condemned, ..dumped.found(item, flaw) })
+}

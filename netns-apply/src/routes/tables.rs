@@ -1,0 +1,168 @@
+//! All policy rules and routes of a network namespace, whoever added them.
+
+use super::{
+    Extent, RouteError, RouteSocket, Stopped, links::Links, policy::policy_rule, route_request, rule_request,
+    understood,
+};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteType},
+};
+use redirect_core::{
+    Family,
+    ipnet::IpNet,
+    netlink::Message,
+    route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables},
+};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// How many bytes are read of each list: some ten thousand routes. A container with CAP_NET_ADMIN may make as many as it likes.
+const MOST_BYTES: usize = 1 << 20;
+
+impl RouteSocket {
+    /// All policy rules and routes of both families. No privilege is needed.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn tables(&mut self) -> Result<RouteTables, RouteError> {
+        let links = self.links()?;
+        self.tables_with(&links)
+    }
+
+    /// The same, where the interfaces are known.
+    pub(crate) fn tables_with(&mut self, links: &Links) -> Result<RouteTables, RouteError> {
+        let mut tables =
+            RouteTables { loopback_is_up: links.loopback_is_up(), complete: true, ..RouteTables::default() };
+        for family in Family::BOTH {
+            let rules = self.list(&rule_request(family), "list policy rules", |message| match message {
+                RouteNetlinkMessage::NewRule(rule) => policy_rule(rule),
+                _ => None,
+            })?;
+            tables.complete &= rules.is_complete();
+            tables.rules.extend(if rules.extent == Extent::Unsupported {
+                without_policy_routing(family)
+            } else {
+                rules.all
+            });
+            let routes = self.list(&route_request(family), "list routes", |message| match message {
+                RouteNetlinkMessage::NewRoute(message) => route(family, message, links),
+                _ => None,
+            })?;
+            tables.complete &= routes.is_complete();
+            tables.routes.extend(routes.all.into_iter().flatten());
+        }
+        Ok(tables)
+    }
+
+    /// What the messages of a list say.
+    fn list<T>(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        what: &str,
+        read: impl Fn(&RouteNetlinkMessage) -> Option<T>,
+    ) -> Result<Listed<T>, RouteError> {
+        let ask = |socket: &mut Self| socket.message(request, NLM_F_REQUEST | NLM_F_DUMP);
+        let take = |listed: &mut Listed<T>, message: &Message<'_>| {
+            listed.bytes = listed.bytes.saturating_add(message.payload().len());
+            if listed.bytes > MOST_BYTES {
+                return Err(Stopped::Enough);
+            }
+            match understood(message).as_ref().and_then(&read) {
+                Some(one) => listed.all.push(one),
+                None => listed.is_understood = false,
+            }
+            Ok(())
+        };
+        let (listed, extent) = self.gather(ask, what, take)?;
+        Ok(Listed { extent, ..listed })
+    }
+}
+
+/// What was read of a list.
+struct Listed<T> {
+    all: Vec<T>,
+    bytes: usize,
+    /// Whether every message was.
+    is_understood: bool,
+    extent: Extent,
+}
+
+impl<T> Default for Listed<T> {
+    fn default() -> Self {
+        Self { all: Vec::new(), bytes: 0, is_understood: true, extent: Extent::Whole }
+    }
+}
+
+impl<T> Listed<T> {
+    const fn is_complete(&self) -> bool {
+        self.is_understood && !matches!(self.extent, Extent::Part)
+    }
+}
+
+/// What a kernel without policy routing (`CONFIG_IP_MULTIPLE_TABLES`) asks.
+fn without_policy_routing(family: Family) -> Vec<PolicyRule> {
+    vec![PolicyRule::lookup(family, 0, LOCAL_TABLE), PolicyRule::lookup(family, 32766, MAIN_TABLE)]
+}
+
+/// What a message says about a route; `Some(None)` where it is not in use, none where it says nothing.
+#[allow(clippy::option_option, reason = "not understood, not in use, in use")]
+fn route(family: Family, message: &RouteMessage, links: &Links) -> Option<Option<Route>> {
+    let header = &message.header;
+    // Copies that the kernel keeps of routes that packets have taken, and routes through an interface that is down.
+    if header.flags.intersects(RouteFlags::Cloned | RouteFlags::Dead) {
+        return Some(None);
+    }
+    let mut to = unspecified(family);
+    let mut route = Route {
+        family,
+        table: u32::from(header.table),
+        to: IpNet::new(to, header.destination_prefix_length).ok()?,
+        kind: kind(header.kind),
+        interface: None,
+        metric: 0,
+        unknown: header.tos != 0 || header.source_prefix_length != 0,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(RouteAddress::Inet(address)) => to = IpAddr::V4(*address),
+            RouteAttribute::Destination(RouteAddress::Inet6(address)) => to = IpAddr::V6(*address),
+            RouteAttribute::Table(table) => route.table = *table,
+            RouteAttribute::Priority(metric) => route.metric = *metric,
+            RouteAttribute::Oif(index) => route.interface = links.name(*index).map(str::to_owned),
+            RouteAttribute::MultiPath(hops) => {
+                let mut alive = hops.iter().filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead));
+                match (alive.next(), alive.next()) {
+                    (None, _) => return Some(None),
+                    (Some(hop), None) => route.interface = links.name(hop.interface_index).map(str::to_owned),
+                    (Some(_), Some(_)) => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    route.to = IpNet::new(to, header.destination_prefix_length).ok()?;
+    Some(Some(route))
+}
+
+const fn unspecified(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    }
+}
+
+const fn kind(kind: RouteType) -> RouteKind {
+    match kind {
+        RouteType::Unicast => RouteKind::Unicast,
+        RouteType::Local => RouteKind::Local,
+        RouteType::Broadcast => RouteKind::Broadcast,
+        RouteType::Anycast => RouteKind::Anycast,
+        RouteType::Multicast => RouteKind::Multicast,
+        RouteType::BlackHole => RouteKind::Blackhole,
+        RouteType::Unreachable => RouteKind::Unreachable,
+        RouteType::Prohibit => RouteKind::Prohibit,
+        RouteType::Throw => RouteKind::Throw,
+        _ => RouteKind::Other,
+    }
+}
