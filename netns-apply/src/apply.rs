@@ -42,7 +42,8 @@ pub struct ApplyOptions {
     pub programs: Programs,
     /// How long to wait for somebody else who is changing the same namespace, or the same rules.
     pub patience: Duration,
-    /// How many bytes of rules [`verify`](crate::verify()) reads at most, whoever made them; `None` for all of them.
+    /// How many bytes of rules one look reads at most, whoever made them; `None` for all of them. If there are more, the run or the
+    /// look fails with [`NetlinkError::TooMuch`] or [`ExecError::TooMuch`](crate::ExecError::TooMuch). The same limit holds for routing.
     pub most_read: Option<usize>,
     /// TPROXY routing that counts as the mesh's even though no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
@@ -59,6 +60,13 @@ impl Default for ApplyOptions {
             most_read: None,
             tproxy: None,
         }
+    }
+}
+
+impl ApplyOptions {
+    /// [`most_read`](Self::most_read) as a number.
+    pub(crate) fn most_read(&self) -> usize {
+        self.most_read.unwrap_or(usize::MAX)
     }
 }
 
@@ -97,7 +105,7 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
 /// # Errors
 /// What is missing to put a plan in force.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
-    let mut handles = Handles::open(&options.programs, options.backend)?;
+    let mut handles = Handles::open(options)?;
     let seen = match &handles.netlink {
         Some(_) => Seen::default(),
         None => Seen::now(&mut handles, deadline(options.patience))?,
@@ -123,11 +131,10 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
-        let handles = Handles::open(&options.programs, options.backend)?;
         Ok(Self {
             plan,
             options,
-            handles,
+            handles: Handles::open(options)?,
             lock: None,
             deadline: deadline(options.patience),
             unforgotten: None,

@@ -120,6 +120,12 @@ pub enum ApplyError {
         /// What the kernel said.
         cause: std::io::Error,
     },
+    /// All rules of the plan are in force, but the rules of other programs could not be read.
+    #[error("the rules are in force, but cannot determine whether other programs' rules interfere: {cause}")]
+    OthersUnread {
+        /// Why not.
+        cause: Box<ApplyError>,
+    },
     /// Somebody else keeps changing the same rules.
     #[error(
         "the rules are not as planned after {attempts} attempts, somebody else changes them: {difference}"

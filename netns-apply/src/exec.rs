@@ -8,12 +8,15 @@ use std::{
     io::{self, Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 /// How long a helper program may take. The legacy variant waits for its lock, hence the length.
 const PATIENCE: Duration = Duration::from_secs(45);
+/// How many bytes are kept of what a helper program says about itself: its version, and why it failed.
+const MOST_WORDS: usize = 64 * 1024;
 
 /// Where helper programs are.
 ///
@@ -69,6 +72,14 @@ pub enum ExecError {
         /// How long it had.
         patience: Duration,
     },
+    /// It printed more than the caller reads.
+    #[error("{program} printed more than {most} bytes and was killed", program = .program.display())]
+    TooMuch {
+        /// Its path.
+        program: PathBuf,
+        /// How many bytes the caller reads.
+        most: usize,
+    },
 }
 
 impl ExecError {
@@ -117,11 +128,17 @@ impl Programs {
     }
 }
 
-/// Runs a program that only reads, and returns what it prints.
-pub(crate) fn read(program: &Path, args: &[&str]) -> Result<String, ExecError> {
+/// Runs a program that only reads, and returns what it prints. If that is more than `most` bytes, the program is killed and nothing
+/// is returned.
+pub(crate) fn read(program: &Path, args: &[&str], most: usize) -> Result<String, ExecError> {
     let mut command = command(program, args);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    finish(program, start(program, &mut command)?, "")
+    finish(program, start(program, &mut command)?, "", most)
+}
+
+/// The version of a program, in its own words.
+pub(crate) fn version(program: &Path) -> Result<String, ExecError> {
+    read(program, &["--version"], MOST_WORDS)
 }
 
 /// Runs a program that changes the namespace, with `input` on its standard input; the program holds the lock while it runs.
@@ -129,7 +146,7 @@ pub(crate) fn write(program: &Path, args: &[&str], input: &str, lock: &NetnsLock
     let stdout = lock.inherit().map_err(|cause| ExecError::Start { program: program.to_owned(), cause })?;
     let mut command = command(program, args);
     command.stdin(Stdio::piped()).stdout(stdout);
-    finish(program, start(program, &mut command)?, input).map(drop)
+    finish(program, start(program, &mut command)?, input, MOST_WORDS).map(drop)
 }
 
 fn command(program: &Path, args: &[&str]) -> Command {
@@ -146,17 +163,18 @@ fn start(program: &Path, command: &mut Command) -> Result<Child, ExecError> {
 }
 
 /// Feeds, drains and waits at the same time, so that none of them blocks another.
-fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecError> {
+fn finish(program: &Path, mut child: Child, input: &str, most: usize) -> Result<String, ExecError> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let feed = move || {
         // A program that ends without reading everything says why on standard error.
         let _ = stdin.map(|mut stdin| stdin.write_all(input.as_bytes()));
     };
+    let is_over = &AtomicBool::new(false);
     thread::scope(|scope| {
         let helper = || thread::Builder::new().name("helper".to_owned());
         let threads = (|| {
             helper().spawn_scoped(scope, feed)?;
-            let stdout = helper().spawn_scoped(scope, move || drain(stdout))?;
+            let stdout = helper().spawn_scoped(scope, move || read_all(stdout, most, is_over))?;
             Ok((stdout, helper().spawn_scoped(scope, move || drain(stderr))?))
         })();
         let (stdout, stderr) = match threads {
@@ -167,11 +185,14 @@ fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecE
                 return Err(ExecError::Start { program: program.to_owned(), cause });
             }
         };
-        let status = wait(program, &mut child).inspect_err(|_| {
+        let status = wait(program, &mut child, is_over).inspect_err(|_| {
             // Its threads end when it does.
             let _ = child.kill().and_then(|()| child.wait());
         })?;
         let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+        if is_over.load(Ordering::Relaxed) {
+            return Err(ExecError::TooMuch { program: program.to_owned(), most });
+        }
         if status.success() {
             return Ok(stdout);
         }
@@ -181,14 +202,32 @@ fn finish(program: &Path, mut child: Child, input: &str) -> Result<String, ExecE
     })
 }
 
-fn drain(stream: Option<impl Read>) -> String {
+/// What a program prints, up to `most` bytes; sets `is_over` as soon as there are more.
+fn read_all(stream: Option<impl Read>, most: usize, is_over: &AtomicBool) -> String {
     let mut bytes = Vec::new();
+    let one_more = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
     // What cannot be read counts as not written.
-    let _ = stream.map(|mut stream| stream.read_to_end(&mut bytes));
+    let _ = stream.map(|stream| {
+        let read = stream.take(one_more).read_to_end(&mut bytes);
+        is_over.store(bytes.len() > most, Ordering::Relaxed);
+        read
+    });
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn wait(program: &Path, child: &mut Child) -> Result<ExitStatus, ExecError> {
+/// The beginning of what a program writes to standard error. The rest is read, too: a program that changes something is not to fail over its
+/// words.
+fn drain(stream: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    let _ = stream.map(|mut stream| {
+        stream.by_ref().take(MOST_WORDS as u64).read_to_end(&mut bytes)?;
+        io::copy(&mut stream, &mut io::sink())
+    });
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Waits until a program ends, but not for ever; kills it when it has printed too much.
+fn wait(program: &Path, child: &mut Child, is_over: &AtomicBool) -> Result<ExitStatus, ExecError> {
     let error = |cause| ExecError::Start { program: program.to_owned(), cause };
     let deadline = Instant::now() + PATIENCE;
     let mut interval = Duration::from_micros(200);
@@ -197,6 +236,9 @@ fn wait(program: &Path, child: &mut Child) -> Result<ExitStatus, ExecError> {
         let is_late = Instant::now() >= deadline;
         if let Some(status) = child.try_wait().map_err(error)? {
             return Ok(status);
+        }
+        if is_over.load(Ordering::Relaxed) {
+            return child.kill().and_then(|()| child.wait()).map_err(error);
         }
         if is_late {
             child.kill().and_then(|()| child.wait()).map_err(error)?;
@@ -213,14 +255,35 @@ mod tests {
 
     #[test]
     fn failures_carry_what_the_program_said() {
-        let error = read(Path::new("/bin/sh"), &["-c", "echo no >&2; exit 3"]).unwrap_err();
+        let error = read(Path::new("/bin/sh"), &["-c", "echo no >&2; exit 3"], 0).unwrap_err();
         assert!(error.to_string().contains("/bin/sh failed (exit status: 3): no"), "{error}");
     }
 
     #[test]
     fn programs_start_with_an_empty_environment() {
-        let text = read(Path::new("/usr/bin/env"), &[]).unwrap();
+        let text = read(Path::new("/usr/bin/env"), &[], 1000).unwrap();
         assert_eq!(text, "LC_ALL=C\nXTABLES_LOCKFILE=/proc/self/limits\n");
+    }
+
+    /// One that prints for ever would never end, and ignores that nobody reads it any more.
+    #[test]
+    fn a_program_that_prints_too_much_is_killed() {
+        let shell = |script, most| read(Path::new("/bin/sh"), &["-c", script], most);
+        for script in ["exec yes", "trap '' PIPE; while :; do echo y; done", "printf 0123456789"] {
+            let error = shell(script, 9).unwrap_err();
+            assert!(matches!(&error, ExecError::TooMuch { most: 9, .. }), "{script}: {error}");
+            assert_eq!(error.to_string(), "/bin/sh printed more than 9 bytes and was killed");
+            assert!(!error.is_lasting(), "the program works");
+        }
+        assert_eq!(shell("printf 0123456789", 10).unwrap(), "0123456789");
+    }
+
+    #[test]
+    fn a_long_complaint_is_cut() {
+        let script = "head -c 1000000 /dev/zero | tr '\\0' x >&2; exit 3";
+        let error = read(Path::new("/bin/sh"), &["-c", script], 0).unwrap_err();
+        let ExecError::Failed { message, .. } = error else { panic!("{error}") };
+        assert_eq!(message.len(), MOST_WORDS);
     }
 
     #[test]

@@ -62,7 +62,9 @@ impl Live {
     /// The namespace cannot be inspected.
     pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut live = Self::hooks(options)?;
-        live.routing = RouteSocket::open()?.observe()?;
+        let mut routes = RouteSocket::open()?;
+        routes.limit(options.most_read());
+        live.routing = routes.observe()?;
         Ok(live)
     }
 
@@ -76,7 +78,7 @@ impl Live {
     fn hooks(options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut ruleset = nf_tables(options)?;
         for family in Family::BOTH {
-            legacy(&options.programs, family, options.most_read, &mut ruleset)?;
+            legacy(&options.programs, family, options.most_read(), &mut ruleset)?;
         }
         // Inspecting a namespace is no use if its addresses cannot be read: without them no traffic can be judged.
         let (addresses, interfaces) =
@@ -103,9 +105,7 @@ pub fn unexamined() -> Result<Vec<String>, ApplyError> {
 fn nf_tables(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
     let read = || {
         let mut connection = Connection::open()?;
-        if let Some(most) = options.most_read {
-            connection.limit(most);
-        }
+        connection.limit(options.most_read());
         connection.ruleset(deadline(options.patience))
     };
     match read() {
@@ -118,16 +118,13 @@ fn nf_tables(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
 fn legacy(
     programs: &Programs,
     family: Family,
-    most_read: Option<usize>,
+    most_read: usize,
     ruleset: &mut Ruleset,
 ) -> Result<(), ApplyError> {
     if legacy_tables(family).is_empty() || restore::find(programs, Variant::Legacy, family, "save").is_err() {
         return Ok(());
     }
-    let (program, text) = restore::saved(programs, Variant::Legacy, family, &["--counters"])?;
-    if let Some(most) = most_read.filter(|most| text.len() > *most) {
-        return Err(NetlinkError::TooMuch(most).into());
-    }
+    let (program, text) = restore::saved(programs, Variant::Legacy, family, &["--counters"], most_read)?;
     let program = program.display().to_string();
     interference::add_saved(ruleset, family, &text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }

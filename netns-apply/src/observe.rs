@@ -11,6 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use redirect_core::{
     Family, netlink,
     options::Variant,
+    rule::Table,
     state::RuleState,
     steps::{Observation, PerFamily},
 };
@@ -53,7 +54,7 @@ impl Seen {
     }
 
     fn once(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
-        let programs = handles.programs;
+        let (programs, most) = (handles.programs, handles.most_read);
         let mut unreadable = Vec::new();
         let mut legacy = |family| {
             // The kernel says first whether there is anything to list; what nobody can list is reported elsewhere.
@@ -61,7 +62,7 @@ impl Seen {
             let hidden = hidden(programs, family, tables.clone())?;
             let is_read = !tables.is_empty() && hidden.is_empty();
             unreadable.extend(hidden);
-            if is_read { restore::save(programs, Variant::Legacy, family) } else { Ok(RuleState::new()) }
+            if is_read { legacy_saved(programs, family, &tables, most) } else { Ok(RuleState::new()) }
         };
         let legacy = PerFamily { v4: legacy(Family::V4)?, v6: legacy(Family::V6)? };
         let mut state = Observation { legacy, routing: handles.routes.observe()?, ..Observation::default() };
@@ -77,7 +78,8 @@ impl Seen {
                 false
             }
             None => {
-                let (v4, v6) = (nft_saved(programs, Family::V4)?, nft_saved(programs, Family::V6)?);
+                let (v4, v6) =
+                    (nft_saved(programs, Family::V4, most)?, nft_saved(programs, Family::V6, most)?);
                 let all_listed = v4.is_some() && v6.is_some();
                 state.nft = PerFamily { v4: v4.unwrap_or_default(), v6: v6.unwrap_or_default() };
                 all_listed
@@ -101,17 +103,31 @@ impl Seen {
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
-    let mut handles = Handles::open(&options.programs, options.backend)?;
-    if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
-        connection.limit(most);
-    }
+    let mut handles = Handles::open(options)?;
     Ok(Seen::now(&mut handles, deadline(options.patience))?.state)
 }
 
+/// What legacy tables hold. If all of them take too much, only those that the mesh uses are read: what fills the others is not ours to judge here.
+fn legacy_saved(
+    programs: &Programs,
+    family: Family,
+    tables: &[String],
+    most: usize,
+) -> Result<RuleState, ApplyError> {
+    match restore::save(programs, Variant::Legacy, family, most) {
+        Err(ApplyError::Exec(ExecError::TooMuch { .. })) => {
+            let used = Table::ALL.iter().map(|table| table.name());
+            let used = used.filter(|name| tables.iter().any(|table| table == name));
+            restore::save_tables(programs, Variant::Legacy, family, used, most)
+        }
+        saved => saved,
+    }
+}
+
 /// What iptables-nft's program lists; `None` where there is none.
-fn nft_saved(programs: &Programs, family: Family) -> Result<Option<RuleState>, ApplyError> {
+fn nft_saved(programs: &Programs, family: Family, most: usize) -> Result<Option<RuleState>, ApplyError> {
     match restore::find(programs, Variant::Nft, family, "save") {
-        Ok(_) => restore::save(programs, Variant::Nft, family).map(Some),
+        Ok(_) => restore::save(programs, Variant::Nft, family, most).map(Some),
         Err(cause) if cause.is_lasting() => Ok(None),
         Err(cause) => Err(cause.into()),
     }

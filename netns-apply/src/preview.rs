@@ -17,7 +17,7 @@ use std::fmt::Write;
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
-    let mut handles = Handles::open(&options.programs, options.backend)?;
+    let mut handles = Handles::open(options)?;
     let seen = Seen::now(&mut handles, deadline(options.patience))?;
     let plan = RulePlan::empty();
     let goal = Goal {

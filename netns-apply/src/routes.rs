@@ -69,6 +69,7 @@ fn hint(cause: Errno) -> &'static str {
             "; the kernel lacks policy routing (CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES)"
         }
         Errno::EACCES => "; IPv6 is switched off (sysctl net.ipv6.conf.lo.disable_ipv6)",
+        Errno::EFBIG => "; this network namespace has more of them than are read",
         Errno::EINTR => "; another program keeps changing it",
         Errno::ETIMEDOUT => "; the kernel does not answer",
         _ => "",
@@ -78,6 +79,13 @@ fn hint(cause: Errno) -> &'static str {
 /// A socket that talks about routing in the network namespace it was opened in.
 pub struct RouteSocket {
     socket: NetlinkSocket,
+    /// How many bytes an answer may have of what is kept of it.
+    most: usize,
+}
+
+fn socket() -> Result<NetlinkSocket, RouteError> {
+    NetlinkSocket::open(NETLINK_ROUTE)
+        .map_err(|cause| RouteError::refused("open a routing socket".to_owned(), cause))
 }
 
 /// The index of the loopback interface: it is the first of every network namespace; the kernel insists on that
@@ -92,10 +100,18 @@ impl RouteSocket {
     /// # Errors
     /// The kernel refuses.
     pub fn open() -> Result<Self, RouteError> {
-        let socket = NetlinkSocket::open(NETLINK_ROUTE);
-        let socket =
-            socket.map_err(|cause| RouteError::refused("open a routing socket".to_owned(), cause))?;
-        Ok(Self { socket })
+        Ok(Self { socket: socket()?, most: usize::MAX })
+    }
+
+    /// Keeps at most this many bytes of each answer from now on: policy rules may come from somebody who wants to fill our memory.
+    pub const fn limit(&mut self, bytes: usize) {
+        self.most = bytes;
+    }
+
+    /// A new socket: what an answer left unread would come before every other answer.
+    fn reopen(&mut self) -> Result<(), RouteError> {
+        self.socket = socket()?;
+        Ok(())
     }
 
     /// What exists of the kinds a plan needs: policy rules for marked packets, tables that deliver everything locally,
@@ -124,14 +140,19 @@ impl RouteSocket {
         what: &str,
         concerns: fn(&[u8]) -> bool,
     ) -> Result<Vec<Dumped>, RouteError> {
-        let read = |dumped: &mut Vec<Dumped>, message: &Message<'_>| {
+        let most = self.most;
+        let read = |(dumped, bytes): &mut (Vec<Dumped>, usize), message: &Message<'_>| {
             if concerns(message.payload()) {
+                *bytes = bytes.saturating_add(message.payload().len());
+                if *bytes > most {
+                    return Err(Stopped::Failed(Errno::EFBIG));
+                }
                 dumped.extend(Dumped::read(message));
             }
             Ok(())
         };
         let ask = |socket: &mut Self| socket.message(request, NLM_F_REQUEST | NLM_F_DUMP);
-        Ok(self.gather(ask, what, read)?.0)
+        Ok(self.gather(ask, what, read)?.0.0)
     }
 
     /// What is made of the messages of an answer, and how much was read. A list that changes meanwhile is asked for again.
@@ -157,11 +178,13 @@ impl RouteSocket {
                     return Ok((T::default(), Extent::Unsupported));
                 }
                 Ok(Ended::Refused(answer)) => return Err(failed(code(&answer))),
-                Err(Stopped::Failed(cause)) => return Err(failed(cause)),
+                Err(Stopped::Failed(cause)) => {
+                    self.reopen()?;
+                    return Err(failed(cause));
+                }
                 #[cfg(feature = "write")]
                 Err(Stopped::Enough) => {
-                    // Otherwise the rest of this answer would come before every other one.
-                    *self = Self::open()?;
+                    self.reopen()?;
                     return Ok((gathered, Extent::Part));
                 }
             }

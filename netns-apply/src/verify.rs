@@ -72,10 +72,7 @@ impl<'a> Snapshot<'a> {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn take(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
-        let mut handles = Handles::open(&options.programs, options.backend)?;
-        if let (Some(connection), Some(most)) = (&mut handles.netlink, options.most_read) {
-            connection.limit(most);
-        }
+        let mut handles = Handles::open(options)?;
         let seen = Seen::now(&mut handles, deadline(options.patience))?;
         Ok(Self { handles, seen })
     }
@@ -90,15 +87,12 @@ impl<'a> Snapshot<'a> {
     /// it may differ from the one the snapshot was taken for.
     ///
     /// # Errors
-    /// The namespace cannot be inspected.
+    /// As [`verify`](verify()).
     pub fn compare(
         &mut self,
         plan: &RulePlan,
         options: &ApplyOptions,
     ) -> Result<Option<Mismatch>, ApplyError> {
-        if let (Some(connection), Some(most)) = (&mut self.handles.netlink, options.most_read) {
-            connection.limit(most);
-        }
         let observed = &self.seen.state;
         let (backend, _) = backend::choose(options.backend, &self.seen, &mut self.handles, plan)?;
         let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
@@ -118,7 +112,8 @@ impl<'a> Snapshot<'a> {
         if !differences.is_empty() {
             return Ok(Some(Mismatch::Different(differences)));
         }
-        let findings = interference(plan, options)?;
+        let findings = interference(plan, options)
+            .map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
         Ok(if findings.is_empty() { None } else { Some(Mismatch::Interference(findings)) })
     }
 }
@@ -127,7 +122,7 @@ impl<'a> Snapshot<'a> {
 /// planned, this also looks for what of others gets in their way.
 ///
 /// # Errors
-/// The namespace cannot be inspected.
+/// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
     Snapshot::take(options)?.compare(plan, options)
 }

@@ -9,8 +9,8 @@ mod common;
 use common::run;
 use e2e::netns::{Families, Namespace};
 use netns_apply::{
-    Aftermath, ApplyError, ApplyOptions, Backend, Because, LockError, Outcome, Programs, RunError, apply,
-    cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight, verify,
+    Aftermath, ApplyError, ApplyOptions, Backend, Because, ExecError, LockError, Outcome, Programs, RunError,
+    apply, cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight, verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
@@ -698,4 +698,75 @@ fn a_refusal_before_the_first_step_leaves_nothing_to_undo() {
     let error = error.unwrap();
     assert!(matches!(*error.cause, ApplyError::Route(_)), "{error}");
     assert_eq!(error.aftermath, Aftermath::Untouched);
+}
+
+/// Fills a chain of a table with rules of a few MiB, as iptables prints them.
+fn flood(backend: BackendChoice, table: &str, chain: &str) {
+    let rule = |number: u32| format!("-A {chain} -p tcp -m tcp --dport {} -j RETURN\n", 1 + number % 65_535);
+    let rules: String = (0..30_000).map(rule).collect();
+    let is_legacy = backend == BackendChoice::Restore(Some(Variant::Legacy));
+    let restore = if is_legacy { "iptables-legacy-restore" } else { "iptables-nft-restore" };
+    run(restore, &["--noflush"], &format!("*{table}\n{rules}COMMIT\n"));
+}
+
+fn is_too_much(error: &ApplyError) -> bool {
+    matches!(
+        error,
+        ApplyError::Netlink(NetlinkError::TooMuch(MOST_READ))
+            | ApplyError::Exec(ExecError::TooMuch { most: MOST_READ, .. })
+    )
+}
+
+const MOST_READ: usize = 1 << 20;
+
+#[test]
+fn a_run_reads_no_more_rules_than_it_may_and_ends() {
+    for backend in &BACKENDS[..3] {
+        let options = ApplyOptions { most_read: Some(MOST_READ), ..options(*backend) };
+        let scene = || {
+            apply(&plan("REDIRECT", "80"), &options).unwrap();
+            flood(*backend, "nat", "ISTIO_OUTPUT");
+            let error = apply(&plan("REDIRECT", "81"), &options).unwrap_err();
+            assert!(is_too_much(&error.cause), "{backend:?}: {error}");
+            assert_eq!(error.aftermath, Aftermath::Untouched);
+            assert!(is_too_much(&observe(&options).unwrap_err()));
+            assert!(is_too_much(&cleanup_preview(&options).unwrap_err()));
+        };
+        namespace().enter(scene).unwrap();
+    }
+}
+
+#[test]
+fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
+    // iptables-nft-save lists all tables, so where it is asked for, it is killed whatever table is full.
+    for backend in
+        BACKENDS.into_iter().filter(|backend| *backend != BackendChoice::Restore(Some(Variant::Nft)))
+    {
+        let options = ApplyOptions { most_read: Some(MOST_READ), ..options(backend) };
+        let scene = || {
+            flood(backend, "filter", "FORWARD");
+            let plan = plan("REDIRECT", "80");
+            assert!(apply(&plan, &options).unwrap().changed);
+            assert!(!apply(&plan, &options).unwrap().changed, "all is in force");
+            // Whether these rules get in the way cannot be told.
+            let error = verify(&plan, &options).unwrap_err();
+            let ApplyError::OthersUnread { cause } = &error else { panic!("{backend:?}: {error}") };
+            assert!(is_too_much(cause), "{backend:?}: {error}");
+        };
+        namespace().enter(scene).unwrap();
+    }
+}
+
+#[test]
+fn a_run_reads_no_more_policy_rules_than_it_may_and_ends() {
+    let options = ApplyOptions { most_read: Some(MOST_READ), ..options(BackendChoice::Netlink) };
+    let scene = || {
+        let rule = |number: u32| format!("rule add priority 100 fwmark {number} lookup {number}\n");
+        run("ip", &["-batch", "-"], &(1..20_000).map(rule).collect::<String>());
+        let error = apply(&plan("TPROXY", "80"), &options).unwrap_err();
+        let words =
+            "cannot list policy rules: File too large; this network namespace has more of them than are read";
+        assert_eq!(error.to_string(), format!("{words}; nothing was changed"));
+    };
+    namespace().enter(scene).unwrap();
 }

@@ -121,3 +121,24 @@ fn a_chain_of_an_earlier_version_is_taken_away_and_can_come_back() {
         })
         .unwrap();
 }
+
+#[test]
+fn a_connection_that_has_read_too_much_can_be_asked_again() {
+    namespace()
+        .enter(|| {
+            let rules: String =
+                (1..10_000).map(|port| format!("-A OUTPUT -p tcp --dport {port}\n")).collect();
+            run("iptables-nft-restore", &[], &format!("*nat\n{rules}COMMIT\n"));
+            let mut connection = Connection::open().unwrap();
+            connection.limit(100_000);
+            for _ in 0..2 {
+                let errors =
+                    [connection.observe(soon()).unwrap_err(), connection.ruleset(soon()).unwrap_err()];
+                assert_eq!(errors, [NetlinkError::TooMuch(100_000), NetlinkError::TooMuch(100_000)]);
+            }
+            connection.limit(100_000_000);
+            let observed = connection.observe(soon()).unwrap();
+            assert_eq!(observed.state(Family::V4).rules(Table::Nat, &Chain::from(Hook::Output)).len(), 9_999);
+        })
+        .unwrap();
+}

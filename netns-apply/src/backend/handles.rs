@@ -1,7 +1,7 @@
 //! What a run observes and acts with: helper programs, a routing socket and, where it answers, a socket for nf_tables.
 
 use crate::{
-    ApplyError, capabilities,
+    ApplyError, ApplyOptions, capabilities,
     exec::Programs,
     netlink::{Connection, NetlinkError},
     routes::RouteSocket,
@@ -11,6 +11,8 @@ use redirect_core::options::BackendChoice;
 /// What a run observes and acts with, in the calling thread's network namespace.
 pub(crate) struct Handles<'a> {
     pub(crate) programs: &'a Programs,
+    /// How many bytes of rules a look reads at most, of each kind.
+    pub(crate) most_read: usize,
     pub(crate) routes: RouteSocket,
     /// Where the kernel has nf_tables.
     pub(crate) netlink: Option<Connection>,
@@ -20,23 +22,27 @@ pub(crate) struct Handles<'a> {
 
 impl<'a> Handles<'a> {
     /// Opens the sockets. If iptables' programs are asked for, they are used for the tables of iptables.
-    pub(crate) fn open(programs: &'a Programs, choice: BackendChoice) -> Result<Self, ApplyError> {
-        let netlink = match (choice, connect()) {
+    pub(crate) fn open(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
+        let most_read = options.most_read();
+        let netlink = match (options.backend, connect(most_read)) {
             (
                 BackendChoice::Auto | BackendChoice::Restore(_),
                 Err(ApplyError::Netlink(NetlinkError::NoNfTables)),
             ) => without_netlink()?,
             (_, connected) => Some(connected?),
         };
-        let by_programs = matches!(choice, BackendChoice::Restore(_));
+        let by_programs = matches!(options.backend, BackendChoice::Restore(_));
         let nft_in_transaction = netlink.is_some() && !by_programs;
-        Ok(Self { programs, routes: RouteSocket::open()?, netlink, nft_in_transaction })
+        let (programs, mut routes) = (&options.programs, RouteSocket::open()?);
+        routes.limit(most_read);
+        Ok(Self { programs, most_read, routes, netlink, nft_in_transaction })
     }
 }
 
 /// A connection that the kernel answers on.
-fn connect() -> Result<Connection, ApplyError> {
+fn connect(most_read: usize) -> Result<Connection, ApplyError> {
     let mut connection = Connection::open()?;
+    connection.limit(most_read);
     match connection.probe() {
         Err(NetlinkError::NotPermitted) => Err(ApplyError::NotPermitted),
         answered => Ok(answered.map(|()| connection)?),

@@ -93,7 +93,7 @@ pub(crate) fn choose(
     handles: &mut Handles<'_>,
     plan: &RulePlan,
 ) -> Result<(Backend, Because), ApplyError> {
-    let (programs, observed) = (handles.programs, &seen.state);
+    let (programs, most, observed) = (handles.programs, handles.most_read, &seen.state);
     match choice {
         BackendChoice::Netlink => {
             let missing = missing(handles, plan)?;
@@ -115,7 +115,7 @@ pub(crate) fn choose(
             return Ok((Backend::Netlink, if in_use { Because::InUse } else { Because::Supported }));
         }
         // iptables-nft would lack the same.
-        return match restore::usable(programs, Variant::Legacy) {
+        return match restore::usable(programs, Variant::Legacy, most) {
             Ok(()) => Ok((Backend::Restore(Variant::Legacy), Because::OnlyOne)),
             Err(cause) if !cause.is_lasting() => Err(cause.into()),
             Err(_) => Err(NetlinkError::Lacking(missing(handles, plan)?).into()),
@@ -125,8 +125,8 @@ pub(crate) fn choose(
         return Ok((Backend::Restore(Variant::Nft), Because::InUse));
     }
     // A program that has just listed its tables is not asked again: a second answer could only be about another moment.
-    let nft = if seen.nft_by_programs { Ok(()) } else { restore::usable(programs, Variant::Nft) };
-    match (nft, restore::usable(programs, Variant::Legacy)) {
+    let nft = if seen.nft_by_programs { Ok(()) } else { restore::usable(programs, Variant::Nft, most) };
+    match (nft, restore::usable(programs, Variant::Legacy, most)) {
         (Ok(()), _) => Ok((Backend::Restore(Variant::Nft), Because::Supported)),
         // A failure that may pass decides nothing: otherwise rules would land in the other variant's tables.
         (Err(cause), _) | (_, Err(cause)) if !cause.is_lasting() => Err(cause.into()),

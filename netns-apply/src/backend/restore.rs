@@ -7,35 +7,62 @@ use crate::{
     lock::NetnsLock,
 };
 use redirect_core::{Family, change::Change, options::Variant, parse, render::change_text, state::RuleState};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The Debian package that has the programs of either variant.
 const PACKAGE: &str = "iptables";
 
-/// The rules a variant has in the calling thread's network namespace, for one family.
-pub(crate) fn save(programs: &Programs, variant: Variant, family: Family) -> Result<RuleState, ApplyError> {
-    let (program, text) = saved(programs, variant, family, &[])?;
-    let program = program.display().to_string();
-    parse::rule_state(&text).map_err(|cause| ApplyError::Unreadable { program, cause })
+/// The rules a variant has in the calling thread's network namespace, for one family; an error if they take more than `most` bytes.
+pub(crate) fn save(
+    programs: &Programs,
+    variant: Variant,
+    family: Family,
+    most: usize,
+) -> Result<RuleState, ApplyError> {
+    let (program, text) = saved(programs, variant, family, &[], most)?;
+    rules_in(&program, &text)
 }
 
-/// What a variant's program prints, and the path of that program.
+/// As [`save`], but only of these tables, which exist: each of them may take `most` bytes.
+pub(crate) fn save_tables<'t>(
+    programs: &Programs,
+    variant: Variant,
+    family: Family,
+    tables: impl Iterator<Item = &'t str>,
+    most: usize,
+) -> Result<RuleState, ApplyError> {
+    let (mut program, mut all) = (PathBuf::new(), String::new());
+    for table in tables {
+        let text;
+        (program, text) = saved(programs, variant, family, &["-t", table], most)?;
+        all += &text;
+    }
+    rules_in(&program, &all)
+}
+
+fn rules_in(program: &Path, text: &str) -> Result<RuleState, ApplyError> {
+    let program = program.display().to_string();
+    parse::rule_state(text).map_err(|cause| ApplyError::Unreadable { program, cause })
+}
+
+/// What a variant's program prints, at most so many bytes, and the path of that program.
 pub(crate) fn saved(
     programs: &Programs,
     variant: Variant,
     family: Family,
     args: &[&str],
+    most: usize,
 ) -> Result<(PathBuf, String), ExecError> {
     let program = find(programs, variant, family, "save")?;
-    let text = exec::read(&program, args).map_err(|error| explained(variant, error))?;
+    let text = exec::read(&program, args, most).map_err(|error| explained(variant, error))?;
     Ok((program, text))
 }
 
 /// Whether a variant is installed and the kernel answers it. Only nft's own tables are listed: listing the legacy
 /// ones would load them.
-pub(crate) fn usable(programs: &Programs, variant: Variant) -> Result<(), ExecError> {
+pub(crate) fn usable(programs: &Programs, variant: Variant, most: usize) -> Result<(), ExecError> {
     match variant {
-        Variant::Nft => saved(programs, variant, Family::V4, &[]).map(drop),
+        Variant::Nft => saved(programs, variant, Family::V4, &[], most).map(drop),
         Variant::Legacy => find(programs, variant, Family::V4, "restore").map(drop),
     }
 }
@@ -132,7 +159,7 @@ pub(crate) fn find(
         return Ok(path);
     }
     let plain = programs.find(&format!("{base}-{verb}")).ok_or_else(|| programs.missing(&name, PACKAGE))?;
-    let version = exec::read(&plain, &["--version"])?;
+    let version = exec::version(&plain)?;
     let found = if version.contains("nf_tables") { Variant::Nft } else { Variant::Legacy };
     if found == variant { Ok(plain) } else { Err(programs.missing(&name, PACKAGE)) }
 }

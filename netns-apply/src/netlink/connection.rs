@@ -29,7 +29,7 @@ const ONE_GENERATION: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Connection {
     socket: NetlinkSocket,
-    /// How many bytes of answers are read at most, and how many have been.
+    /// How many bytes a look reads at most, and how many this one has read.
     most: usize,
     read: usize,
 }
@@ -61,7 +61,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads at most this many bytes from now on: the rules may come from somebody who wants to fill our memory.
+    /// Every look reads at most this many bytes from now on: the rules may come from somebody who wants to fill our memory. A look that
+    /// is taken again, because something changed meanwhile, may read as much again.
     pub const fn limit(&mut self, bytes: usize) {
         (self.most, self.read) = (bytes, 0);
     }
@@ -85,6 +86,7 @@ impl Connection {
         let patient_until = Instant::now() + ONE_GENERATION;
         let mut earlier: Option<Observed> = None;
         loop {
+            self.read = 0;
             let generation = self.generation()?;
             let mut observed = Observed::at(generation);
             let whole = self.observe_into(&mut observed)?;
@@ -285,7 +287,11 @@ impl Connection {
                 cause => Err(NetlinkError::Question { what, cause, text: answer.text }),
             },
             Err(AskError::Socket(cause)) => Err(NetlinkError::Socket { what, cause }),
-            Err(AskError::TooMuch(most)) => Err(NetlinkError::TooMuch(most)),
+            Err(AskError::TooMuch(most)) => {
+                // The rest of this answer would come before every other one.
+                self.reopen()?;
+                Err(NetlinkError::TooMuch(most))
+            }
         }
     }
 

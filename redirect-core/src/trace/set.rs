@@ -110,14 +110,20 @@ impl Set {
         if let Some(value) = self.single() {
             return if other.contains(value) { Lies::Inside } else { Lies::Outside };
         }
-        let both = self.and(other);
-        if both.is_empty() {
-            Lies::Outside
-        } else if both == *self {
-            Lies::Inside
-        } else {
-            Lies::Across
+        let (mut is_inside, mut is_outside, mut from) = (false, false, 0);
+        for (first, last) in &self.0 {
+            let rest = other.0.get(from..).unwrap_or_default();
+            from = from.saturating_add(rest.partition_point(|(_, end)| end < first));
+            match other.0.get(from) {
+                Some((start, end)) if start <= first && last <= end => is_inside = true,
+                Some((start, _)) if start <= last => return Lies::Across,
+                Some(_) | None => is_outside = true,
+            }
+            if is_inside && is_outside {
+                return Lies::Across;
+            }
         }
+        if is_inside { Lies::Inside } else { Lies::Outside }
     }
 }
 

@@ -26,6 +26,7 @@ impl Connection {
     /// As [`observe`](Self::observe).
     pub fn ruleset(&mut self, deadline: Instant) -> Result<Ruleset, NetlinkError> {
         loop {
+            self.read = 0;
             let generation = self.generation()?;
             let mut ruleset = Ruleset::default();
             let whole = self.ruleset_into(&mut ruleset)?;
@@ -100,8 +101,6 @@ impl Connection {
         match whole {
             Err(NetlinkError::TooMuch(_)) => {
                 ruleset.leave_unread(family, table, set);
-                // Otherwise the rest of this answer would come before every other one.
-                self.reopen()?;
                 Ok(true)
             }
             whole => whole,
