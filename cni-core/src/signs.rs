@@ -30,7 +30,7 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
 /// How an attempt to repair or heal a pod ended.
-pub const REPAIRS: [Sign; 21] = [
+pub const REPAIRS: [Sign; 22] = [
     sign("done", "it is done, and where the pod was redirected also verified", ""),
     sign("healed", "the pod is redirected as planned again", ""),
     sign("had_label", "the pod has the label already", ""),
@@ -92,6 +92,11 @@ pub const REPAIRS: [Sign; 21] = [
         "not_verified",
         "the rules are in force, and something else comes in the way",
         "the event names the rule",
+    ),
+    sign(
+        "unverifiable",
+        "the rules are in force, but whether other programs' rules interfere cannot be determined",
+        "the event names the cause: if the pod has too many rules to be read, remove them or delete the pod",
     ),
     sign("not_severed", "connections that were open before may go on beside the proxy", "delete the pod"),
     sign(

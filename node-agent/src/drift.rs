@@ -32,7 +32,7 @@ pub(crate) use candidate::Candidate;
 use fingerprints::{Basis, Fingerprints};
 use ledger::{Ledger, Report};
 use look::look;
-pub(crate) use look::{Comparison, Rules, compare_here};
+pub(crate) use look::{Comparison, Rules, Trouble, compare_here};
 use pod_netns::{Sandbox, Survey, SurveyError};
 use pod_state::{PodState, PodStates};
 

@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use crate::drift::pod_state::WholeNode;
 use crate::heal::metrics::HealMetrics;
 use crate::process_metrics;
+use crate::repair::action::UNVERIFIABLE;
 use crate::repair::metrics::RepairMetrics;
 use crate::taint::metrics::TaintMetrics;
 
@@ -71,7 +72,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_log_connections_refused_total", "counter", "", "Connections to the log socket that were refused because neither root nor the agent's own user made them"),
     described("istio_cni_events_total", "counter", "result", "Events sent to the API server: sent, failed"),
     described("istio_cni_drifted_pods", "gauge", "", "Pods of the node that were not redirected as planned when last looked at; 0 where the drift watch is off"),
-    described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), failed"),
+    described("istio_cni_drift_checks_total", "counter", "result", "Pods the drift watch compared with their plan: as_planned, drifted, changed (the pod ended or changed meanwhile), not_found, ambiguous (its network namespace), unverifiable (its rules are in force, but other rules cannot be read), failed"),
     described("istio_cni_drift_unread_total", "counter", "", "Those of these looks that read no rules, because nothing had changed in the pod's network namespace since they were read and as planned"),
     described("istio_cni_drift_rounds_total", "counter", "result", "Times the drift watch went round the node: complete, or why not: no_capability, no_pods, no_namespaces, no_entry"),
     described("istio_cni_settings_reloads_total", "counter", "result", "Times the settings folder said something else: applied, refused (the settings before stay in force)"),
@@ -277,7 +278,7 @@ impl Metrics {
         for result in ["sent", "failed"] {
             drop(self.events.get_or_create(&ResultLabel { result }));
         }
-        for result in ["as_planned", "drifted", "changed", "not_found", "ambiguous", "failed"] {
+        for result in ["as_planned", "drifted", "changed", "not_found", "ambiguous", UNVERIFIABLE, "failed"] {
             drop(self.drift_checks.get_or_create(&ResultLabel { result }));
         }
         for result in ["complete", "no_capability", "no_pods", "no_namespaces", "no_entry"] {

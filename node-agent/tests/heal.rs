@@ -8,7 +8,7 @@ mod process;
 use e2e::netns::{Families, Namespace};
 use e2e::process::until;
 use pods::{
-    Foreign, LIMIT, PodApi, Proc, Sandboxes, THEIRS, eth0, hosts, lost_or_added, mesh_pod_of, metric,
+    Foreign, LIMIT, PodApi, Proc, Sandboxes, THEIRS, eth0, flood, hosts, lost_or_added, mesh_pod_of, metric,
     mismatch, redirect, redirect_as, wait, wait_at_least,
 };
 use process::{CALICO, Node, get};
@@ -340,4 +340,32 @@ fn by_default_nothing_is_mended_and_nobody_listens() {
     pods::wait_rounds(&node, 2.0);
     assert!(is(&node, WATCHED, 0.0) && is(&node, &attempts("healed"), 0.0));
     assert!(mismatch(&web, &[], BackendChoice::Auto).is_some());
+}
+
+/// What a pod can make the agent read is limited; what the agent can still do, it does.
+#[test]
+fn a_pod_with_more_rules_than_are_read_is_mended_as_far_as_possible_and_the_event_says_so() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect(&web);
+    proc.add_of(71, &uid(1), &web.path());
+    let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, &looks("as_planned"), 1.0);
+    let messages = || -> Vec<String> {
+        api.events_about("web").iter().map(|event| event["message"].to_string()).collect()
+    };
+    let said = |words: &str| {
+        wait(&node, words, || messages().iter().any(|message| message.contains(words)));
+    };
+    flood(&web, "filter", "FORWARD");
+    wait_at_least(&node, &attempts("unverifiable"), 1.0);
+    said("cannot verify the pod's redirection: the rules are in force");
+    web.sh(DELETE_RULE).expect("runs").ok().expect("deletes");
+    wait(&node, "the rule", || mismatch(&web, &[], BackendChoice::Auto).is_none());
+    flood(&web, "nat", "ISTIO_OUTPUT");
+    wait_at_least(&node, &attempts("failed"), 1.0);
+    said("could not be mended: this network namespace has more than 1048576 bytes of rules");
 }

@@ -10,7 +10,9 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 
 use broken::Api;
 use e2e::netns::{Families, Namespace, Topology, pod_address, remote_address};
-use pods::{LIMIT, Proc, Sandboxes, held_back, hosts, mesh_pod_of, metric, redirect, wait, wait_at_least};
+use pods::{
+    LIMIT, Proc, Sandboxes, flood, held_back, hosts, mesh_pod_of, metric, redirect, wait, wait_at_least,
+};
 use process::{CALICO, Node};
 use serde_json::{Value, json};
 
@@ -227,6 +229,62 @@ fn only_a_verified_repair_counts() {
     assert!(message.contains("table ip theirs") && event["type"] == "Warning", "{message}");
     assert_eq!(metric(&node, SUCCESS), Some(0.0));
     web.sh("nft delete table ip theirs").expect("runs").ok().expect("deletes");
+    wait_at_least(&node, SUCCESS, 1.0);
+}
+
+#[test]
+fn a_pod_with_more_rules_of_the_mesh_than_are_read_is_not_repaired_and_the_event_says_why() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    proc.add_of(77, WEB, &web.path());
+    redirect(&web);
+    flood(&web, "nat", "ISTIO_OUTPUT");
+    let api = Api::start(&mut node);
+    api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2"])));
+    let _agent = node.start_ready();
+    wait(&node, "an attempt", || !api.events_about("web").is_empty());
+    let message = api.events_about("web").remove(0)["message"].to_string();
+    assert!(
+        message.contains("more than 1048576 bytes of rules") && message.contains("nothing was changed"),
+        "{message}"
+    );
+    wait_at_least(&node, &failed("not_applied"), 1.0);
+    assert_eq!(metric(&node, SUCCESS), Some(0.0));
+}
+
+#[test]
+fn rules_of_others_that_are_too_many_to_be_read_keep_no_pod_from_being_redirected() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let topology = Topology::new(Families::V4).expect("namespaces");
+    sandboxes.mount("cni-web", &topology.pod.path());
+    proc.add_of(77, WEB, &topology.pod.path());
+    let mut out = connect(&topology.pod, &topology.client, remote_address(false), 80);
+    flood(&topology.pod, "filter", "FORWARD");
+    assert!(is_alive(&mut out), "the test can tell");
+    let api = Api::start(&mut node);
+    api.put(held_back(mesh_pod_of(WEB, "web", &[&pod_address(false).to_string()])));
+    let _agent = node.start_ready();
+    wait(&node, "an attempt", || !api.events_about("web").is_empty());
+    let event = api.events_about("web").remove(0);
+    let message = event["message"].as_str().expect("a message");
+    for words in [
+        "redirected, but it could not be verified: the rules are in force",
+        "more than 1048576 bytes of rules",
+        "1 connections that bypassed the proxy were ended",
+    ] {
+        assert!(message.contains(words), "{words} is not in {message}");
+    }
+    assert!(!is_alive(&mut out));
+    wait_at_least(&node, &failed("unverifiable"), 1.0);
+    assert_eq!(metric(&node, &failed("not_verified")), Some(0.0));
+    let nat = topology.pod.sh("nft list table ip nat").expect("runs").ok().expect("lists").stdout;
+    assert!(nat.contains("15006"), "{nat}");
+    // Somebody has taken the others away.
+    topology.pod.sh("nft delete table ip filter").expect("runs").ok().expect("deletes");
     wait_at_least(&node, SUCCESS, 1.0);
 }
 

@@ -7,12 +7,15 @@ use cni_core::conf::Conf;
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyOptions, Fingerprint, Mismatch, cleanup_preview, unreadable_tables, verify};
+use netns_apply::{
+    ApplyError, ApplyOptions, Fingerprint, Mismatch, cleanup_preview, unreadable_tables, verify,
+};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
 use super::candidate::Candidate;
 use super::fingerprints::Basis;
+use crate::repair::action::UNVERIFIABLE;
 use pod_netns::{Survey, Unfound};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
@@ -54,11 +57,13 @@ impl Rules {
         )
     }
 
-    /// What programs the rules in a network namespace; a foreign one is owned by another user namespace than ours.
+    /// What programs the rules in a network namespace, and how many are read there; a foreign one is owned by another user namespace than
+    /// ours.
     #[must_use]
     pub fn options(&self, is_foreign: bool) -> ApplyOptions {
         let Programming { backend, native_form } = self.programming;
-        ApplyOptions { backend: suitable(backend, is_foreign), native_form, ..ApplyOptions::default() }
+        let backend = suitable(backend, is_foreign);
+        ApplyOptions { backend, native_form, most_read: Some(MOST_RULES), ..ApplyOptions::default() }
     }
 }
 
@@ -86,6 +91,9 @@ pub enum Trouble {
     /// More than one may be its network namespace.
     #[error("{0}")]
     Ambiguous(String),
+    /// Its rules are in force, but there are others that cannot be read.
+    #[error("{0}")]
+    Unverifiable(String),
     /// Its network namespace cannot be compared with its plan.
     #[error("{0}")]
     Failed(String),
@@ -98,7 +106,19 @@ impl Trouble {
         match self {
             Self::NotFound(_) => "not_found",
             Self::Ambiguous(_) => "ambiguous",
+            Self::Unverifiable(_) => UNVERIFIABLE,
             Self::Failed(_) => "failed",
+        }
+    }
+}
+
+impl From<ApplyError> for Trouble {
+    fn from(error: ApplyError) -> Self {
+        let text = error.to_string();
+        if matches!(error, ApplyError::OthersUnread { .. }) {
+            Self::Unverifiable(text)
+        } else {
+            Self::Failed(text)
         }
     }
 }
@@ -153,12 +173,11 @@ pub fn compare_here(candidate: &Candidate, rules: &Rules, is_foreign: bool) -> R
     match rules.decide(&candidate.facts, &there).map_err(|errors| Trouble::Failed(errors.to_string()))? {
         Decision::Skip(_) => Ok(Comparison::AsPlanned),
         Decision::Redirect(redirect) => {
-            let options = ApplyOptions { most_read: Some(MOST_RULES), ..rules.options(is_foreign) };
-            let mismatch = verify(&redirect.plan(), &options);
-            let Some(mismatch) = mismatch.map_err(|error| Trouble::Failed(error.to_string()))? else {
-                return Ok(Comparison::AsPlanned);
-            };
-            judge(&mismatch, &options)
+            let options = rules.options(is_foreign);
+            match verify(&redirect.plan(), &options)? {
+                None => Ok(Comparison::AsPlanned),
+                Some(mismatch) => judge(&mismatch, &options),
+            }
         }
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use netns_apply::capabilities::{self, SYS_PTRACE};
 use netns_apply::pod::Outside;
 
-use crate::drift::{Candidate, Comparison, Rules, compare_here};
-use crate::repair::action::Trouble;
+use super::metrics::{HEALED, INTERFERENCE};
+use crate::drift::{self, Candidate, Comparison, Rules, compare_here};
+use crate::repair::action::{Trouble, UNVERIFIABLE};
 use crate::repair::in_place::redirect_here;
 use crate::repair::sandbox::{self, Wanted};
 use pod_netns::Sandbox;
@@ -51,6 +52,19 @@ pub enum Outcome {
     Gone,
 }
 
+impl Outcome {
+    /// The word for metrics, one of [`REASONS`](super::metrics::REASONS), if there was anything to mend.
+    #[must_use]
+    pub const fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::AsPlanned | Self::Gone => None,
+            Self::Healed { .. } => Some(HEALED),
+            Self::Interference(_) => Some(INTERFERENCE),
+            Self::Failed(trouble) => Some(trouble.reason),
+        }
+    }
+}
+
 /// Does it. The pod's network namespace is known by device and inode, and its file is opened anew each time.
 #[must_use]
 pub fn look_and_mend(job: &Job) -> Outcome {
@@ -59,18 +73,26 @@ pub fn look_and_mend(job: &Job) -> Outcome {
     let failed = |error: &dyn std::fmt::Display| Outcome::Failed(Trouble::new("failed", error.to_string()));
     let seen = match netns.run(|| compare_here(&job.pod, &job.rules, outside.finds_this_foreign())) {
         Ok(Ok(seen)) => seen,
-        Ok(Err(trouble)) => return failed(&trouble),
+        Ok(Err(trouble)) => Comparison::Trouble(trouble),
         Err(error) => return failed(&error),
     };
     let difference = match seen {
-        Comparison::AsPlanned if job.is_unfinished => "connections may go on beside the proxy".to_owned(),
+        Comparison::AsPlanned | Comparison::Trouble(drift::Trouble::Unverifiable(_)) if job.is_unfinished => {
+            "connections may go on beside the proxy".to_owned()
+        }
         Comparison::AsPlanned => return Outcome::AsPlanned,
         Comparison::Interference(findings) => return Outcome::Interference(findings),
+        Comparison::Trouble(drift::Trouble::Unverifiable(text)) => {
+            return Outcome::Failed(Trouble::new(UNVERIFIABLE, text));
+        }
         Comparison::Trouble(trouble) => return failed(&trouble),
         Comparison::Different(difference) | Comparison::NotRedirected(difference) => difference,
     };
     match mend(job) {
         Ok(words) => Outcome::Healed { difference, words },
+        Err(trouble) if trouble.reason == UNVERIFIABLE => {
+            Outcome::Failed(Trouble::new(UNVERIFIABLE, format!("{}; before: {difference}", trouble.text)))
+        }
         Err(trouble) => {
             Outcome::Failed(Trouble::new(trouble.reason, format!("{difference}; {}", trouble.text)))
         }

@@ -7,12 +7,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::metrics::ResultLabel;
+use crate::repair::action::UNVERIFIABLE;
 
 /// Upper bounds of the histogram, in seconds.
 const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
 /// How the mending of a pod may end.
-pub const REASONS: [&str; 12] = [
+pub const REASONS: [&str; 13] = [
     HEALED,
     INTERFERENCE,
     "no_capability",
@@ -23,6 +24,7 @@ pub const REASONS: [&str; 12] = [
     "not_meshed",
     "not_applied",
     "not_verified",
+    UNVERIFIABLE,
     "not_severed",
     "failed",
 ];

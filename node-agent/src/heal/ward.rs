@@ -14,13 +14,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::herald::News;
 use super::mend::{Job, Outcome, look_and_mend};
-use super::metrics::{HEALED, INTERFERENCE, ReasonLabel};
+use super::metrics::{HEALED, ReasonLabel};
 use super::pace::Pace;
 use super::record::{Next, Record, Report};
 use super::{Common, SCOPE};
 use crate::drift::{Candidate, Rules};
 use crate::metrics::ResultLabel;
-use crate::repair::action::Trouble;
+use crate::repair::action::{Trouble, UNVERIFIABLE};
 use pod_netns::Sandbox;
 
 /// How long to wait for the rest of a burst.
@@ -277,7 +277,7 @@ impl Attendant {
         let outcome = done.unwrap_or_else(|error| {
             Outcome::Failed(Trouble::new("failed", format!("the look panicked: {error}")))
         });
-        self.is_unfinished = matches!(&outcome, Outcome::Failed(trouble) if trouble.reason == "not_severed");
+        self.is_unfinished = outcome.reason() == Some("not_severed");
         self.is_sure |= matches!(outcome, Outcome::Healed { .. });
         outcome
     }
@@ -318,14 +318,14 @@ impl Attendant {
 
     fn count(&self, outcome: &Outcome, since: Instant) {
         let heal = &self.common.metrics.heal;
-        let (result, reason) = match outcome {
-            Outcome::AsPlanned => ("as_planned", None),
-            Outcome::Healed { .. } => ("drifted", Some(HEALED)),
-            Outcome::Interference(_) => ("drifted", Some(INTERFERENCE)),
-            Outcome::Failed(trouble) => ("failed", Some(trouble.reason)),
+        let result = match outcome {
+            Outcome::AsPlanned => "as_planned",
+            Outcome::Healed { .. } | Outcome::Interference(_) => "drifted",
+            Outcome::Failed(_) => "failed",
             Outcome::Gone => return,
         };
         heal.looks.get_or_create(&ResultLabel { result }).inc();
+        let reason = outcome.reason();
         if let Some(reason) = reason {
             heal.attempts.get_or_create(&ReasonLabel { reason }).inc();
         }
@@ -360,6 +360,11 @@ impl Attendant {
                     "another writer keeps changing the pod's rules{by}; from now on they are put right only after some time, {} s at first and a minute at most, in which traffic may bypass the proxy. The last difference: {difference}",
                     wait.as_secs()
                 ),
+            ),
+            Report::Failed if outcome.reason() == Some(UNVERIFIABLE) => (
+                "Warning",
+                "RedirectNotHealed",
+                format!("cannot verify the pod's redirection: {difference}{by}"),
             ),
             Report::Failed => (
                 "Warning",

@@ -107,8 +107,11 @@ pub struct Trouble {
     pub text: String,
 }
 
+/// The rules are in force, but whether other programs' rules interfere cannot be determined.
+pub const UNVERIFIABLE: &str = "unverifiable";
+
 /// Every reason of a try's end, for metrics.
-pub const REASONS: [&str; 18] = [
+pub const REASONS: [&str; 19] = [
     "done",
     "had_label",
     "gone",
@@ -125,6 +128,7 @@ pub const REASONS: [&str; 18] = [
     "other_pod",
     "not_applied",
     "not_verified",
+    UNVERIFIABLE,
     "not_severed",
     "no_process",
 ];

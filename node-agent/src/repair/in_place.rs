@@ -11,12 +11,12 @@ use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
 use netns_apply::connections::{Severed, sever};
 use netns_apply::facts::addresses;
 use netns_apply::pod::Outside;
-use netns_apply::{ApplyOptions, Programs, apply, verify};
+use netns_apply::{ApplyError, ApplyOptions, Programs, apply, verify};
 use redirect_core::pod::{Decision, PodFacts};
 use serde_json::Value;
 use tokio::sync::watch::Receiver;
 
-use super::action::{Outcome, Trouble};
+use super::action::{Outcome, Trouble, UNVERIFIABLE};
 use super::filter::{Broken, Filter, Verdict};
 use super::sandbox::{self, Wanted};
 use crate::cluster::{Cluster, PodsError};
@@ -27,8 +27,6 @@ use crate::settings::{DriftSettings, Settings};
 
 /// How long somebody else may be at work in a pod's network namespace.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How many bytes of rules are read to be compared. A container with CAP_NET_ADMIN may make as many as it likes.
-const MOST_RULES: usize = 1 << 20;
 
 /// What redirects pods where they stand.
 pub struct Mender {
@@ -160,8 +158,8 @@ impl Practice {
     }
 }
 
-/// Puts a pod's plan in force in the calling thread's network namespace, which is to be the pod's; verifies it, and ends what was open before. The
-/// addresses are what the plan depends on, as at ADD, and not only the pod's.
+/// Puts a pod's plan in force in the calling thread's network namespace, which is to be the pod's; verifies it, and ends what was open before, also
+/// where other rules keep it from being verified. The addresses are what the plan depends on, as at ADD, and not only the pod's.
 pub(crate) fn redirect_here(
     pod: &str,
     facts: &PodFacts,
@@ -183,29 +181,37 @@ pub(crate) fn redirect_here(
     for warning in &applied.warnings {
         log::warn!(target: super::SCOPE, pod = pod; "{warning}");
     }
-    let not_verified = |error: &dyn std::fmt::Display| Trouble::new("not_verified", error.to_string());
-    let options = ApplyOptions { most_read: Some(MOST_RULES), ..options };
-    if let Some(mismatch) = verify(&plan, &options).map_err(|error| not_verified(&error))? {
-        return Err(not_verified(&mismatch));
-    }
+    let unverified = match verify(&plan, &options) {
+        Ok(None) => None,
+        Ok(Some(mismatch)) => return Err(Trouble::new("not_verified", mismatch)),
+        Err(error @ ApplyError::OthersUnread { .. }) => Some(error.to_string()),
+        Err(error) => Some(format!("the rules are in force, but cannot be verified: {error}")),
+    };
     let severed = sever(&plan).map_err(|error| {
         let text = format!("the rules are in force, but connections that were open before may go on beside the proxy: {error}");
         Trouble::new("not_severed", text)
     })?;
-    Ok(Mended { backend: applied.backend.to_string(), changed: applied.changed, severed })
+    let mended = Mended { backend: applied.backend.to_string(), changed: applied.changed, severed };
+    match unverified {
+        None => Ok(mended),
+        Some(why) => Err(Trouble::new(UNVERIFIABLE, why + &mended.ended())),
+    }
 }
 
 impl Mended {
     /// In words.
     pub(crate) fn words(&self) -> String {
-        let Severed { sockets, tracked } = self.severed;
         let rules =
             if self.changed { "its rules are in force now" } else { "its rules were in force already" };
-        let ended = match sockets + tracked {
+        format!("{rules} and verified ({}){}", self.backend, self.ended())
+    }
+
+    /// How many connections were ended, if any.
+    fn ended(&self) -> String {
+        match self.severed.sockets + self.severed.tracked {
             0 => String::new(),
             count => format!("; {count} connections that bypassed the proxy were ended"),
-        };
-        format!("{rules} and verified ({}){ended}", self.backend)
+        }
     }
 }
 

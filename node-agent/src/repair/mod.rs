@@ -30,7 +30,7 @@ use crate::cluster::{Cluster, Connection, PodEvent, PodsError, SeenPod, Selectio
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel, WatchLabel};
 use crate::settings::{DriftSettings, Settings};
-use action::{Action, Outcome, Trouble};
+use action::{Action, Outcome, Trouble, UNVERIFIABLE};
 use filter::{Broken, Filter, Sound, Verdict};
 use in_place::Mender;
 use queue::{Noted, Queue, Task};
@@ -347,7 +347,12 @@ impl Controller {
         }
         let end = if gave_up { format!("; given up after {} tries", task.tries) } else { String::new() };
         let (failure, past) = (&task.pod.failure, self.action.past());
-        let message = format!("pod detected as broken ({failure}), {COULD_NOT_BE} {past}: {trouble}{end}");
+        let what = if trouble.reason == UNVERIFIABLE {
+            format!("{past}, {COULD_NOT_BE} verified")
+        } else {
+            format!("{COULD_NOT_BE} {past}")
+        };
+        let message = format!("pod detected as broken ({failure}), {what}: {trouble}{end}");
         log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), reason = trouble.reason; "{message}");
         self.send(cluster, task, "Warning", &message).await;
     }

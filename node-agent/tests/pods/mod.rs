@@ -216,6 +216,13 @@ pub fn eth0(addresses: &[&str]) -> String {
 }
 
 /// Does in a namespace what the plugin does there for a pod with a sidecar and no further annotations.
+/// Fills a chain of a table of iptables with more rules than the agent reads.
+pub fn flood(namespace: &Namespace, table: &str, chain: &str) {
+    let rules = format!("seq 30000 | sed 's/.*/-A {chain} -p tcp -m tcp --dport & -j RETURN/'");
+    let script = format!("{{ echo '*{table}'; {rules}; echo COMMIT; }} | iptables-nft-restore --noflush");
+    namespace.sh(&script).expect("runs").ok().expect("fills it");
+}
+
 pub fn redirect(namespace: &Namespace) {
     redirect_with(namespace, BackendChoice::Auto);
 }
