@@ -14,6 +14,7 @@ use install_cni::{
     ready::State,
     serve::{Answer, Listener, Served, connections},
     settings::Settings,
+    supervisor::Supervisor,
 };
 use libfuzzer_sys::fuzz_target;
 use logging::{Config, Entry};
@@ -61,6 +62,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             state: Arc::new(State::default()),
             metrics: metrics.clone(),
             logs: Some(logs),
+            tasks: Supervisor::default(),
         }),
         receiver: Arc::new(Receiver::new(metrics, Box::new(emit))),
     }

@@ -2,6 +2,8 @@
 
 mod end;
 mod reload;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use tokio::sync::watch::{self, Receiver};
+use tokio::task::AbortHandle;
 
 use crate::cluster::{Connection, LastSeen};
 use crate::confine;
@@ -29,6 +32,7 @@ use crate::reload::Reloader;
 use crate::repair;
 use crate::serve::{self, Served};
 use crate::settings::{DriftSettings, Settings, TemplateSource, Trust};
+use crate::supervisor::{DeadTask, Supervisor};
 use crate::taint;
 use crate::watch::{Change, Watch, Watched};
 use end::{Ends, depart, follow_daemon_set};
@@ -49,11 +53,21 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Runs the agent until it is told to end. Settings that the reloader reads again change meanwhile.
 ///
 /// # Errors
-/// When it cannot serve health or the log socket. What fails on the node is shown by readiness and tried again.
+/// When it cannot serve health or the log socket, when a directory of the node is not the one it sees any more, or when one of its tasks has ended. What
+/// fails on the node is shown by readiness and tried again.
 pub async fn run(
     settings: Settings,
     reloader: Option<Reloader>,
     logs: Option<logging::Handle>,
+) -> anyhow::Result<()> {
+    run_with(settings, reloader, logs, Supervisor::default()).await
+}
+
+async fn run_with(
+    settings: Settings,
+    reloader: Option<Reloader>,
+    logs: Option<logging::Handle>,
+    tasks: Supervisor,
 ) -> anyhow::Result<()> {
     let mut ends = Ends::new()?;
     let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
@@ -65,44 +79,26 @@ pub async fn run(
         state: state.clone(),
         metrics: metrics.clone(),
         logs: logs.clone(),
+        tasks: tasks.clone(),
     });
     let changes = Changes { reloader, levels: logs, drift: watch::Sender::new(settings.drift.clone()) };
     let logs = serve::start(&settings, &served).await?;
     let cluster = Arc::new(Connection::new(&settings, state.clone()));
     let seen = Arc::new(LastSeen::default());
-    tokio::spawn(follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
-    let (wards, healer) = heal::link(&settings, cluster.clone(), metrics.clone());
-    let healer = tokio::spawn(healer.run());
-    let drift =
-        drift::Watch::new(settings.clone(), installer.clone(), cluster.clone(), metrics.clone(), wards);
-    let drift = tokio::spawn(drift.run(changes.drift.subscribe()));
-    let repair = repair::Controller::run(
-        settings.clone(),
-        changes.drift.subscribe(),
-        installer.clone(),
-        cluster.clone(),
-        metrics.clone(),
-    );
-    let repair = tokio::spawn(repair);
-    let taint =
-        taint::keeper::Keeper::new(&settings, changes.drift.subscribe(), served.clone(), cluster.clone());
-    let taint = tokio::spawn(taint.run());
+    tasks.spawn("DaemonSet watch", follow_daemon_set(cluster.clone(), seen.clone(), metrics.clone()));
     let keeper = Keeper::new(settings.plugin.clone(), token.clone(), cluster.clone(), metrics.clone());
     let keeper = Arc::new(keeper);
-    let keeping = tokio::spawn({
-        let keeper = keeper.clone();
-        async move { keeper.keep().await }
-    });
+    let working = start_work(&settings, &changes.drift, &served, &cluster, keeper.clone());
     let own = settings.clone();
     let mut agent = Agent::new(settings, &served, cluster.clone(), logs, token.clone(), changes);
-    let end = agent.work(&mut ends).await;
-    drift.abort();
-    healer.abort();
-    repair.abort();
-    taint.abort();
-    keeping.abort();
+    let end = tokio::select! {
+        end = agent.work(&mut ends) => end,
+        dead = tasks.death() => End::Died(dead),
+    };
+    working.iter().for_each(AbortHandle::abort);
     match end {
         End::Told => {}
+        End::Died(dead) => bail!("{dead}; ending, so that the kubelet starts a new container"),
         End::Lost(directory) => bail!(
             "the node's directory behind {} was removed and made anew, and this container still sees the old one; ending, so that the kubelet starts a container that sees the new one",
             directory.display()
@@ -120,11 +116,42 @@ pub async fn run(
     Ok(())
 }
 
+/// Starts the tasks that work beside the agent's loop, and end with it.
+fn start_work(
+    settings: &Settings,
+    drift: &watch::Sender<DriftSettings>,
+    served: &Arc<Served>,
+    cluster: &Arc<Connection>,
+    keeper: Arc<Keeper>,
+) -> [AbortHandle; 5] {
+    let Served { installer, metrics, tasks, .. } = &**served;
+    let (wards, healer) = heal::link(settings, cluster.clone(), metrics.clone(), tasks);
+    let watch =
+        drift::Watch::new(settings.clone(), installer.clone(), cluster.clone(), metrics.clone(), wards);
+    let repair = repair::Controller::run(
+        settings.clone(),
+        drift.subscribe(),
+        installer.clone(),
+        cluster.clone(),
+        metrics.clone(),
+    );
+    let taint = taint::keeper::Keeper::new(settings, drift.subscribe(), served.clone(), cluster.clone());
+    [
+        tasks.spawn("healer", healer.run()),
+        tasks.spawn("drift watch", watch.run(drift.subscribe())),
+        tasks.spawn("repair controller", repair),
+        tasks.spawn("taint keeper", taint.run()),
+        tasks.spawn("plugin token keeper", async move { keeper.keep().await }),
+    ]
+}
+
 /// Why the agent stops working.
 #[derive(Debug)]
 enum End {
     /// It was told to.
     Told,
+    /// One of its tasks ended unexpectedly.
+    Died(DeadTask),
     /// A directory of the node is not the one it sees any more.
     Lost(PathBuf),
     /// A directory is another one than that which it confined itself to.
@@ -456,6 +483,7 @@ impl Agent {
         }
         self.events.insert(reason, now);
         let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
+        #[expect(clippy::disallowed_methods, reason = "an event is soon sent or lost; the log has it")]
         tokio::spawn(async move {
             let sent = match connection.get() {
                 Ok(cluster) => cluster.warn(reason, &text).await,

@@ -26,6 +26,7 @@ use serde_json::Value;
 use crate::leave::{Lookup, OwnPod, Seen};
 use crate::ready::State;
 use crate::settings::{Identity, Settings};
+use crate::supervisor::Unneeded;
 
 pub use change::{ChangeError, SeenPod};
 pub use follow::{PodEvent, WatchEnd};
@@ -113,7 +114,7 @@ impl Connection {
     }
 
     /// Watches the agent's DaemonSet for as long as the agent lives. `restarted` is told of each time the watch broke.
-    pub async fn watch_daemon_set(&self, seen: &LastSeen, restarted: impl Fn()) {
+    pub async fn watch_daemon_set(&self, seen: &LastSeen, restarted: impl Fn()) -> Unneeded {
         let mut outage = Outage::default();
         let mut pauses = Pauses::new(FIRST_RETRY, LONGEST_RETRY);
         loop {

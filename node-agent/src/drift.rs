@@ -28,6 +28,7 @@ use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
 use crate::settings::{DriftSettings, Settings};
+use crate::supervisor::Unneeded;
 pub(crate) use candidate::Candidate;
 use fingerprints::{Basis, Fingerprints};
 use ledger::{Ledger, Report};
@@ -126,7 +127,7 @@ impl Watch {
     }
 
     /// Watches as the settings say at any time, until nobody can change them any more.
-    pub async fn run(mut self, mut settings: Receiver<DriftSettings>) {
+    pub async fn run(mut self, mut settings: Receiver<DriftSettings>) -> Unneeded {
         loop {
             self.settings.drift = settings.borrow_and_update().clone();
             let interval = self.settings.drift.interval;
@@ -141,7 +142,7 @@ impl Watch {
             };
             tokio::select! {
                 () = rounds => {}
-                changed = settings.changed() => if changed.is_err() { return },
+                changed = settings.changed() => if changed.is_err() { return Unneeded },
             }
             if interval.is_some() && settings.borrow().interval.is_none() {
                 log::info!(target: SCOPE, "the drift watch is off");

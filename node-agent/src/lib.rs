@@ -10,7 +10,7 @@
 //! the loop; [`once`] does the same a single time. [`repair`] deals with pods that started before the plugin was there;
 //! [`taint`] keeps pods off nodes where they would not be redirected;
 //! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] mends what is not so any more, as soon as the kernel tells of it;
-//! `pod-netns` finds their namespaces. [`rights`] says what of its privileges an agent keeps, and [`confine`] to which files it shuts itself in.
+//! `pod-netns` finds their namespaces. [`supervisor`] notices when one of the tasks ends that do all this. [`rights`] says what of its privileges an agent keeps, and [`confine`] to which files it shuts itself in.
 
 pub mod agent;
 pub mod cluster;
@@ -37,5 +37,6 @@ pub mod repair;
 pub mod rights;
 pub mod serve;
 pub mod settings;
+pub mod supervisor;
 pub mod taint;
 pub mod watch;

@@ -15,11 +15,12 @@ use hyper::{Method, Request, StatusCode};
 use logging::Entry;
 use serde_json::Value;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::JoinHandle;
+use tokio::task::AbortHandle;
 
 use crate::disk;
 use crate::metrics::{Metrics, ResultLabel};
-use crate::serve::{self, Answer};
+use crate::serve::{self, Answer, Served};
+use crate::supervisor::Supervisor;
 
 /// The largest body.
 const LARGEST: usize = 1024 * 1024;
@@ -135,7 +136,8 @@ impl Receiver {
 pub struct LogServer {
     path: PathBuf,
     receiver: Arc<Receiver>,
-    running: JoinHandle<()>,
+    tasks: Supervisor,
+    running: AbortHandle,
 }
 
 impl LogServer {
@@ -143,18 +145,20 @@ impl LogServer {
     ///
     /// # Errors
     /// When directory or socket cannot be made.
-    pub fn start(run: &Path, metrics: Arc<Metrics>, logs: Option<logging::Handle>) -> anyhow::Result<Self> {
+    pub fn start(run: &Path, served: &Served) -> anyhow::Result<Self> {
         disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
         let path = run.join(logging::SOCKET_NAME);
+        let logs = served.logs.clone();
         let emit = move |entry: &Entry| {
             if let Some(logs) = &logs {
                 logs.emit(entry);
             }
         };
-        let receiver = Arc::new(Receiver::new(metrics, Box::new(emit)));
+        let receiver = Arc::new(Receiver::new(served.metrics.clone(), Box::new(emit)));
         let listener = disk::context(bind(&path), "make the log socket", &path)?;
-        let running = tokio::spawn(run_server(listener, receiver.clone()));
-        Ok(Self { path, receiver, running })
+        let tasks = served.tasks.clone();
+        let running = run_server(&tasks, listener, &receiver);
+        Ok(Self { path, receiver, tasks, running })
     }
 
     /// Makes the socket anew if its file was removed: nobody could connect to it any more.
@@ -166,7 +170,7 @@ impl LogServer {
             Ok(listener) => {
                 log::info!(target: "cni-agent", "the log socket was removed; made it anew");
                 self.running.abort();
-                self.running = tokio::spawn(run_server(listener, self.receiver.clone()));
+                self.running = run_server(&self.tasks, listener, &self.receiver);
             }
             Err(error) => {
                 log::warn!(target: "cni-agent", "the log socket was removed and cannot be made anew: {error}");
@@ -229,14 +233,14 @@ impl serve::Listener for Peers {
     }
 }
 
-async fn run_server(listener: UnixListener, receiver: Arc<Receiver>) {
-    let (metrics, own) = (receiver.metrics.clone(), nix::unistd::geteuid().as_raw());
+fn run_server(tasks: &Supervisor, listener: UnixListener, receiver: &Arc<Receiver>) -> AbortHandle {
+    let (receiver, metrics) = (receiver.clone(), receiver.metrics.clone());
+    let own = nix::unistd::geteuid().as_raw();
     let peers = Peers { listener, metrics, own, said: Mutex::default() };
-    serve::connections(peers, move |request| {
+    serve::spawn(tasks, "log socket", peers, move |request| {
         let receiver = receiver.clone();
         async move { receiver.answer(request).await }
     })
-    .await;
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::cluster::{Connection, Granted, TokenError};
 use crate::metrics::{Metrics, ResultLabel};
 use crate::settings::{Identity, PluginAccount};
+use crate::supervisor::Unneeded;
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -230,9 +231,9 @@ impl Keeper {
     }
 
     /// Keeps the token fresh for as long as the agent lives.
-    pub async fn keep(&self) {
+    pub async fn keep(&self) -> Unneeded {
         if self.token.subject.is_none() {
-            return;
+            return Unneeded;
         }
         let mut refusal = Outage::default();
         let mut pauses = Pauses::new(FIRST_RETRY, LONGEST_RETRY);

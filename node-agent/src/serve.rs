@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::ready::{Reason, State};
+use crate::supervisor::Supervisor;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
@@ -22,7 +23,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use slots::Slots;
 
-pub use start::start;
+pub use start::{spawn, start};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Connections of one server at a time. The one that has been idle for longest makes room for another.
@@ -49,6 +50,8 @@ pub struct Served {
     pub metrics: Arc<Metrics>,
     /// Logging, to be changed at run time; none in tests.
     pub logs: Option<logging::Handle>,
+    /// Without one of these tasks the agent is neither healthy nor ready.
+    pub tasks: Supervisor,
 }
 
 impl Served {
@@ -57,6 +60,9 @@ impl Served {
     /// # Errors
     /// Why it is not, for people.
     pub async fn verdict(&self) -> Result<(), String> {
+        if let Some(dead) = self.tasks.dead() {
+            return Err(dead.to_string());
+        }
         let installer = self.installer.clone();
         let files = tokio::task::spawn_blocking(move || installer.check()).await;
         let files = files.unwrap_or_else(|error| Err(Reason::Failed(format!("the check panicked: {error}"))));
@@ -66,7 +72,7 @@ impl Served {
     /// Port 8000.
     pub async fn health(&self, request: Request<Incoming>) -> Answer {
         match (request.method(), request.uri().path()) {
-            (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
+            (&Method::GET | &Method::HEAD, "/healthz") => healthz(&self.tasks),
             (&Method::GET | &Method::HEAD, "/readyz") => {
                 let more =
                     if is_verbose(&request) { self.metrics.whole_node.words() + "\n" } else { String::new() };
@@ -122,6 +128,14 @@ impl Served {
             (_, "/logging") => only("GET, PUT"),
             _ => text(StatusCode::NOT_FOUND, "there is /logging\n"),
         }
+    }
+}
+
+/// Whether the process works: whether none of its tasks has ended unexpectedly.
+pub fn healthz(tasks: &Supervisor) -> Answer {
+    match tasks.dead() {
+        None => text(StatusCode::OK, "ok\n"),
+        Some(dead) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{dead}\n")),
     }
 }
 
@@ -197,8 +211,8 @@ impl Listener for TcpListener {
     }
 }
 
-/// Answers requests until the run-time ends. However many clients say nothing, whoever asks is answered.
-pub async fn connections<L, A, F>(listener: L, answer: A)
+/// Answers requests for ever. However many clients say nothing, whoever asks is answered.
+pub async fn connections<L, A, F>(listener: L, answer: A) -> Infallible
 where
     L: Listener,
     A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
@@ -217,6 +231,7 @@ where
         };
         let slot = slots.take().await;
         let (answer, number, own) = (answer.clone(), slot.number(), slots.clone());
+        #[expect(clippy::disallowed_methods, reason = "a connection is over soon; who has made it notices")]
         let task = tokio::spawn(async move {
             let service = service_fn(move |request| {
                 let (answer, slots) = (answer(request), own.clone());
@@ -237,5 +252,54 @@ where
             drop(slot);
         });
         slots.served_by(number, task.abort_handle());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Real;
+    use crate::plugin::Program;
+    use crate::settings::Settings;
+    use std::io::{Read as _, Write as _};
+
+    async fn get(address: SocketAddr, path: &'static str) -> String {
+        let exchange = move || {
+            let mut stream = std::net::TcpStream::connect(address)?;
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).map(|_| answer)
+        };
+        tokio::task::spawn_blocking(exchange).await.expect("asks").expect("is answered")
+    }
+
+    #[tokio::test]
+    async fn without_one_of_its_tasks_an_agent_is_neither_healthy_nor_ready() {
+        let env = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let (settings, _) = Settings::read(&settings_cli::Words::default(), &env).expect("settings");
+        let tasks = Supervisor::default();
+        let served = Arc::new(Served {
+            installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Program), settings)),
+            state: Arc::default(),
+            metrics: Arc::new(Metrics::new()),
+            logs: None,
+            tasks: tasks.clone(),
+        });
+        let listener = listen(Some(Ipv4Addr::LOCALHOST.into()), 0).await.expect("listens");
+        let address = listener.local_addr().expect("an address");
+        spawn(&tasks, "health server", listener, move |request| {
+            let served = served.clone();
+            async move { served.health(request).await }
+        });
+        let healthy = get(address, "/healthz").await;
+        assert!(healthy.starts_with("HTTP/1.1 200 ") && healthy.ends_with("\r\n\r\nok\n"), "{healthy}");
+
+        tasks.spawn("healer", async { panic!("on purpose") });
+        let dead = tasks.death().await.to_string();
+        for path in ["/healthz", "/readyz"] {
+            let answer = get(address, path).await;
+            assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains(&dead), "{path}: {answer}");
+        }
     }
 }

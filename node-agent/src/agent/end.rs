@@ -13,6 +13,7 @@ use crate::leave::{self, Departure, Lookup};
 use crate::metrics::{Metrics, WatchLabel};
 use crate::plugin_token::{Keeper, PluginToken};
 use crate::settings::Settings;
+use crate::supervisor::Unneeded;
 use crate::taint;
 
 /// How long the last renewal of the plugin's token may take.
@@ -41,11 +42,11 @@ pub(super) async fn follow_daemon_set(
     connection: Arc<Connection>,
     seen: Arc<LastSeen>,
     metrics: Arc<Metrics>,
-) {
+) -> Unneeded {
     let restarted = || {
         metrics.watch_restarts.get_or_create(&WatchLabel { watch: "daemonset" }).inc();
     };
-    connection.watch_daemon_set(&seen, restarted).await;
+    connection.watch_daemon_set(&seen, restarted).await
 }
 
 /// Leaves the plugin or removes it.

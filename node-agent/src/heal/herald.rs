@@ -8,6 +8,7 @@ use super::SCOPE;
 use crate::cluster::{Connection, Telling, pod_reference};
 use crate::drift::Candidate;
 use crate::metrics::{Metrics, ResultLabel};
+use crate::supervisor::{Supervisor, Unneeded};
 
 /// Who sends the events, as people know it.
 const COMPONENT: &str = "cni-heal";
@@ -35,12 +36,12 @@ pub struct Herald {
 }
 
 impl Herald {
-    /// Sends until it is dropped. Needs a tokio run-time.
+    /// Sends until it is dropped.
     #[must_use]
-    pub fn start(connection: Arc<Connection>, metrics: Arc<Metrics>) -> Self {
+    pub fn start(connection: Arc<Connection>, metrics: Arc<Metrics>, tasks: &Supervisor) -> Self {
         let (send, mut news) = mpsc::channel(MOST_WAITING);
         let counted = metrics.clone();
-        tokio::spawn(async move {
+        tasks.spawn("events of healing", async move {
             while let Some(news) = news.recv().await {
                 let sent = tell(&connection, &news).await;
                 count(&counted, sent.is_ok());
@@ -48,6 +49,7 @@ impl Herald {
                     log::debug!(target: SCOPE, pod = news.pod.name.to_string(); "cannot send an event, which needs the verb create on events: {error}");
                 }
             }
+            Unneeded
         });
         Self { news: send, metrics }
     }

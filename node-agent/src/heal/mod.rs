@@ -33,6 +33,7 @@ use crate::cluster::Connection;
 use crate::drift::{Candidate, Rules};
 use crate::metrics::Metrics;
 use crate::settings::{Paths, Settings};
+use crate::supervisor::{Supervisor, Unneeded};
 use crate::watch::{Watch, Watched};
 use herald::Herald;
 use pod_netns::Sandbox;
@@ -131,12 +132,17 @@ impl Wards {
 
 /// Makes a healer, and the drift watch's link to it.
 #[must_use]
-pub fn link(settings: &Settings, connection: Arc<Connection>, metrics: Arc<Metrics>) -> (Wards, Healer) {
+pub fn link(
+    settings: &Settings,
+    connection: Arc<Connection>,
+    metrics: Arc<Metrics>,
+    tasks: &Supervisor,
+) -> (Wards, Healer) {
     let (send, told) = mpsc::channel(MOST_TOLD);
     let wishes = Arc::new(WishList::default());
     let common = Common {
         paths: settings.paths.clone(),
-        herald: Herald::start(connection, metrics.clone()),
+        herald: Herald::start(connection, metrics.clone(), tasks),
         metrics,
         slots: Semaphore::new(AT_ONCE),
         wishes: wishes.clone(),
@@ -190,7 +196,7 @@ struct Directory {
 
 impl Healer {
     /// Works until the drift watch has ended.
-    pub async fn run(mut self) {
+    pub async fn run(mut self) -> Unneeded {
         loop {
             let next = self.next.into_iter().chain(self.news.iter().copied()).min();
             let time = async {
@@ -208,7 +214,7 @@ impl Healer {
             tokio::select! {
                 told = self.told.recv() => match told {
                     Some(told) => self.take(told).await,
-                    None => return,
+                    None => return Unneeded,
                 },
                 change = changed => {
                     if !matches!(change, Ok(crate::watch::Change::Files)) {

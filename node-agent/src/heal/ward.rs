@@ -96,7 +96,12 @@ impl Ward {
             is_sure: false,
             is_unfinished: false,
         };
-        Ok(Self { charge, task: tokio::spawn(attendant.attend()).abort_handle() })
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a pod without a ward gets one at the drift watch's next look"
+        )]
+        let task = tokio::spawn(attendant.attend()).abort_handle();
+        Ok(Self { charge, task })
     }
 
     /// Where it is.

@@ -17,6 +17,7 @@ pub(crate) mod sandbox;
 pub mod selector;
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ use crate::cluster::{Cluster, Connection, PodEvent, PodsError, SeenPod, Selectio
 use crate::install::Installer;
 use crate::metrics::{Metrics, ResultLabel, WatchLabel};
 use crate::settings::{DriftSettings, Settings};
+use crate::supervisor::Unneeded;
 use action::{Action, Outcome, Trouble, UNVERIFIABLE};
 use filter::{Broken, Filter, Sound, Verdict};
 use in_place::Mender;
@@ -80,12 +82,12 @@ impl Controller {
         installer: Arc<Installer>,
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
-    ) {
-        let Some(action) = Action::of(&settings.repair) else { return };
+    ) -> Unneeded {
+        let Some(action) = Action::of(&settings.repair) else { return Unneeded };
         let repair = &settings.repair;
         if repair.node.is_empty() {
             log::warn!(target: SCOPE, "broken pods are left alone: set NODE_NAME or REPAIR_NODE_NAME, so that the agent knows which pods are those of its node");
-            return;
+            return Unneeded;
         }
         let filter = Filter {
             node: repair.node.clone(),
@@ -108,11 +110,12 @@ impl Controller {
         let (news, room) = <(Notify, Notify)>::default();
         let controller =
             Self { action, filter, selection, label, mender, connection, metrics, queue, news, room, outage };
-        tokio::join!(controller.watch(), controller.work());
+        let (never, _) = tokio::join!(controller.watch(), controller.work());
+        match never {}
     }
 
     /// Keeps the queue as the API server has the pods.
-    async fn watch(&self) {
+    async fn watch(&self) -> Infallible {
         let (mut outage, mut pauses) = (Outage::default(), Pauses::new(FIRST_RETRY, LONGEST_RETRY));
         let mut version = None;
         loop {
@@ -245,7 +248,7 @@ impl Controller {
     }
 
     /// Deals with one pod after the other, as they are due.
-    async fn work(&self) {
+    async fn work(&self) -> Infallible {
         loop {
             let next = self.queue().next();
             match next {

@@ -151,6 +151,7 @@ mod tests {
         let slots = Slots::new(1);
         let busy = slots.take().await;
         slots.begin(busy.number());
+        #[expect(clippy::disallowed_methods, reason = "the test waits for it")]
         let waiting = tokio::spawn({
             let slots = slots.clone();
             async move { slots.take().await.number() }

@@ -5,21 +5,24 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use hyper::Request;
 use hyper::body::Incoming;
+use tokio::task::AbortHandle;
 
 use super::{Answer, Listener, Served, connections, listen};
 use crate::log_socket::LogServer;
 use crate::settings::Settings;
+use crate::supervisor::Supervisor;
 
 /// Starts the servers. Only health and the log socket are necessary.
 ///
 /// # Errors
 /// When one of these two cannot be opened.
 pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<LogServer> {
+    let tasks = &served.tasks.clone();
     if let Some((address, port)) = settings.serve.monitoring {
         match listen(address, port).await {
             Ok(listener) => {
                 let served = served.clone();
-                spawn(listener, move |request| {
+                spawn(tasks, "metrics server", listener, move |request| {
                     let served = served.clone();
                     async move { served.metrics(request).await }
                 });
@@ -31,7 +34,7 @@ pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<
         match listen(Some(address), port).await {
             Ok(listener) => {
                 let served = served.clone();
-                spawn(listener, move |request| {
+                spawn(tasks, "run-time control", listener, move |request| {
                     let served = served.clone();
                     async move { served.control(request).await }
                 });
@@ -41,23 +44,24 @@ pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<
             }
         }
     }
-    let logs = LogServer::start(&settings.paths.run, served.metrics.clone(), served.logs.clone())?;
+    let logs = LogServer::start(&settings.paths.run, served)?;
     let (address, port) = settings.serve.health;
     let listener =
         listen(address, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
     let served = served.clone();
-    spawn(listener, move |request| {
+    spawn(tasks, "health server", listener, move |request| {
         let served = served.clone();
         async move { served.health(request).await }
     });
     Ok(logs)
 }
 
-fn spawn<L, A, F>(listener: L, answer: A)
+/// Starts one of them.
+pub fn spawn<L, A, F>(tasks: &Supervisor, name: &'static str, listener: L, answer: A) -> AbortHandle
 where
     L: Listener + Send + Sync + 'static,
     A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Answer> + Send + 'static,
 {
-    tokio::spawn(connections(listener, answer));
+    tasks.spawn(name, async move { match connections(listener, answer).await {} })
 }

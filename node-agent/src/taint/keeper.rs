@@ -17,6 +17,7 @@ use crate::metrics::{Metrics, ResultLabel};
 use crate::plugin_conf::plugin_conf;
 use crate::serve::Served;
 use crate::settings::{DriftSettings, Settings};
+use crate::supervisor::Unneeded;
 
 /// The scope of the agent's lines.
 const SCOPE: &str = "cni-agent";
@@ -94,14 +95,14 @@ impl Keeper {
     }
 
     /// Works for ever, if the settings ask for anything.
-    pub async fn run(mut self) {
+    pub async fn run(mut self) -> Unneeded {
         let taint = &self.settings.taint;
         if !taint.keeps_taint && !taint.keeps_condition {
-            return;
+            return Unneeded;
         }
         if self.settings.identity.node.is_empty() {
             log::warn!(target: SCOPE, "the node's taint and condition are left alone: set NODE_NAME, so that the agent knows its node");
-            return;
+            return Unneeded;
         }
         self.metrics.taint.start_at_nought();
         log::info!(target: SCOPE, taint = taint.taint.to_string(), keeps_taint = taint.keeps_taint, condition = taint.condition_type.as_str(); "keeping the node's condition");

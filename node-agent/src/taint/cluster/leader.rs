@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cluster_client::{AccessError, Outage, Pauses};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::AbortHandle;
 
 use super::metrics::ControllerMetrics;
 use super::model::{AgentPod, Because, Model, Placement, Step, Watched};
@@ -20,6 +20,7 @@ use crate::cluster::{
 };
 use crate::metrics::{ResultLabel, WatchLabel};
 use crate::settings::TaintSettings;
+use crate::supervisor::{Supervisor, Unneeded};
 use crate::taint::metrics::change;
 use crate::taint::node::{Node, Wanted};
 
@@ -30,6 +31,15 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 const LOOK_AT_AGENTS: Duration = Duration::from_secs(10);
 /// The time after a request to change a node: agents that all go at once do not make a storm.
 const PACE: Duration = Duration::from_millis(20);
+
+/// The leader's tasks, which end when this is dropped.
+pub struct Work(Vec<AbortHandle>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
 
 /// The leader, from the moment it leads until it does not.
 pub struct Leader {
@@ -93,22 +103,27 @@ impl Leader {
         }
     }
 
-    /// Works until it is dropped.
-    pub async fn run(self) {
+    /// Works until what is returned is dropped.
+    pub fn start(self, tasks: &Supervisor) -> Work {
         let leader = Arc::new(self);
-        let mut tasks = JoinSet::new();
-        let all = (0..leader.requirements.len()).map(Watched::Pods).chain([Watched::Nodes]);
-        for watched in all {
+        let watches = (0..leader.requirements.len()).map(Watched::Pods).chain([Watched::Nodes]);
+        let watches = watches.map(|watched| {
             let leader = leader.clone();
-            tasks.spawn(async move { leader.watch(watched).await });
-        }
-        let placing = leader.clone();
-        tasks.spawn(async move { placing.place().await });
-        leader.work().await;
+            let name = match watched {
+                Watched::Nodes => "node watch",
+                Watched::Pods(_) => "pod watch",
+            };
+            tasks.spawn(name, async move { leader.watch(watched).await })
+        });
+        let mut work = Work(watches.collect());
+        let (placing, leading) = (leader.clone(), leader);
+        work.0.push(tasks.spawn("watch of the agents' DaemonSet", async move { placing.place().await }));
+        work.0.push(tasks.spawn("leader", async move { leading.work().await }));
+        work
     }
 
     /// Keeps the model as the API server has nodes, or pods.
-    async fn watch(&self, watched: Watched) {
+    async fn watch(&self, watched: Watched) -> Unneeded {
         let (mut outage, mut pauses) = (Outage::default(), Pauses::new(FIRST_RETRY, LONGEST_RETRY));
         let mut version = None;
         let what = watched.word();
@@ -217,7 +232,7 @@ impl Leader {
     }
 
     /// Keeps the model as the agents' DaemonSet has it.
-    async fn place(&self) {
+    async fn place(&self) -> Unneeded {
         let mut placing = Placing::default();
         loop {
             let placement = if self.asks_daemon_set {
@@ -276,7 +291,7 @@ impl Leader {
     }
 
     /// Does what is due, one node after the other.
-    async fn work(&self) {
+    async fn work(&self) -> Unneeded {
         loop {
             let next = lock(&self.queue).next();
             match next {

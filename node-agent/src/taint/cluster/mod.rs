@@ -31,6 +31,7 @@ use crate::ready::State;
 use crate::repair::selector::LabelSelector;
 use crate::serve::{self, Answer, text};
 use crate::settings::Settings;
+use crate::supervisor::Supervisor;
 use election::{Candidate, PAUSE};
 use leader::Leader;
 use leases::Round;
@@ -55,8 +56,12 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Runs the controller until it is told to end.
 ///
 /// # Errors
-/// When it does not know who it is, cannot serve health, or the ConfigMap says nothing that can be used.
+/// When it does not know who it is, cannot serve health, the ConfigMap says nothing that can be used, or one of its tasks has ended.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    run_with(settings, Supervisor::default()).await
+}
+
+async fn run_with(settings: Settings, tasks: Supervisor) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let identity = &settings.identity;
     if identity.pod.is_empty() || identity.namespace.is_empty() {
@@ -67,14 +72,15 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let connection = Arc::new(Connection::new(&settings, Arc::new(State::default())));
     let metrics = Arc::new(ControllerMetrics::default());
     let (heard, is_heard) = watch::channel(None);
-    serve(&settings, &metrics, is_heard).await?;
+    serve(&settings, &tasks, &metrics, is_heard).await?;
     let candidate = Candidate::new(identity.pod.clone(), identity.namespace.clone(), LEASE_NAME.to_owned());
     let mut election =
         Election { candidate, connection: connection.clone(), metrics, heard, outage: Outage::default() };
     let done = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        error = lead(&settings, &mut election) => error,
+        error = lead(&settings, &tasks, &mut election) => error,
+        dead = tasks.death() => Err(dead.into()),
     };
     if let Ok(cluster) = connection.get() {
         let _ = tokio::time::timeout(END_PATIENCE, leases::step_down(&cluster, &election.candidate)).await;
@@ -83,7 +89,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 }
 
 /// Stands for election for ever, and leads when elected.
-async fn lead(settings: &Settings, election: &mut Election) -> anyhow::Result<()> {
+async fn lead(settings: &Settings, tasks: &Supervisor, election: &mut Election) -> anyhow::Result<()> {
     let requirements = requirements(settings, &election.connection).await?;
     for Requirement { namespace, selector } in &requirements {
         log::info!(target: SCOPE, namespace = namespace.as_str(), selector = selector.as_str(); "every node needs one of these pods that is ready");
@@ -103,23 +109,11 @@ async fn lead(settings: &Settings, election: &mut Election) -> anyhow::Result<()
                 election.metrics.clone(),
                 leads.clone(),
             );
-            leader = Some(Work(tokio::spawn(work.run())));
+            leader = Some(work.start(tasks));
         } else if !is_leader && leader.take().is_some() {
             log::warn!(target: SCOPE, "this replica does not lead any more");
         }
-        if leader.as_ref().is_some_and(|Work(task)| task.is_finished()) {
-            bail!("the controller's work has panicked");
-        }
         tokio::time::sleep(pause).await;
-    }
-}
-
-/// A task that ends when it is dropped.
-struct Work(tokio::task::JoinHandle<()>);
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -202,6 +196,7 @@ async fn requirements(settings: &Settings, connection: &Connection) -> anyhow::R
 /// Starts the servers of health and metrics.
 async fn serve(
     settings: &Settings,
+    tasks: &Supervisor,
     metrics: &Arc<ControllerMetrics>,
     heard: watch::Receiver<Option<Instant>>,
 ) -> anyhow::Result<()> {
@@ -209,10 +204,10 @@ async fn serve(
         match serve::listen(address, port).await {
             Ok(listener) => {
                 let metrics = metrics.clone();
-                tokio::spawn(serve::connections(listener, move |request| {
+                serve::spawn(tasks, "metrics server", listener, move |request| {
                     let answer = show(&request, &metrics);
                     async move { answer }
-                }));
+                });
             }
             Err(error) => log::error!(target: SCOPE, port = port; "no metrics: cannot listen: {error}"),
         }
@@ -220,10 +215,11 @@ async fn serve(
     let (address, port) = settings.serve.health;
     let listener =
         serve::listen(address, port).await.with_context(|| format!("cannot serve health on port {port}"))?;
-    tokio::spawn(serve::connections(listener, move |request| {
-        let answer = health(&request, *heard.borrow());
+    let alive = tasks.clone();
+    serve::spawn(tasks, "health server", listener, move |request| {
+        let answer = health(&request, *heard.borrow(), &alive);
         async move { answer }
-    }));
+    });
     Ok(())
 }
 
@@ -237,14 +233,69 @@ fn show(request: &hyper::Request<Incoming>, metrics: &ControllerMetrics) -> Answ
     answer
 }
 
-fn health(request: &hyper::Request<Incoming>, heard: Option<Instant>) -> Answer {
+fn health(request: &hyper::Request<Incoming>, heard: Option<Instant>, tasks: &Supervisor) -> Answer {
     let is_heard = heard.is_some_and(|at| at.elapsed() < HEARD);
     match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
+        (&Method::GET | &Method::HEAD, "/healthz") => serve::healthz(tasks),
         (&Method::GET | &Method::HEAD, "/readyz") if is_heard => text(StatusCode::OK, "ready\n"),
         (&Method::GET | &Method::HEAD, "/readyz") => {
             text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the API server lets nobody use the Lease\n")
         }
         _ => text(StatusCode::NOT_FOUND, "there are /healthz and /readyz\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::net::Ipv4Addr;
+
+    /// For what must come, however slow the machine.
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn settings() -> Settings {
+        let env = [
+            ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
+            ("KUBERNETES_SERVICE_PORT", "1"),
+            ("POD_NAMESPACE", "istio-system"),
+            ("POD_NAME", "taint-controller-x"),
+        ];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let (mut settings, _) = Settings::read(&settings_cli::Words::default(), &env).expect("settings");
+        settings.serve.health = (Some(Ipv4Addr::LOCALHOST.into()), 0);
+        settings.serve.monitoring = Some(settings.serve.health);
+        settings
+    }
+
+    #[tokio::test]
+    async fn a_controller_ends_when_one_of_its_servers_does_and_names_it() {
+        for name in ["health server", "metrics server"] {
+            let tasks = Supervisor::default();
+            tasks.sabotage.strike(name);
+            let ended = tokio::time::timeout(LONG, run_with(settings(), tasks)).await;
+            let error = ended.expect("ends").expect_err("no orderly end").to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn all_that_a_leader_does_is_supervised() {
+        let all = ["leader", "node watch", "pod watch", "watch of the agents' DaemonSet"];
+        for name in all {
+            let settings = settings();
+            let connection = Arc::new(Connection::new(&settings, Arc::default()));
+            let needed = requirements(&settings, &connection).await.expect("requirements");
+            let (_acts_until, leads) = watch::channel(None);
+            let tasks = Supervisor::default();
+            tasks.sabotage.strike(name);
+            let leader = Leader::new(settings.taint, needed, connection, Arc::default(), leads);
+            let _work = leader.start(&tasks);
+            let dead = tokio::time::timeout(LONG, tasks.death()).await.expect("a death");
+            assert_eq!(dead.name, name);
+            while *tasks.sabotage.started.lock().expect("names") != BTreeSet::from(all) {
+                tokio::task::yield_now().await;
+            }
+        }
     }
 }
