@@ -31,7 +31,8 @@ use std::net::IpAddr;
 /// The namespace cannot be inspected.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
     let live = Live::hooks(options)?;
-    let pod = Pod { addresses: &live.addresses, interfaces: &live.interfaces, ..Pod::default() };
+    let Live { addresses, interfaces, route_tables, .. } = &live;
+    let pod = Pod { addresses, interfaces, routes: Some(route_tables) };
     Ok(interference::find(&live.ruleset, plan, &pod))
 }
 
@@ -71,7 +72,9 @@ impl Live {
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
     #[must_use]
     pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> Rules {
-        Rules::of_ruleset(&self.ruleset, &self.routing, family, plan).with_addresses(&self.addresses)
+        Rules::of_ruleset(&self.ruleset, &self.routing, family, plan)
+            .with_addresses(&self.addresses)
+            .with_routes(&self.route_tables)
     }
 
     /// All but the routing of a plan.

@@ -302,8 +302,22 @@ pub enum Statement {
     },
     /// The packet gets the connection's mark.
     RestoreMark,
+    /// These bits of the packet's mark are cleared, and then those of the connection's mark flipped that the other mask names.
+    RestoreMarkBits {
+        /// What is cleared of the packet's mark.
+        cleared: u32,
+        /// What counts of the connection's.
+        mask: u32,
+    },
     /// The connection gets the packet's mark.
     SaveMark,
+    /// The other way round.
+    SaveMarkBits {
+        /// What is cleared of the connection's mark.
+        cleared: u32,
+        /// What counts of the packet's.
+        mask: u32,
+    },
     /// These bits of the connection's mark are cleared, and then those of the value flipped.
     SetConnMark {
         /// What is cleared.
@@ -480,7 +494,13 @@ impl fmt::Display for Statement {
             Self::SetMark(None) => f.write_str("-j MARK"),
             Self::SetMarkBits { mask, value } => write!(f, "-j MARK --set-xmark {value:#x}/{mask:#x}"),
             Self::RestoreMark => f.write_str("-j CONNMARK --restore-mark"),
+            Self::RestoreMarkBits { cleared, mask } => {
+                write!(f, "-j CONNMARK --restore-mark --nfmask {cleared:#x} --ctmask {mask:#x}")
+            }
             Self::SaveMark => f.write_str("-j CONNMARK --save-mark"),
+            Self::SaveMarkBits { cleared, mask } => {
+                write!(f, "-j CONNMARK --save-mark --nfmask {mask:#x} --ctmask {cleared:#x}")
+            }
             Self::SetConnMark { mask, value } => write!(f, "-j CONNMARK --set-xmark {value:#x}/{mask:#x}"),
             Self::Zone(zone) => write!(f, "-j CT --zone {zone}"),
             Self::Map(map) => map.fmt(f),

@@ -307,20 +307,26 @@ pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
     }
 }
 
-/// `-j CONNMARK` without shifts, and without masks but for the one it sets a mark with.
+/// `-j CONNMARK` without shifts.
 fn connection_marked(options: &[String]) -> Statement {
     let has = |name: &str| has(options, name);
     let is_shifted = has("--left-shift-mark") || has("--right-shift-mark");
-    // A whole mask may be printed, and so may none.
-    let is_part = |mask: &str| bits(mask) != Some((u32::MAX, u32::MAX));
-    let mut masks = ["--nfmask", "--ctmask", "--mask"].into_iter().filter_map(|name| option(options, name));
-    let is_masked = masks.any(is_part);
+    // A whole mask may be printed, and so may none; `--mask` is both of them.
+    let mask_of = |name: &str| match option(options, name).or_else(|| option(options, "--mask")) {
+        Some(text) => bits(text).map(|(value, _)| value),
+        None => Some(u32::MAX),
+    };
+    let masks = mask_of("--nfmask").zip(mask_of("--ctmask")).filter(|_| !is_shifted);
     let set = option(options, "--set-xmark").and_then(bits);
-    match (set, is_shifted || is_masked) {
-        (Some((value, mask)), false) => Statement::SetConnMark { mask, value },
-        (None, false) if has("--restore-mark") => Statement::RestoreMark,
-        (None, true) if has("--restore-mark") => Statement::SetMark(None),
-        (None, false) if has("--save-mark") => Statement::SaveMark,
+    match (set, masks) {
+        (Some((value, mask)), Some(_)) => Statement::SetConnMark { mask, value },
+        (None, Some((u32::MAX, u32::MAX))) if has("--restore-mark") => Statement::RestoreMark,
+        (None, Some((cleared, mask))) if has("--restore-mark") => {
+            Statement::RestoreMarkBits { cleared, mask }
+        }
+        (None, None) if has("--restore-mark") => Statement::SetMark(None),
+        (None, Some((u32::MAX, u32::MAX))) if has("--save-mark") => Statement::SaveMark,
+        (None, Some((mask, cleared))) if has("--save-mark") => Statement::SaveMarkBits { cleared, mask },
         _ => Statement::Unknown("-j CONNMARK".into()),
     }
 }
@@ -414,12 +420,18 @@ mod tests {
         for (options, does) in [
             ("--save-mark", Statement::SaveMark),
             ("--save-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::SaveMark),
-            ("--save-mark --mask 0xff", unknown()),
-            ("--save-mark --nfmask 0xffffffff --ctmask 0xff", unknown()),
+            ("--save-mark --mask 0xff", Statement::SaveMarkBits { cleared: 0xff, mask: 0xff }),
+            (
+                "--save-mark --nfmask 0xffffffff --ctmask 0xff",
+                Statement::SaveMarkBits { cleared: 0xff, mask: u32::MAX },
+            ),
             ("--save-mark --left-shift-mark 2", unknown()),
             ("--restore-mark", Statement::RestoreMark),
             ("--restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::RestoreMark),
-            ("--restore-mark --nfmask 0xff --ctmask 0xffffffff", Statement::SetMark(None)),
+            (
+                "--restore-mark --nfmask 0xff --ctmask 0xffffffff",
+                Statement::RestoreMarkBits { cleared: 0xff, mask: u32::MAX },
+            ),
             ("--restore-mark --right-shift-mark 2", Statement::SetMark(None)),
             ("--set-xmark 0x7/0xff", Statement::SetConnMark { mask: 0xff, value: 7 }),
             ("--set-xmark 0x7/0xff --left-shift-mark 2", unknown()),

@@ -405,8 +405,23 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
     let loaded = from.and_then(|from| from.field());
     let bytes = from.and_then(|from| from.value());
     let value = bytes.and_then(number);
+    // Of another field than its own, some bits: `meta mark set ct mark & 0xff`.
+    let part =
+        |of: Field| changed(of, from).filter(|(_, flipped)| *flipped == 0).map(|(cleared, _)| !cleared);
     match (field, loaded, value) {
         (Field::Meta(meta::MARK), Some(Field::Ct(ct::MARK)), _) => Statement::RestoreMark,
+        (Field::Meta(meta::MARK), _, None) if part(Field::Ct(ct::MARK)).is_some() => {
+            Statement::RestoreMarkBits {
+                cleared: u32::MAX,
+                mask: part(Field::Ct(ct::MARK)).unwrap_or_default(),
+            }
+        }
+        (Field::Ct(ct::MARK), _, None) if part(Field::Meta(meta::MARK)).is_some() => {
+            Statement::SaveMarkBits {
+                cleared: u32::MAX,
+                mask: part(Field::Meta(meta::MARK)).unwrap_or_default(),
+            }
+        }
         (Field::Meta(meta::MARK), _, Some(value)) => Statement::SetMark(Some(value)),
         (Field::Meta(meta::MARK), _, None) => changed(field, from)
             .map_or(Statement::SetMark(None), |(mask, value)| Statement::SetMarkBits { mask, value }),

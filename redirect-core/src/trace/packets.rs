@@ -180,6 +180,14 @@ impl MarkNow {
         Self { cleared: self.cleared | mask, flipped: (self.flipped & !mask) ^ value, ..self }
     }
 
+    /// Some bits cleared, and then these bits of another mark flipped, if it is known.
+    pub(super) const fn joined(self, cleared: u32, other: Option<u32>) -> Self {
+        match other {
+            Some(other) => self.changed(cleared, other),
+            None => Self::unknown(),
+        }
+    }
+
     /// The mark, where it is known.
     pub(super) fn value(self, packets: &Packets) -> Option<u32> {
         let was =

@@ -7,7 +7,7 @@ use super::{
     set::Set,
 };
 use crate::{
-    route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
+    route_tables::{LOCAL_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction},
     values::Family,
 };
 use alloc::{
@@ -21,6 +21,8 @@ use alloc::{
 pub(super) struct Routes {
     pub(super) steps: Vec<RouteStep>,
     pub(super) loopback_is_up: bool,
+    /// The addresses with a local route.
+    pub(super) local: Set,
     /// Whether a mark may lead elsewhere than no mark.
     pub(super) looks_at_marks: bool,
     /// What is told of what decides, by its number.
@@ -64,9 +66,12 @@ pub(super) enum RouteEnd {
     Next(usize),
 }
 
-/// What there are the words `lo is down` for, and for no route: the first two.
+/// The numbers of words that are about no policy rule or route.
 pub(super) const LOOPBACK_IS_DOWN: usize = 0;
 pub(super) const NO_ROUTE: usize = 1;
+pub(super) const SOURCE_NOT_LOCAL: usize = 2;
+const WORDS: [&str; 3] =
+    ["the interface lo is down", "there is no route", "the source address has no local route (table local)"];
 
 impl Routes {
     pub(super) fn of(tables: &RouteTables, family: Family) -> Self {
@@ -75,7 +80,8 @@ impl Routes {
             steps: Vec::new(),
             loopback_is_up: tables.loopback_is_up,
             looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
-            words: ["the interface lo is down", "there is no route"].map(String::from).into(),
+            local: locals(tables, family),
+            words: WORDS.map(String::from).into(),
         };
         // Where the questions of each rule begin.
         let mut begins: Vec<(u32, usize)> = Vec::new();
@@ -164,6 +170,19 @@ impl Routes {
             }
         }
     }
+}
+
+/// The addresses with a local route in the table of such routes.
+fn locals(tables: &RouteTables, family: Family) -> Set {
+    let is_local = |route: &&Route| {
+        route.family == family
+            && route.table == LOCAL_TABLE
+            && route.kind == RouteKind::Local
+            && !route.unknown
+    };
+    Set::of(
+        tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec()).collect(),
+    )
 }
 
 fn tests_of(rule: &PolicyRule) -> Vec<RouteTest> {

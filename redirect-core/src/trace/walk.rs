@@ -240,6 +240,8 @@ struct Walk<'a> {
     base_rule: Option<usize>,
     came_in: Interface,
     goes_out: Interface,
+    /// By which it leaves behind the hook, where rules of the hook have had it routed anew: they see the one it had before.
+    routed: Option<Interface>,
     has_owner: bool,
     mark: MarkNow,
     connection_mark: MarkNow,
@@ -274,7 +276,7 @@ struct Walk<'a> {
 /// All that decides about the rest of a walk's way.
 type State = (
     (Packets, Point, Hook, Option<Direction>, Vec<usize>),
-    (Interface, Interface, bool, MarkNow, MarkNow),
+    (Interface, Interface, Option<Interface>, bool, MarkNow, MarkNow),
     (Option<SocketAddr>, bool, Tracking, Option<u16>, bool, bool),
     (Option<Fate>, Option<ChainRule>, Causes),
 );
@@ -298,6 +300,7 @@ impl<'a> Walk<'a> {
             base_rule: None,
             came_in: if is_local { Interface::None } else { Interface::Own },
             goes_out: Interface::None,
+            routed: None,
             has_owner: is_local,
             mark,
             connection_mark,
@@ -362,7 +365,7 @@ impl<'a> Walk<'a> {
     fn state(&self) -> State {
         (
             (self.packets.clone(), self.point, self.hook, self.device, self.to_come.clone()),
-            (self.came_in, self.goes_out, self.has_owner, self.mark, self.connection_mark),
+            (self.came_in, self.goes_out, self.routed, self.has_owner, self.mark, self.connection_mark),
             (
                 self.destination,
                 self.is_source_translated,
@@ -425,7 +428,7 @@ impl<'a> Walk<'a> {
         let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")))?;
         self.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
         self.point = Point::Hook(Hook::Output);
-        Ok(if over_loopback { self.is_sent_over_loopback() } else { None })
+        if over_loopback { self.is_sent_over_loopback() } else { Ok(None) }
     }
 
     fn begins(&mut self, hook: Hook) {
@@ -673,6 +676,7 @@ impl<'a> Walk<'a> {
     fn ends_hook(&mut self) -> Result<Option<Fate>, Split> {
         self.point = match (self.device, self.hook) {
             (None, Hook::Output) => {
+                self.goes_out = self.routed.unwrap_or(self.goes_out);
                 self.track();
                 Point::Hook(Hook::Postrouting)
             }

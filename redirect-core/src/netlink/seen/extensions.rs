@@ -102,7 +102,7 @@ fn address_type(revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
     asked.map(condition).collect()
 }
 
-/// What CONNMARK does, without shifts and with masks only where it sets a mark.
+/// What CONNMARK does, without shifts.
 fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
     let [value, mask, from] = [xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, xt::read_u32(info, 8)?];
     let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
@@ -110,8 +110,10 @@ fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
     Some(match mode {
         SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
         RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
+        RESTORE_MARK if !is_shifted => Statement::RestoreMarkBits { cleared: from, mask },
         RESTORE_MARK => Statement::SetMark(None),
         SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
+        SAVE_MARK if !is_shifted => Statement::SaveMarkBits { cleared: mask, mask: from },
         _ => Statement::Unknown("-j CONNMARK".to_owned()),
     })
 }
@@ -250,16 +252,21 @@ mod tests {
         assert_eq!((first(0, [7, 0xff, ALL]), second(0, [7, 0xff, ALL], [0, 0])), (set.clone(), set));
         assert_eq!(second(0, [7, 0xff, ALL], [1, 0]), Some(unknown()), "shifted to the other side");
         assert_eq!(second(0, [7, 0xff, ALL], [0, 3]), Some(unknown()), "shifted by three");
-        for (mode, whole, part) in
-            [(1, Statement::SaveMark, unknown()), (2, Statement::RestoreMark, Statement::SetMark(None))]
-        {
+        let saved = |ct: u32, nf: u32| Statement::SaveMarkBits { cleared: ct, mask: nf };
+        let restored = |ct: u32, nf: u32| Statement::RestoreMarkBits { cleared: nf, mask: ct };
+        type Part<'a> = &'a dyn Fn(u32, u32) -> Statement;
+        let modes: [(u8, Statement, Part<'_>, Statement); 2] = [
+            (1, Statement::SaveMark, &saved, unknown()),
+            (2, Statement::RestoreMark, &restored, Statement::SetMark(None)),
+        ];
+        for (mode, whole, part, shifted) in modes {
             assert_eq!(first(mode, [0, ALL, ALL]), Some(whole.clone()));
             assert_eq!(second(mode, [0, ALL, ALL], [0, 0]), Some(whole));
-            for masks in [[0, 0xff, ALL], [0, ALL, 0xff]] {
-                assert_eq!(first(mode, masks), Some(part.clone()));
-                assert_eq!(second(mode, masks, [0, 0]), Some(part.clone()));
+            for (ct, nf) in [(0xff, ALL), (ALL, 0xff)] {
+                assert_eq!(first(mode, [0, ct, nf]), Some(part(ct, nf)));
+                assert_eq!(second(mode, [0, ct, nf], [0, 0]), Some(part(ct, nf)));
             }
-            assert_eq!(second(mode, [0, ALL, ALL], [0, 1]), Some(part));
+            assert_eq!(second(mode, [0, ALL, ALL], [0, 1]), Some(shifted));
         }
     }
 

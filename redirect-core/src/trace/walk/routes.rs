@@ -4,17 +4,35 @@ use super::{
     super::{
         Change, Fate, Step,
         packets::{Field, Holds, interface, number, state},
-        routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes},
+        routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes, SOURCE_NOT_LOCAL},
         set::Set,
     },
     Cause, Interface, Split, Unknown, Walk,
 };
 
 impl<'a> Walk<'a> {
-    /// Whether what a socket sends to the pod itself can be sent at all.
-    pub(super) fn is_sent_over_loopback(&mut self) -> Option<Fate> {
-        let is_down = self.rules.routes.as_ref().is_some_and(|routes| !routes.loopback_is_up);
-        is_down.then(|| self.is_lost(LOOPBACK_IS_DOWN))
+    /// Where what a socket sends to the pod itself ends, if routing does not lead it there.
+    pub(super) fn is_sent_over_loopback(&mut self) -> Result<Option<Fate>, Split> {
+        let rules = self.rules;
+        let Some(routes) = &rules.routes else { return Ok(None) };
+        let (leads, words) = self.route(routes)?;
+        match leads {
+            RouteEnd::Local => self.goes_to_itself(routes),
+            // It has been routed before: somebody says that it goes over lo.
+            RouteEnd::Out(_) | RouteEnd::Lost => Ok(Some(self.is_lost(words))),
+            RouteEnd::Unknown | RouteEnd::Next(_) => Ok(None),
+        }
+    }
+
+    /// Where a packet ends that goes over `lo`, if it does not get there: `lo` may be down; and without a local route to
+    /// its source, nobody can answer it.
+    fn goes_to_itself(&mut self, routes: &Routes) -> Result<Option<Fate>, Split> {
+        if !routes.loopback_is_up {
+            return Ok(Some(self.is_lost(LOOPBACK_IS_DOWN)));
+        }
+        let is_local = Holds::of(&self.packets, Field::Source, &routes.local);
+        let can_be_answered = self.is_source_translated || self.decide(is_local, || Unknown::Source)?;
+        Ok(if can_be_answered { None } else { Some(self.is_lost(SOURCE_NOT_LOCAL)) })
     }
 
     /// Where a packet of the pod goes that has another destination, or only another mark, than when it was routed first; where it
@@ -31,11 +49,13 @@ impl<'a> Walk<'a> {
         }
         let (leads, words) = self.route(routes)?;
         Ok(match leads {
-            RouteEnd::Local if routes.loopback_is_up => {
-                self.leaves_by(Interface::Loopback);
-                None
+            RouteEnd::Local => {
+                let lost = self.goes_to_itself(routes)?;
+                if lost.is_none() {
+                    self.leaves_by(Interface::Loopback);
+                }
+                lost
             }
-            RouteEnd::Local => Some(self.is_lost(LOOPBACK_IS_DOWN)),
             // Nothing goes to a loopback address by another interface.
             RouteEnd::Out(_) if self.destination.is_some_and(|to| to.ip().is_loopback()) => {
                 Some(self.is_lost(words))
@@ -110,11 +130,11 @@ impl<'a> Walk<'a> {
     }
 
     fn leaves_by(&mut self, to: Interface) {
-        if to != self.goes_out {
+        if to != self.routed.unwrap_or(self.goes_out) {
             let name = if self.records { self.name_of(to) } else { None };
-            self.goes_out = to;
             self.changed(Change::Rerouted(name));
         }
+        self.routed = Some(to);
     }
 
     /// What the policy rules and routes say, and the number of the words for what decides.

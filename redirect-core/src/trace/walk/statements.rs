@@ -155,6 +155,23 @@ impl<'a> Walk<'a> {
                 Entry::Template => self.set_mark(MarkNow::is(0)),
                 Entry::Own => self.set_mark(self.connection_mark),
             },
+            Statement::RestoreMarkBits { cleared, mask } => match self.entry()? {
+                Entry::None => Then::Rule,
+                Entry::Template => self.set_mark(self.mark.changed(*cleared, 0)),
+                Entry::Own => {
+                    let other = self.connection_mark.value(&self.packets);
+                    self.set_mark(self.mark.joined(*cleared, other.map(|other| other & mask)))
+                }
+            },
+            Statement::SaveMarkBits { cleared, mask } => match self.entry()? {
+                Entry::None | Entry::Template => Then::Statement,
+                Entry::Own => {
+                    let other = self.mark.value(&self.packets);
+                    self.set_connection_mark(
+                        self.connection_mark.joined(*cleared, other.map(|other| other & mask)),
+                    )
+                }
+            },
             Statement::SaveMark => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => self.set_connection_mark(self.mark),
