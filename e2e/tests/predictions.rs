@@ -4,12 +4,15 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::arrivals::{Ground, Shot, agrees};
 use common::in_parallel;
-use common::packets::{FORMS, Said, Seen, plan};
+use common::packets::{FORMS, Said, plan};
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, Mismatch, apply, verify};
@@ -19,7 +22,6 @@ use redirect_core::{
     settings::Key,
     trace::{Detail, Fate, Packet, Rules},
 };
-use std::net::SocketAddr;
 
 const THREADS: usize = 4;
 /// A packet that is to arrive is waited for this long.
@@ -234,7 +236,7 @@ const CASES: &[Case] = &[
     // Marks of connections.
     case("P2 bypass", &[Redirect, Legacy], CONNMARK_BYPASS, &[Out, Out443, ToSelf]),
     case("P2 bypass of native rules", &[Native], CONNMARK_BYPASS, NONE),
-    case("P2 bypass, inbound by TPROXY", &[Tproxy, LegacyTproxy], CONNMARK_BYPASS, &[Out, Out443]),
+    case("P2 bypass, inbound by TPROXY", &[Tproxy, LegacyTproxy], CONNMARK_BYPASS, &[Out, Out443, ToSelf]),
     case("P2 drop", ALL, CONNMARK_DROP, &[Out443, ByProxy443]),
     case("P2 saved", ALL, CONNMARK_SAVE, &[Out443, ByProxy443]),
     case("P2 restored", ALL, CONNMARK_RESTORE, &[In]),
@@ -354,6 +356,7 @@ const CASES: &[Case] = &[
     ),
 ];
 
+/// A pod that a case is set up in.
 struct Pod {
     ground: Ground,
     plan: RulePlan,
@@ -437,12 +440,6 @@ fn script(text: &str, mode: Mode) -> String {
     text.replace("} }", "}\n}").replace("$ipt", &format!("iptables-{variant} -w"))
 }
 
-fn play(case: &Case, mode: Mode) -> Result<Vec<String>> {
-    let about = || format!("{} {mode:?}: {}{}", case.name, case.before, script(case.after, mode));
-    let problems = Pod::new(case, mode).and_then(|pod| pod.judge(case)).with_context(about)?;
-    Ok(problems.into_iter().map(|problem| format!("{}\n    {problem}", about())).collect())
-}
-
 #[test]
 fn kernel_trace_and_check_agree() -> Result<()> {
     let only = std::env::var("ONLY").ok();
@@ -452,8 +449,30 @@ fn kernel_trace_and_check_agree() -> Result<()> {
         .filter(wanted)
         .flat_map(|case| case.modes.iter().map(move |mode| (case, *mode)))
         .collect();
-    let problems = in_parallel(THREADS, &all, |_, (case, mode)| play(case, *mode));
+    // What is wrong in several modes is told once.
+    let wrong: Mutex<BTreeMap<(&str, String), Vec<Mode>>> = Mutex::default();
+    let failures = in_parallel(THREADS, &all, |_, (case, mode)| {
+        let problems = Pod::new(case, *mode).and_then(|pod| pod.judge(case));
+        let problems = problems.with_context(|| format!("{} {mode:?}", case.name))?;
+        let mut wrong = wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        for problem in problems {
+            wrong.entry((case.name, problem)).or_default().push(*mode);
+        }
+        Ok(Vec::new())
+    });
+    let wrong = wrong.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{} cases", all.len());
-    ensure!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    let scripts = CASES.iter().map(|case| (case.name, format!("{}{}", case.before, case.after)));
+    let scripts: BTreeMap<&str, String> = scripts.collect();
+    let mut text = failures.join("\n");
+    let mut last = "";
+    for ((name, problem), modes) in &wrong {
+        if *name != last {
+            text.push_str(&format!("\n{name}: {}", scripts[name]));
+            last = name;
+        }
+        text.push_str(&format!("\n    {problem} {modes:?}"));
+    }
+    ensure!(text.is_empty(), "{} disagree:\n{text}", failures.len() + wrong.len());
     Ok(())
 }
