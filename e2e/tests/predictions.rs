@@ -180,7 +180,7 @@ const NFT_CONNMARK: &str = "nft 'table inet theirs {
     chain c { type filter hook output priority 0; meta mark 7 drop; } }'";
 const NFT_CONNMARK_BYPASS: &str = "nft 'table inet theirs {
     chain a { type filter hook output priority -150; tcp dport 443 meta mark set 7 ct mark set meta mark; }
-    chain b { type nat hook output priority -110; ct mark 7 dnat ip to 198.51.100.1; } }'";
+    chain b { type nat hook output priority -110; ct mark 7 dnat ip to 198.51.100.2; } }'";
 
 const DROP_UNMARKED: &str = "$ipt -t mangle -A OUTPUT -p tcp -j MARK --set-mark 7
     $ipt -A OUTPUT -p tcp -m mark ! --mark 7 -j DROP";
@@ -214,9 +214,9 @@ const EARLY: [&str; 4] = [
     "$ipt -t raw -A OUTPUT -p tcp -m connmark --mark 0 -j DROP",
 ];
 const EARLY_IN: &str =
-    "nft 'table inet theirs { chain in { type filter hook prerouting priority -250; iifname eth0 jump all
+    "nft 'table inet theirs { chain in { type filter hook prerouting priority -250; iifname eth0 jump every
         iifname eth0 ct state new drop; }
-    chain all { ct mark 0 drop
+    chain every { ct mark 0 drop
         ct direction original drop; } }'";
 
 const LATE_NAT: &str = "nft 'table ip zz { chain out { type nat hook output priority -100; tcp dport { 80, 443 } redirect to :3128; } }'";
@@ -225,10 +225,16 @@ const NO_OWN_ADDRESS: &str = "ip route del local 10.1.0.2 table local";
 
 const CASES: &[Case] = &[
     // Marks from hook to hook.
-    case("P1 nat and filter", ALL, KUBE_MARK_DROP, &[Out443, ByProxy443]),
+    case("P1 nat and filter", &[Redirect, Tproxy, Legacy, LegacyTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443]),
+    // Where the mesh's rules have a table of their own its priority is the same. Theirs is asked first: it was added last.
+    Case {
+        untold: true,
+        ..case("P1 nat and filter beside native rules", &[Native, NativeTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443])
+    },
     case("P1 mangle and filter", ALL, MARK_443, &[Out443, ByProxy443]),
     case("P1 inbound", &[Redirect, Native, Legacy], MARK_IN, &[In]),
-    case("P1 inbound, TPROXY's mark comes after", &[Tproxy, NativeTproxy, LegacyTproxy], MARK_IN, NONE),
+    case("P1 inbound, TPROXY's mark comes after", &[Tproxy, LegacyTproxy], MARK_IN, NONE),
+    Case { untold: true, ..case("P1 inbound, native TPROXY", &[NativeTproxy], MARK_IN, NONE) },
     case("P1 nft", &[Redirect, Tproxy, Native, NativeTproxy, Legacy], NFT_MARK_443, &[Out443, ByProxy443]),
     case("P1 nft inbound", &[Redirect, Native, Legacy], NFT_MARK_IN, &[In, In6]),
     case("P1 nft inbound, TPROXY's mark comes after", &[Tproxy, NativeTproxy, LegacyTproxy], NFT_MARK_IN, NONE),
@@ -397,7 +403,10 @@ impl Pod {
                 problems.push(format!("trace: {probe:?} {seen:?}, not {:?}{detail}", trace.may));
             }
         }
-        problems.extend(self.check(case)?);
+        let unanswered = shots.iter().filter(|shot| !shot.is_answered()).map(probe_of);
+        let unanswered: Vec<Probe> =
+            unanswered.filter(|probe| probe.is_captured() && !is_lost(*probe)).collect();
+        problems.extend(self.check(case, &unanswered)?);
         Ok(problems)
     }
 
@@ -416,21 +425,29 @@ impl Pod {
         v4.fate(&like)
     }
 
-    fn check(&self, case: &Case) -> Result<Option<String>> {
+    /// Who finds that captured packets are lost may also say that their answers are.
+    fn check(&self, case: &Case, unanswered: &[Probe]) -> Result<Option<String>> {
         let found = self.ground.pod().enter(|| verify(&self.plan, &self.options))??;
         let is_captured_lost = case.lost.iter().any(|probe| probe.is_captured());
         Ok(match (found, is_captured_lost) {
             (None, true) => Some("CHECK: silent".to_owned()),
-            (Some(_), false) if case.lacks => None,
+            (Some(_), false) if case.lacks || !unanswered.is_empty() => None,
             (Some(Mismatch::Interference(findings)), false)
                 if case.untold && findings.iter().all(|finding| finding.severity == Severity::May) =>
             {
                 None
             }
-            (Some(named), false) => Some(format!("CHECK: names {named}")),
+            (Some(named), false) => Some(format!("CHECK: names {}", told(&named))),
             (Some(_), true) | (None, false) => None,
         })
     }
+}
+
+/// With how sure it is.
+fn told(named: &Mismatch) -> String {
+    let Mismatch::Interference(findings) = named else { return named.to_string() };
+    let each = findings.iter().map(|finding| format!("{:?}: {finding}", finding.severity));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// `$ipt` is the variant of iptables that suits the mode.

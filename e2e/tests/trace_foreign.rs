@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::arrivals::{Ground, Shot, agrees};
+use common::arrivals::{Ground, Shot, agrees, elsewhere};
 use common::foreign::{Foreign, random};
 use common::in_parallel;
 use common::mesh::other_address;
@@ -185,7 +185,7 @@ fn kind_of(packet: &Packet, fate: Fate) -> Traffic {
 /// A packet of this traffic, if the plan captures it: more of them than [`random_packet`] makes, none marked.
 fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
     let at = |ip, port| SocketAddr::new(ip, port);
-    let far = if dice.one_in(2) { remote_address(v6) } else { other_address(v6) };
+    let far = dice.pick(&[remote_address(v6), other_address(v6), elsewhere(v6)]);
     let pod = pod_address(v6);
     let id = |dice: &mut Dice| dice.pick(&[1000, 1000, 2000, 0, 7, PROXY_ID]);
     let port = dice.pick(&[80, 81, 443, 4443, 53, 8080, 8081, 15008, 9]);

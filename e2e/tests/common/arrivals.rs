@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +23,7 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind, connect,
-    getsockname, getsockopt, sendto, setsockopt, socket, sockopt,
+    getpeername, getsockname, getsockopt, sendto, setsockopt, socket, sockopt,
 };
 use redirect_core::{
     Family,
@@ -45,6 +45,11 @@ pub const APP: [u16; 3] = [8080, 8081, 15008];
 pub const FAR: [u16; 5] = [80, 81, 443, 4443, 53];
 /// Ports for datagrams.
 const DATAGRAMS: [u16; 3] = [53, 81, 5353];
+
+/// A third service far away, in another network than the others.
+pub fn elsewhere(v6: bool) -> IpAddr {
+    if v6 { [0x2001, 0xdb8, 9, 0, 0, 0, 0, 9].into() } else { [203, 0, 113, 9].into() }
+}
 
 /// What a listener has received first.
 #[derive(Clone, Debug)]
@@ -81,7 +86,9 @@ impl Ground {
         let topology = Topology::new(Families::Dual)?;
         let (pod, client) = (&topology.pod, &topology.client);
         for v6 in [false, true] {
-            client.add_address("lo", &format!("{}/{}", other_address(v6), if v6 { 128 } else { 32 }))?;
+            for address in [other_address(v6), elsewhere(v6)] {
+                client.add_address("lo", &format!("{address}/{}", if v6 { 128 } else { 32 }))?;
+            }
         }
         fix_neighbours(pod, 2, 1, client_address)?;
         fix_neighbours(client, 1, 2, pod_address)?;
@@ -163,22 +170,17 @@ impl Ground {
 }
 
 impl Shot {
-    /// Whether the client got as far as the kernel lets a client know: its connection is open. Always true of datagrams.
+    /// Whether the client has an answer: its connection is open. Always true of datagrams.
     pub fn is_answered(&self) -> bool {
-        self.packet.protocol != Protocol::Tcp || getpeer(&self.fd)
+        self.packet.protocol != Protocol::Tcp || {
+            // Writable, too, is a socket whose connection has failed; that has no peer.
+            let _ = Patience::new(QUIET).wait_for(&self.fd, PollFlags::POLLOUT);
+            getpeername::<SockaddrStorage>(self.fd.as_raw_fd()).is_ok()
+        }
     }
 }
 
-fn getpeer(fd: &OwnedFd) -> bool {
-    nix::sys::socket::getpeername::<SockaddrStorage>(fd.as_raw_fd()).is_ok()
-}
-
-fn fix_neighbours(
-    at: &Namespace,
-    own: u8,
-    other: u8,
-    address: impl Fn(bool) -> std::net::IpAddr,
-) -> Result<()> {
+fn fix_neighbours(at: &Namespace, own: u8, other: u8, address: impl Fn(bool) -> IpAddr) -> Result<()> {
     at.ip_batch(&format!(
         "link set eth0 address 02:00:00:00:00:0{own}\n\
          neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
@@ -229,7 +231,7 @@ struct Post {
     user: u32,
 }
 
-fn post(server: &'static str, ip: std::net::IpAddr, port: u16, is_tcp: bool) -> Post {
+fn post(server: &'static str, ip: IpAddr, port: u16, is_tcp: bool) -> Post {
     Post { server, at: SocketAddr::new(ip, port), is_tcp, user: 0 }
 }
 
@@ -392,7 +394,7 @@ pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
         }
         (Seen::At(server, at), Fate::Untouched) => is_addressed(server, *at, packet),
         (Seen::At(_, at), Fate::Redirected(port)) => at.port() == port,
-        (Seen::At(_, at), Fate::Translated) => !packet.destination.eq(at),
+        (Seen::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
         // Nobody answers for what is lost; whether the sender hears of it depends on what becomes of that answer.
         (Seen::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
         | (Seen::Refused, Fate::Rejected | Fate::Broken) => true,
@@ -406,7 +408,7 @@ pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
 
 fn is_far(packet: &Packet) -> bool {
     let v6 = packet.family() == Family::V6;
-    [remote_address(v6), other_address(v6)].contains(&packet.destination.ip())
+    [remote_address(v6), other_address(v6), elsewhere(v6)].contains(&packet.destination.ip())
 }
 
 /// Datagrams are received by sockets that have no address of their own.

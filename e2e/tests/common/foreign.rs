@@ -319,7 +319,7 @@ impl Table {
     }
 
     fn rule(&mut self, dice: &mut Dice, chain: Chain, depth: usize) -> String {
-        let (matches, is_tcp) = chain.matches(dice);
+        let (matches, about) = chain.matches(dice);
         let counter = if dice.one_in(3) { " counter" } else { "" };
         if depth < 3 && dice.one_in(4) {
             let to = self.inner_chain(dice, chain, depth);
@@ -328,9 +328,9 @@ impl Table {
         }
         if depth < 3 && dice.one_in(8) {
             let to = self.inner_chain(dice, chain, depth);
-            return format!("{}{counter} {}", matches, chain.verdict_map(dice, &to));
+            return format!("{}{counter} {}", matches, chain.verdict_map(dice, about, &to));
         }
-        format!("{matches}{counter} {}", chain.statement(dice, is_tcp))
+        format!("{matches}{counter} {}", chain.statement(dice, about))
     }
 
     fn inner_chain(&mut self, dice: &mut Dice, chain: Chain, depth: usize) -> String {
@@ -354,49 +354,50 @@ struct Chain {
     kind: &'static str,
 }
 
+/// What the conditions of a rule say of packets: statements have to fit.
+#[derive(Clone, Copy)]
+struct About {
+    is_tcp: bool,
+    is_udp: bool,
+    v6: bool,
+}
+
 impl Chain {
     fn goes_out(self) -> bool {
         matches!(self.hook, "output" | "postrouting")
     }
 
-    /// An address of the family, and how the family is called in front of it.
-    fn address(self, dice: &mut Dice) -> (&'static str, String) {
-        let v6 = self.family == "ip6" || self.family == "inet" && dice.one_in(2);
-        (if v6 { "ip6" } else { "ip" }, address(dice, v6))
-    }
-
-    fn matches(self, dice: &mut Dice) -> (String, bool) {
+    /// The conditions of a rule, and what it is about by them.
+    fn matches(self, dice: &mut Dice) -> (String, About) {
         let not = |dice: &mut Dice| if dice.one_in(4) { "!= " } else { "" };
+        let v6 = self.family == "ip6" || self.family == "inet" && dice.one_in(2);
+        let ip = if v6 { "ip6" } else { "ip" };
         let mut parts: Vec<String> = Vec::new();
-        let mut is_tcp = false;
-        match dice.below(9) {
-            0..=2 => parts.push(format!("tcp dport {}{}", not(dice), dice.pick(&TCP_PORTS))),
-            3 => parts.push(
-                dice.pick(&[
-                    "tcp dport { 80, 4443, 9 }",
-                    "tcp dport 80-81",
-                    "tcp dport @ports",
-                    "tcp dport { 53, 8080-8081 }",
-                ])
-                .into(),
-            ),
-            4 => parts.push("meta l4proto tcp".into()),
-            5 => parts.push(
-                dice.pick(&[
-                    "udp dport 53",
-                    "meta l4proto udp",
-                    "meta l4proto { tcp, udp } th dport { 53, 81 }",
-                ])
-                .into(),
-            ),
-            _ => {}
-        }
-        if parts.first().is_some_and(|part| part.starts_with("tcp") || part == "meta l4proto tcp") {
-            is_tcp = true;
+        let protocol = match dice.below(9) {
+            0..=4 => "tcp",
+            5 => "udp",
+            _ => "",
+        };
+        let (is_tcp, is_udp) = (protocol == "tcp", protocol == "udp");
+        if is_tcp {
+            parts.push(match dice.below(5) {
+                0..=2 => format!("tcp dport {}{}", not(dice), dice.pick(&TCP_PORTS)),
+                3 => dice
+                    .pick(&[
+                        "tcp dport { 80, 4443, 9 }",
+                        "tcp dport 80-81",
+                        "tcp dport @ports",
+                        "tcp dport { 53, 8080-8081 }",
+                    ])
+                    .into(),
+                _ => "meta l4proto tcp".into(),
+            });
+        } else if is_udp {
+            parts.push(dice.pick(&["udp dport 53", "meta l4proto udp", "udp dport { 53, 81 }"]).into());
         }
         for _ in 0..dice.below(3) {
             let (mark, mask, id) = (number(dice, &MARKS), number(dice, &MASKS), number(dice, &IDS));
-            let (ip, address) = self.address(dice);
+            let address = address(dice, v6);
             let one = match dice.below(17) {
                 0 => format!("meta mark {}{mark:#x}", not(dice)),
                 1 => format!(
@@ -438,21 +439,14 @@ impl Chain {
                     .pick(&["meta mark { 0x7, 0x17, 0x539 }", "ct mark { 0x0, 0x7 }", "meta mark 1-0x20"])
                     .into(),
                 12 => format!("ct state . ct mark {{ new . {:#x}, invalid . 0x0 }}", dice.pick(&[0, 7])),
-                13 if self.family == "ip6" => dice
-                    .pick(&[
-                        "ip6 daddr @far",
-                        "ip6 daddr . tcp dport { 2001:db8::1 . 80, fd00:10::2 . 8080 }",
-                    ])
-                    .into(),
-                13 => dice
-                    .pick(&[
-                        "ip daddr @far",
-                        "ip daddr != @far",
-                        "ip daddr . tcp dport { 198.51.100.1 . 80, 10.1.0.2 . 8080 }",
-                    ])
-                    .into(),
-                14 if !is_tcp => "meta l4proto . th dport { tcp . 80, udp . 53, tcp . 8080 }".into(),
-                15 => "ct zone 0".into(),
+                13 if self.family == "ip6" => dice.pick(&["ip6 daddr @far", "ip6 daddr != @far"]).into(),
+                13 if !v6 => dice.pick(&["ip daddr @far", "ip daddr != @far"]).into(),
+                14 if v6 && !is_udp => "ip6 daddr . tcp dport { 2001:db8::1 . 80, fd00:10::2 . 8080 }".into(),
+                14 if !is_udp => "ip daddr . tcp dport { 198.51.100.1 . 80, 10.1.0.2 . 8080 }".into(),
+                15 if protocol.is_empty() => {
+                    "meta l4proto . th dport { tcp . 80, udp . 53, tcp . 8080 }".into()
+                }
+                16 => "ct zone 0".into(),
                 _ => String::new(),
             };
             if !one.is_empty() {
@@ -463,10 +457,11 @@ impl Chain {
             parts
                 .push(dice.pick(&["limit rate 5/second", "quota 500 bytes", "numgen random mod 2 0"]).into());
         }
-        (parts.join(" "), is_tcp)
+        (parts.join(" "), About { is_tcp, is_udp, v6 })
     }
 
-    fn statement(self, dice: &mut Dice, is_tcp: bool) -> String {
+    fn statement(self, dice: &mut Dice, about: About) -> String {
+        let is_tcp = about.is_tcp;
         let (mark, mask) = (number(dice, &MARKS), number(dice, &MASKS));
         let translates = self.kind == "nat" && matches!(self.hook, "prerouting" | "output");
         match dice.below(14) {
@@ -486,8 +481,8 @@ impl Chain {
             1 if is_tcp && matches!(self.hook, "input" | "output") => "reject with tcp reset".into(),
             2 if matches!(self.hook, "input" | "output") => "reject".into(),
             1 if is_tcp && self.kind == "filter" && self.hook == "prerouting" => {
-                let family = if self.family == "inet" { dice.pick(&["ip ", "ip6 "]) } else { "" };
-                format!("tproxy {family}to :{STRANGER} meta mark set {mark:#x} accept")
+                let family = if about.v6 { "ip6" } else { "ip" };
+                format!("tproxy {family} to :{STRANGER} meta mark set {mark:#x} accept")
             }
             3 | 4 => "drop".into(),
             5 => "accept".into(),
@@ -504,16 +499,20 @@ impl Chain {
                 ])
                 .into(),
             12 => format!("ct mark set ct mark | {mark:#x}"),
-            _ if dice.one_in(3) => "meta mark set tcp dport map { 80 : 0x7, 8080 : 0x17, 443 : 0x8 }".into(),
+            _ if dice.one_in(3) && !about.is_udp => {
+                "meta mark set tcp dport map { 80 : 0x7, 8080 : 0x17, 443 : 0x8 }".into()
+            }
             _ => format!("meta mark set {mark:#x} ct mark set meta mark"),
         }
     }
 
-    fn verdict_map(self, dice: &mut Dice, to: &str) -> String {
+    fn verdict_map(self, dice: &mut Dice, about: About, to: &str) -> String {
         let end = if self.kind == "nat" { "accept" } else { dice.pick(&["drop", "accept", "return"]) };
         match dice.below(5) {
             0 => format!("ct state vmap {{ invalid : {end}, new : jump {to}, established : accept }}"),
-            1 => format!("tcp dport vmap {{ 80 : jump {to}, 8080 : {end}, 4443-4444 : goto {to} }}"),
+            1 if !about.is_udp => {
+                format!("tcp dport vmap {{ 80 : jump {to}, 8080 : {end}, 4443-4444 : goto {to} }}")
+            }
             2 => format!("meta mark vmap {{ 0x0 : jump {to}, 0x7 : {end} }}"),
             3 => format!("meta l4proto . th dport vmap {{ tcp . 81 : goto {to}, udp . 53 : {end} }}"),
             _ => format!("ct mark vmap {{ 0x0 : goto {to}, 0x7 : {end} }}"),
