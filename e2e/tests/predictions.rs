@@ -344,6 +344,16 @@ const CASES: &[Case] = &[
         "nft 'table inet f { chain c { type nat hook input priority 100; iifname lo drop; } }'",
         NONE,
     ),
+    // REDIRECT changes the route, and the hook goes on with the interface it began with.
+    case("output by eth0", ALL, "$ipt -A OUTPUT -o eth0 -p tcp --dport 15001 -j DROP", &[Out, Out443]),
+    case("output by lo", ALL, "$ipt -A OUTPUT -o lo -p tcp --dport 15001 -j DROP", NONE),
+    // What others have translated goes on, too.
+    case(
+        "translated, then dropped",
+        &[Redirect, Legacy],
+        "$ipt -t nat -I PREROUTING -i eth0 -p tcp -j DNAT --to-destination 10.1.0.2:3128; $ipt -A INPUT -p tcp --dport 3128 -j DROP",
+        &[In],
+    ),
     // What the kernel ignores, and what it does all the same.
     case("P13 zone, then notrack", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", NONE),
     case("P13 notrack", ALL, "$ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", &[Out443]),

@@ -188,7 +188,7 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
     let far = dice.pick(&[remote_address(v6), other_address(v6), elsewhere(v6)]);
     let pod = pod_address(v6);
     let id = |dice: &mut Dice| dice.pick(&[1000, 1000, 2000, 0, 7, PROXY_ID]);
-    let port = dice.pick(&[80, 81, 443, 4443, 53, 8080, 8081, 15008, 9]);
+    let port = dice.pick(&[80, 81, 443, 4443, 53, 8080, 8081, 15008, 15001, 15006, 9]);
     let (uid, gid) = (id(dice), id(dice));
     match traffic {
         Traffic::Inbound => {
@@ -197,7 +197,7 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
             Packet::from_outside(at(from, 0), at(pod, port)).by("eth0")
         }
         Traffic::Dns => Packet::from_pod(uid, gid, at(pod, 0), at(far, 53)).by("eth0").over_udp(),
-        Traffic::ProxyToSelf => Packet::from_pod(PROXY_ID, PROXY_ID, at(pod, 0), at(pod, port)).by("lo"),
+        Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
         _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
     }
 }

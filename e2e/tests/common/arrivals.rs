@@ -393,7 +393,12 @@ pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
             server.eq_ignore_ascii_case(listener.name()) && is_there
         }
         (Seen::At(server, at), Fate::Untouched) => is_addressed(server, *at, packet),
-        (Seen::At(_, at), Fate::Redirected(port)) => at.port() == port,
+        // TPROXY of others leaves the destination as it is.
+        (Seen::At(server, at), Fate::Redirected(port)) => {
+            at.port() == port || port == STRANGER && server == "stranger"
+        }
+        // The first packet has come to a listener; what follows it has not.
+        (Seen::At(_, at), Fate::Broken) => *at != packet.destination,
         (Seen::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
         // Nobody answers for what is lost; whether the sender hears of it depends on what becomes of that answer.
         (Seen::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
