@@ -156,8 +156,11 @@ impl Pod {
                     all.push(packet);
                 }
             }
-            // First those of which the trace says so, too.
-            all.sort_by_key(|packet| self.trace(packet).may == [self.planned(packet)].into());
+            // First those that are lost by their traces, then those that may be.
+            all.sort_by_key(|packet| {
+                let (may, planned) = (self.trace(packet).may, self.planned(packet));
+                (may.contains(&planned), may.len() == 1)
+            });
             all.truncate(SUSPECTS);
             let shots = self.play(&all)?;
             let is_lost = |(shot, seen): &(Shot, Seen)| {
