@@ -3,7 +3,9 @@
 // Every test program takes what it needs of this module.
 #![allow(dead_code, unused_imports)]
 
+pub mod arrivals;
 pub mod crafted;
+pub mod foreign;
 pub mod mesh;
 pub mod packets;
 pub mod recording;

@@ -1,0 +1,505 @@
+//! Rules and routes of other programs whose effect is easily misjudged: marks from hook to hook, connection tracking's place among the
+//! priorities, equal priorities, hooks below IP, routes. Each case is set up in a pod, packets are really sent, and three have to agree: the
+//! kernel, the trace of what is in force, and CHECK, which names something if captured packets are lost, and nothing if none is.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use common::arrivals::{Ground, Shot, agrees};
+use common::in_parallel;
+use common::packets::{FORMS, Said, plan};
+use e2e::netns::{client_address, pod_address, remote_address};
+use e2e::traffic::PROXY_ID;
+use netns_apply::{ApplyOptions, Live, Mismatch, apply, verify};
+use redirect_core::{
+    Family, RulePlan,
+    interference::Severity,
+    settings::Key,
+    trace::{Detail, Fate, Packet, Rules},
+};
+
+const THREADS: usize = 4;
+/// A packet that is to arrive is waited for this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How the pod is redirected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Redirect,
+    Tproxy,
+    Native,
+    NativeTproxy,
+    /// By iptables-legacy.
+    Legacy,
+    LegacyTproxy,
+    /// REDIRECT with strict capture.
+    Strict,
+    /// Native nftables of a plan for IPv4 alone, beside which the pod has an IPv6 address.
+    NativeV4,
+}
+use Mode::{Legacy, LegacyTproxy, Native, NativeTproxy, NativeV4, Redirect, Strict, Tproxy};
+
+const ALL: &[Mode] = &[Redirect, Tproxy, Native, NativeTproxy, Legacy, LegacyTproxy];
+
+impl Mode {
+    fn said(self) -> Said {
+        let mut said: Said = [(Key::InboundPorts, "*"), (Key::OutboundRanges, "*")].into();
+        if self != NativeV4 {
+            said.insert(Key::DualStack, "true");
+        }
+        if matches!(self, Tproxy | NativeTproxy | LegacyTproxy) {
+            said.insert(Key::InterceptionMode, "TPROXY");
+        }
+        if self == Strict {
+            said.insert(Key::StrictCapture, "true");
+        }
+        said
+    }
+
+    fn options(self) -> ApplyOptions {
+        let name = match self {
+            Redirect | Tproxy | Strict => "netlink",
+            Native | NativeTproxy | NativeV4 => "native nftables",
+            Legacy | LegacyTproxy => "iptables-legacy",
+        };
+        let (_, backend, native_form) = FORMS.into_iter().find(|form| form.0 == name).expect("is a form");
+        ApplyOptions { backend, native_form, ..ApplyOptions::default() }
+    }
+}
+
+/// A packet to send. All are sent in every case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    /// From outside to the application.
+    In,
+    In6,
+    /// From the application to a service far away, at port 80 and 443.
+    Out,
+    Out443,
+    Out6,
+    /// From the proxy to the application, at the pod's address.
+    ToSelf,
+    /// From the application to itself, which no plan captures.
+    AppToSelf,
+    /// From the proxy to a service far away, which no plan captures.
+    ByProxy443,
+}
+use Probe::{AppToSelf, ByProxy443, In, In6, Out, Out6, Out443, ToSelf};
+
+const PROBES: [Probe; 8] = [In, In6, Out, Out443, Out6, ToSelf, AppToSelf, ByProxy443];
+
+impl Probe {
+    fn packet(self) -> Packet {
+        let v6 = matches!(self, In6 | Out6);
+        let at = |ip, port| SocketAddr::new(ip, port);
+        let (pod, far) = (pod_address(v6), remote_address(v6));
+        let local = |user, to| Packet::from_pod(user, user, at(pod, 0), to);
+        match self {
+            In | In6 => Packet::from_outside(at(client_address(v6), 0), at(pod, 8080)).by("eth0"),
+            Out | Out6 => local(1000, at(far, 80)).by("eth0"),
+            Out443 => local(1000, at(far, 443)).by("eth0"),
+            ToSelf => local(PROXY_ID, at(pod, 8080)).by("lo"),
+            AppToSelf => local(1000, at(pod, 8080)).by("lo"),
+            ByProxy443 => local(PROXY_ID, at(far, 443)).by("eth0"),
+        }
+    }
+
+    const fn is_captured(self) -> bool {
+        !matches!(self, AppToSelf | ByProxy443)
+    }
+}
+
+/// What another program does, and which packets do not end where the plan alone would have them end.
+#[derive(Clone, Copy)]
+struct Case {
+    /// The finding.
+    name: &'static str,
+    modes: &'static [Mode],
+    /// What is there before the plan is put in force.
+    before: &'static str,
+    /// What comes after.
+    after: &'static str,
+    /// By the kernel.
+    lost: &'static [Probe],
+    /// Whether the kernel does not tell all that matters, so that neither the trace nor CHECK can be sure.
+    untold: bool,
+    /// Whether CHECK may name what is missing of the plan itself although no packet of these is lost.
+    lacks: bool,
+}
+
+const fn case(
+    name: &'static str,
+    modes: &'static [Mode],
+    after: &'static str,
+    lost: &'static [Probe],
+) -> Case {
+    Case { name, modes, before: "", after, lost, untold: false, lacks: false }
+}
+
+/// All that leaves the application or the proxy by way of `output` in IPv4, ...
+const OUTPUT: &[Probe] = &[Out, Out443, ToSelf, AppToSelf, ByProxy443];
+/// ... and in both families.
+const OUTPUTS: &[Probe] = &[Out, Out443, Out6, ToSelf, AppToSelf, ByProxy443];
+const NONE: &[Probe] = &[];
+
+const KUBE_MARK_DROP: &str = "$ipt -t nat -N KUBE-MARK-DROP
+    $ipt -t nat -A KUBE-MARK-DROP -j MARK --or-mark 0x8000
+    $ipt -t nat -I OUTPUT -p tcp --dport 443 -j KUBE-MARK-DROP
+    $ipt -A OUTPUT -m mark --mark 0x8000/0x8000 -j DROP";
+const MARK_443: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 7
+    $ipt -A OUTPUT -m mark --mark 7 -j DROP";
+const MARK_IN: &str = "$ipt -t mangle -I PREROUTING -i eth0 -p tcp -j MARK --set-mark 7
+    $ipt -A INPUT -m mark --mark 7 -j DROP";
+const NFT_MARK_443: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -150; tcp dport 443 meta mark set 7; }
+    chain b { type filter hook output priority 0; meta mark 7 drop; } }'";
+const NFT_MARK_IN: &str = "nft 'table inet theirs {
+    chain a { type filter hook prerouting priority -160; iifname eth0 meta l4proto tcp meta mark set 7; }
+    chain b { type filter hook input priority 0; meta mark 7 drop; } }'";
+const NFT_MARK_IN_AFTER: &str = "nft 'table inet theirs {
+    chain a { type filter hook prerouting priority -140; iifname eth0 meta l4proto tcp meta mark set 7; }
+    chain b { type filter hook input priority 0; meta mark 7 drop; } }'";
+const CONNMARK_BYPASS: &str = "$ipt -t mangle -A OUTPUT -p tcp -j CONNMARK --set-mark 7
+    $ipt -t nat -I OUTPUT -p tcp -m connmark --mark 7 -j RETURN";
+const CONNMARK_DROP: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j CONNMARK --set-mark 7
+    $ipt -A OUTPUT -m connmark --mark 7 -j DROP";
+const CONNMARK_SAVE: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 0x17
+    $ipt -t mangle -A OUTPUT -j CONNMARK --save-mark --mask 0xf
+    $ipt -A OUTPUT -m connmark --mark 7 -j DROP";
+const CONNMARK_RESTORE: &str = "$ipt -t mangle -I PREROUTING -i eth0 -p tcp -j CONNMARK --set-mark 7
+    $ipt -t mangle -I INPUT -j CONNMARK --restore-mark
+    $ipt -A INPUT -m mark --mark 7 -j DROP";
+const NFT_CONNMARK: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -150; tcp dport 443 ct mark set 0x17; }
+    chain b { type filter hook output priority -120; meta mark set ct mark & 0x0000000f; }
+    chain c { type filter hook output priority 0; meta mark 7 drop; } }'";
+const NFT_CONNMARK_BYPASS: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -150; tcp dport 443 meta mark set 7 ct mark set meta mark; }
+    chain b { type nat hook output priority -110; ct mark 7 dnat ip to 198.51.100.2; } }'";
+
+const DROP_UNMARKED: &str = "$ipt -t mangle -A OUTPUT -p tcp -j MARK --set-mark 7
+    $ipt -A OUTPUT -p tcp -m mark ! --mark 7 -j DROP";
+const DROP_UNCONNMARKED: &str = "$ipt -t mangle -A OUTPUT -p tcp -j CONNMARK --set-mark 7
+    $ipt -A OUTPUT -p tcp -m connmark ! --mark 7 -j DROP";
+const NFT_DROP_UNMARKED: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -140; meta l4proto tcp meta mark set 7 ct mark set 8; }
+    chain b { type filter hook output priority 0; meta l4proto tcp meta mark != 7 drop; }
+    chain c { type filter hook output priority 1; meta l4proto tcp ct mark != 8 drop; } }'";
+
+/// The same before TPROXY's own mark, which the connections of the proxy to its pod get.
+const NFT_DROP_REMARKED: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -151; meta l4proto tcp meta mark set 7; }
+    chain b { type filter hook output priority 0; meta l4proto tcp meta mark != 7 drop; } }'";
+
+const NFT_EARLY_INVALID: &str = "nft 'table inet theirs {
+    chain out { type filter hook output priority -250; ct state vmap { invalid : drop }; } }'";
+const NFT_EARLY_INVALID_IN: &str = "nft 'table inet theirs {
+    chain in { type filter hook prerouting priority -250; ct state vmap { invalid : drop }; } }'";
+const NFT_EARLY_POLICY: &str = "nft 'table ip theirs {
+    chain out { type filter hook output priority -250; policy drop; ct state new,established accept; } }'";
+const NFT_TRACKED: &str = "nft 'table inet theirs {
+    chain out { type filter hook output priority -199; ct state vmap { invalid : drop, untracked : drop }; }
+    chain in { type filter hook prerouting priority -199; policy drop; ct state new,established accept
+        meta l4proto != tcp accept; } }'";
+
+const EARLY: [&str; 4] = [
+    "nft 'table inet theirs { chain out { type filter hook output priority -250; ct mark 0 drop; } }'",
+    "nft 'table inet theirs { chain out { type filter hook output priority -250; ct state new drop; } }'",
+    "nft 'table inet theirs { chain out { type filter hook output priority -250; ct direction original drop; } }'",
+    "$ipt -t raw -A OUTPUT -p tcp -m connmark --mark 0 -j DROP",
+];
+const EARLY_IN: &str =
+    "nft 'table inet theirs { chain in { type filter hook prerouting priority -250; iifname eth0 jump every
+        iifname eth0 ct state new drop; }
+    chain every { ct mark 0 drop
+        ct direction original drop; } }'";
+
+const LATE_NAT: &str = "nft 'table ip zz { chain out { type nat hook output priority -100; tcp dport { 80, 443 } redirect to :3128; } }'";
+
+const NO_OWN_ADDRESS: &str = "ip route del local 10.1.0.2 table local";
+
+const CASES: &[Case] = &[
+    // Marks from hook to hook.
+    case("P1 nat and filter", &[Redirect, Tproxy, Legacy, LegacyTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443]),
+    // Where the mesh's rules have a table of their own its priority is the same. Theirs is asked first: it was added last.
+    Case {
+        untold: true,
+        ..case("P1 nat and filter beside native rules", &[Native, NativeTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443])
+    },
+    case("P1 mangle and filter", ALL, MARK_443, &[Out443, ByProxy443]),
+    case("P1 inbound", &[Redirect, Native, Legacy], MARK_IN, &[In]),
+    case("P1 inbound, TPROXY's mark comes after", &[Tproxy, LegacyTproxy], MARK_IN, NONE),
+    Case { untold: true, ..case("P1 inbound, native TPROXY", &[NativeTproxy], MARK_IN, NONE) },
+    case("P1 nft", &[Redirect, Tproxy, Native, NativeTproxy, Legacy], NFT_MARK_443, &[Out443, ByProxy443]),
+    case("P1 nft inbound", &[Redirect, Native, Legacy], NFT_MARK_IN, &[In, In6]),
+    case("P1 nft inbound, TPROXY's mark comes after", &[Tproxy, NativeTproxy, LegacyTproxy], NFT_MARK_IN, NONE),
+    case("P1 nft inbound after TPROXY", &[Tproxy, NativeTproxy], NFT_MARK_IN_AFTER, &[In, In6]),
+    // Marks of connections.
+    case("P2 bypass", &[Redirect, Legacy], CONNMARK_BYPASS, &[Out, Out443, ToSelf]),
+    case("P2 bypass of native rules", &[Native], CONNMARK_BYPASS, NONE),
+    case("P2 bypass, inbound by TPROXY", &[Tproxy, LegacyTproxy], CONNMARK_BYPASS, &[Out, Out443, ToSelf]),
+    case("P2 drop", ALL, CONNMARK_DROP, &[Out443, ByProxy443]),
+    case("P2 saved", ALL, CONNMARK_SAVE, &[Out443, ByProxy443]),
+    case("P2 restored", ALL, CONNMARK_RESTORE, &[In]),
+    case("P2 nft", ALL, NFT_CONNMARK, &[Out443, ByProxy443]),
+    case("P2 nft bypass", &[Redirect, Tproxy, Native, NativeTproxy], NFT_CONNMARK_BYPASS, &[Out443]),
+    case("P3", &[Strict], "$ipt -I OUTPUT -p tcp -m connmark ! --mark 0 -o lo -j DROP", &[ToSelf, AppToSelf]),
+    case("P4 marks", &[Redirect, Tproxy, Native, Legacy, LegacyTproxy], DROP_UNMARKED, NONE),
+    // Their table has the same priority as the mesh's native one, and was added last.
+    Case { untold: true, ..case("P4 marks, native TPROXY", &[NativeTproxy], DROP_UNMARKED, &[ToSelf]) },
+    case("P4 connection marks", ALL, DROP_UNCONNMARKED, NONE),
+    case("P4 nft", ALL, NFT_DROP_UNMARKED, NONE),
+    case("P4 nft, TPROXY's mark comes after", &[Tproxy, NativeTproxy, LegacyTproxy], NFT_DROP_REMARKED, &[ToSelf]),
+    // Before connection tracking.
+    case("P5 output", ALL, "$ipt -t raw -A OUTPUT -m conntrack --ctstate INVALID -j DROP", OUTPUT),
+    case("P5 output, state", ALL, "$ipt -t raw -A OUTPUT -m state --state INVALID -j DROP", OUTPUT),
+    case("P5 output, not new", ALL, "$ipt -t raw -A OUTPUT -m conntrack ! --ctstate NEW -j DROP", OUTPUT),
+    case("P5 prerouting", ALL, "$ipt -t raw -A PREROUTING -m conntrack --ctstate INVALID -j DROP", &[In]),
+    case("P5 prerouting, state", ALL, "$ipt -t raw -A PREROUTING -i eth0 -m state ! --state NEW -j DROP", &[In]),
+    case("P5 nft", ALL, NFT_EARLY_INVALID, OUTPUTS),
+    case("P5 nft inbound", ALL, NFT_EARLY_INVALID_IN, &[In, In6]),
+    case("P5 nft policy", ALL, NFT_EARLY_POLICY, OUTPUT),
+    case("P5 after connection tracking", ALL, NFT_TRACKED, NONE),
+    case("P6 mark", ALL, EARLY[0], NONE),
+    case("P6 state", ALL, EARLY[1], NONE),
+    case("P6 direction", ALL, EARLY[2], NONE),
+    case("P6 raw", ALL, EARLY[3], NONE),
+    case("P6 inbound", ALL, EARLY_IN, NONE),
+    case("P7", &[NativeV4], "", NONE),
+    // Equal priorities: the kernel calls the chain first that was added last. It tells this only where nfnetlink_hook is there.
+    Case { untold: true, ..case("P8 after", &[Redirect, Tproxy, Legacy], LATE_NAT, &[Out, Out443, ByProxy443]) },
+    Case {
+        before: "nft 'table ip aa { chain out { type nat hook output priority -100; tcp dport { 80, 443 } redirect to :3128; } }'",
+        untold: true,
+        ..case("P8 before", &[Redirect, Tproxy], "", &[ByProxy443])
+    },
+    Case {
+        untold: true,
+        ..case(
+            "P8 legacy",
+            &[Redirect],
+            "iptables-legacy -t nat -A OUTPUT -p tcp --dport 443 -j REDIRECT --to-ports 3128",
+            &[Out443, ByProxy443],
+        )
+    },
+    // Hooks below IP.
+    case(
+        "P9 ingress",
+        ALL,
+        "nft 'table netdev f { chain c { type filter hook ingress device eth0 priority 0; tcp dport 8080 drop; } }'",
+        &[In, In6],
+    ),
+    case(
+        "P9 egress",
+        ALL,
+        "nft 'table netdev f { chain c { type filter hook egress device eth0 priority 0; tcp dport 443 drop; } }'",
+        &[ByProxy443],
+    ),
+    case(
+        "P9 ingress of lo",
+        ALL,
+        "nft 'table netdev f { chain c { type filter hook ingress device lo priority 0; ip protocol tcp tcp dport 15001 drop; } }'",
+        &[Out, Out443],
+    ),
+    case(
+        "P9 inet ingress",
+        ALL,
+        "nft 'table inet f { chain c { type filter hook ingress device eth0 priority 0; tcp dport 8080 drop; } }'",
+        &[In, In6],
+    ),
+    case(
+        "P9 marked at ingress",
+        &[Redirect, Native, Legacy],
+        "nft 'table netdev f { chain c { type filter hook ingress device eth0 priority 0; ip protocol tcp meta mark set 7; } }'
+         $ipt -A INPUT -m mark --mark 7 -j DROP",
+        &[In],
+    ),
+    // Routes.
+    case(
+        "P10 main before local",
+        &[Redirect, Tproxy],
+        "ip rule add pref 100 lookup local; ip rule del pref 0; ip rule add pref 50 lookup main",
+        &[In, Out, Out443, ToSelf, AppToSelf],
+    ),
+    case("P10 no loopback", ALL, "ip route del local 127.0.0.1 dev lo table local; ip route del local 127.0.0.0/8 dev lo table local
+         ip route add blackhole 127.0.0.0/8 table local", &[Out, Out443, ToSelf]),
+    case("P10 no own address", &[Redirect, Native, Legacy], NO_OWN_ADDRESS, &[In, Out, Out443, ToSelf, AppToSelf]),
+    // What TPROXY has marked is delivered by the mark's table.
+    case("P10 no own address, TPROXY", &[Tproxy, NativeTproxy, LegacyTproxy], NO_OWN_ADDRESS, &[Out, Out443, ToSelf, AppToSelf]),
+    case("P10 lo is down", ALL, "ip link set lo down", &[Out, Out443, Out6, ToSelf, AppToSelf]),
+    case("P10 marked to nowhere", &[Tproxy, NativeTproxy], "ip rule del pref 0; ip rule add pref 1 lookup local
+         ip rule add pref 0 fwmark 1337 blackhole", &[In]),
+    Case {
+        lacks: true,
+        ..case("P10 blackhole in the mark's table", &[Tproxy], "ip route flush table 133; ip route add blackhole 0.0.0.0/0 table 133", NONE)
+    },
+    case(
+        "P12",
+        ALL,
+        "nft 'table inet f { chain c { type nat hook input priority 100; iifname lo drop; } }'",
+        NONE,
+    ),
+    // REDIRECT changes the route, and the hook goes on with the interface it began with.
+    case("output by eth0", ALL, "$ipt -A OUTPUT -o eth0 -p tcp --dport 15001 -j DROP", &[Out, Out443]),
+    case("output by lo", ALL, "$ipt -A OUTPUT -o lo -p tcp --dport 15001 -j DROP", NONE),
+    // What others have translated goes on, too.
+    case(
+        "translated, then dropped",
+        &[Redirect, Legacy],
+        "$ipt -t nat -I PREROUTING -i eth0 -p tcp -j DNAT --to-destination 10.1.0.2:3128; $ipt -A INPUT -p tcp --dport 3128 -j DROP",
+        &[In],
+    ),
+    // What the kernel ignores, and what it does all the same.
+    case("P13 zone, then notrack", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", NONE),
+    case("P13 notrack", ALL, "$ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", &[Out443]),
+    case(
+        "P13 nft zone, then notrack",
+        ALL,
+        "nft 'table inet f { chain c { type filter hook prerouting priority -300; ct zone set 5 notrack; } }'",
+        NONE,
+    ),
+    case("P13 redirect to itself", &[Tproxy, LegacyTproxy], "$ipt -t nat -A PREROUTING -i eth0 -p tcp -j REDIRECT", NONE),
+    case(
+        "P13 TPROXY's mark",
+        &[Tproxy, NativeTproxy, LegacyTproxy],
+        "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 0x539",
+        &[ByProxy443],
+    ),
+];
+
+/// A pod that a case is set up in.
+struct Pod {
+    ground: Ground,
+    plan: RulePlan,
+    options: ApplyOptions,
+}
+
+impl Pod {
+    fn new(case: &Case, mode: Mode) -> Result<Self> {
+        let (ground, plan, options) = (Ground::new()?, plan(&mode.said())?, mode.options());
+        ground.pod().sh(&script(case.before, mode))?;
+        ground.pod().enter(|| apply(&plan, &options))??;
+        ground.pod().sh(&script(case.after, mode))?;
+        Ok(Self { ground, plan, options })
+    }
+
+    fn judge(&self, case: &Case) -> Result<Vec<String>> {
+        let live = self.ground.pod().enter(|| Live::now(&self.options))??;
+        let packets = PROBES.map(Probe::packet);
+        let shots = self.ground.send(&packets)?;
+        let is_lost = |probe: Probe| case.lost.contains(&probe);
+        let probe_of = |shot: &Shot| {
+            let at = shots.iter().position(|one| std::ptr::eq(one, shot));
+            PROBES[at.unwrap_or_default()]
+        };
+        let seen = self.ground.outcome(&shots, |shot| !is_lost(probe_of(shot)), PATIENCE);
+        let mut problems = Vec::new();
+        for ((probe, shot), seen) in PROBES.into_iter().zip(&shots).zip(&seen) {
+            let packet = &shot.packet;
+            let planned = self.planned(probe, packet);
+            if agrees(seen, planned, packet) == is_lost(probe) {
+                problems.push(format!("kernel: {probe:?} {seen:?}, by the plan {planned:?}"));
+            }
+            let trace = live.rules(packet.family(), Some(&self.plan)).trace(packet);
+            let fits = trace.may.iter().any(|fate| agrees(seen, *fate, packet));
+            if !fits || trace.fate() == Fate::Unknown && !case.untold {
+                let detail =
+                    std::env::var("TRACES").map_or_else(|_| String::new(), |_| trace.text(Detail::Every));
+                problems.push(format!("trace: {probe:?} {seen:?}, not {:?}{detail}", trace.may));
+            }
+        }
+        let unanswered = shots.iter().filter(|shot| !shot.is_answered()).map(probe_of);
+        let unanswered: Vec<Probe> =
+            unanswered.filter(|probe| probe.is_captured() && !is_lost(*probe)).collect();
+        problems.extend(self.check(case, &unanswered)?);
+        Ok(problems)
+    }
+
+    /// Where the packet would end if nobody else did anything.
+    fn planned(&self, probe: Probe, packet: &Packet) -> Fate {
+        if self.plan.families().contains(&packet.family()) {
+            return Rules::of_plan(&self.plan, packet.family()).fate(packet);
+        }
+        // Native tables are of both families, so IPv6 goes the way of IPv4.
+        let v4 = Rules::of_plan(&self.plan, Family::V4);
+        let like = match probe {
+            In6 => In.packet(),
+            Out6 => Out.packet(),
+            In | Out | Out443 | ToSelf | AppToSelf | ByProxy443 => packet.clone(),
+        };
+        v4.fate(&like)
+    }
+
+    /// Who finds that captured packets are lost may also say that their answers are.
+    fn check(&self, case: &Case, unanswered: &[Probe]) -> Result<Option<String>> {
+        let found = self.ground.pod().enter(|| verify(&self.plan, &self.options))??;
+        let is_captured_lost = case.lost.iter().any(|probe| probe.is_captured());
+        Ok(match (found, is_captured_lost) {
+            (None, true) => Some("CHECK: silent".to_owned()),
+            (Some(_), false) if case.lacks || !unanswered.is_empty() => None,
+            (Some(Mismatch::Interference(findings)), false)
+                if case.untold && findings.iter().all(|finding| finding.severity == Severity::May) =>
+            {
+                None
+            }
+            (Some(named), false) => Some(format!("CHECK: names {}", told(&named))),
+            (Some(_), true) | (None, false) => None,
+        })
+    }
+}
+
+/// With how sure it is.
+fn told(named: &Mismatch) -> String {
+    let Mismatch::Interference(findings) = named else { return named.to_string() };
+    let each = findings.iter().map(|finding| format!("{:?}: {finding}", finding.severity));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+/// `$ipt` is the variant of iptables that suits the mode.
+fn script(text: &str, mode: Mode) -> String {
+    let variant = if matches!(mode, Legacy | LegacyTproxy) { "legacy" } else { "nft" };
+    // nft wants each of the braces that close a block on a line of its own.
+    text.replace("} }", "}\n}").replace("$ipt", &format!("iptables-{variant} -w"))
+}
+
+#[test]
+fn kernel_trace_and_check_agree() -> Result<()> {
+    let only = std::env::var("ONLY").ok();
+    let wanted = |case: &&Case| only.as_ref().is_none_or(|only| case.name.starts_with(only.as_str()));
+    let all: Vec<(&Case, Mode)> = CASES
+        .iter()
+        .filter(wanted)
+        .flat_map(|case| case.modes.iter().map(move |mode| (case, *mode)))
+        .collect();
+    // What is wrong in several modes is told once.
+    let wrong: Mutex<BTreeMap<(&str, String), Vec<Mode>>> = Mutex::default();
+    let failures = in_parallel(THREADS, &all, |_, (case, mode)| {
+        let problems = Pod::new(case, *mode).and_then(|pod| pod.judge(case));
+        let problems = problems.with_context(|| format!("{} {mode:?}", case.name))?;
+        let mut wrong = wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        for problem in problems {
+            wrong.entry((case.name, problem)).or_default().push(*mode);
+        }
+        Ok(Vec::new())
+    });
+    let wrong = wrong.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("{} cases", all.len());
+    let scripts = CASES.iter().map(|case| (case.name, format!("{}{}", case.before, case.after)));
+    let scripts: BTreeMap<&str, String> = scripts.collect();
+    let mut text = failures.join("\n");
+    let mut last = "";
+    for ((name, problem), modes) in &wrong {
+        if *name != last {
+            text.push_str(&format!("\n{name}: {}", scripts[name]));
+            last = name;
+        }
+        text.push_str(&format!("\n    {problem} {modes:?}"));
+    }
+    ensure!(text.is_empty(), "{} disagree:\n{text}", failures.len() + wrong.len());
+    Ok(())
+}
