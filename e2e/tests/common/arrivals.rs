@@ -404,7 +404,6 @@ pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
         (Seen::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
         | (Seen::Refused, Fate::Rejected | Fate::Broken) => true,
         (_, Fate::Unknown | Fate::Dropped | Fate::Rejected)
-        
         | (_, Fate::Untouched | Fate::Proxy { .. } | Fate::Redirected(_) | Fate::Translated) => false,
         // It stays in the pod, whose own it is not.
         (Seen::At(server, at), _) => server == "app" && *at == packet.destination && is_far(packet),

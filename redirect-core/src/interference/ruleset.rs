@@ -215,6 +215,13 @@ pub enum Condition {
     SourcePorts(Is<Vec<PortRange>>),
     /// The connection is in one of these states, as bits of the kernel.
     State(Is<u32>),
+    /// The connection is in one of these states, and, if the packet belongs to one, answers those that opened it or not.
+    StateAndDirection {
+        /// The states, as bits of the kernel.
+        states: Is<u32>,
+        /// Whether it answers.
+        is_reply: bool,
+    },
     /// These bits of the packet's mark have this value.
     MarkBits {
         /// The bits.
@@ -302,12 +309,15 @@ pub enum Statement {
     },
     /// The packet gets the connection's mark.
     RestoreMark,
-    /// These bits of the packet's mark are cleared, and then those of the connection's mark flipped that the other mask names.
+    /// These bits of the packet's mark are cleared; then it is combined (exclusive or) with some bits of the connection's mark and
+    /// with a value.
     RestoreMarkBits {
         /// What is cleared of the packet's mark.
         cleared: u32,
         /// What counts of the connection's.
         mask: u32,
+        /// The value.
+        flip: u32,
     },
     /// The connection gets the packet's mark.
     SaveMark,
@@ -317,6 +327,8 @@ pub enum Statement {
         cleared: u32,
         /// What counts of the packet's.
         mask: u32,
+        /// The value.
+        flip: u32,
     },
     /// These bits of the connection's mark are cleared, and then those of the value flipped.
     SetConnMark {
@@ -379,6 +391,7 @@ impl fmt::Display for SeenRule {
             | Condition::Protocol(_)
             | Condition::SourcePorts(_)
             | Condition::State(_)
+            | Condition::StateAndDirection { .. }
             | Condition::MarkBits { .. }
             | Condition::ConnMarkBits { .. }
             | Condition::IsReply(_)
@@ -440,11 +453,12 @@ impl fmt::Display for Condition {
             }
             Self::State(is) => {
                 write!(f, "-m conntrack {}--ctstate ", not(is.not))?;
-                let named = state::NAMES.into_iter().filter(|(bit, _)| is.value & bit != 0);
-                for (index, (_, name)) in named.enumerate() {
-                    write!(f, "{}{name}", if index == 0 { "" } else { "," })?;
-                }
-                Ok(())
+                state::write(f, is.value)
+            }
+            Self::StateAndDirection { states, is_reply } => {
+                let direction = if *is_reply { "REPLY" } else { "ORIGINAL" };
+                write!(f, "-m conntrack --ctdir {direction} {}--ctstate ", not(states.not))?;
+                state::write(f, states.value)
             }
             Self::MarkBits { mask, is } => {
                 write!(f, "-m mark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
@@ -494,12 +508,18 @@ impl fmt::Display for Statement {
             Self::SetMark(None) => f.write_str("-j MARK"),
             Self::SetMarkBits { mask, value } => write!(f, "-j MARK --set-xmark {value:#x}/{mask:#x}"),
             Self::RestoreMark => f.write_str("-j CONNMARK --restore-mark"),
-            Self::RestoreMarkBits { cleared, mask } => {
+            Self::RestoreMarkBits { cleared, mask, flip: 0 } => {
                 write!(f, "-j CONNMARK --restore-mark --nfmask {cleared:#x} --ctmask {mask:#x}")
             }
+            Self::RestoreMarkBits { cleared: _, mask, flip } => {
+                write!(f, "meta mark set ct mark & {mask:#x} ^ {flip:#x}")
+            }
             Self::SaveMark => f.write_str("-j CONNMARK --save-mark"),
-            Self::SaveMarkBits { cleared, mask } => {
+            Self::SaveMarkBits { cleared, mask, flip: 0 } => {
                 write!(f, "-j CONNMARK --save-mark --nfmask {mask:#x} --ctmask {cleared:#x}")
+            }
+            Self::SaveMarkBits { cleared: _, mask, flip } => {
+                write!(f, "ct mark set meta mark & {mask:#x} ^ {flip:#x}")
             }
             Self::SetConnMark { mask, value } => write!(f, "-j CONNMARK --set-xmark {value:#x}/{mask:#x}"),
             Self::Zone(zone) => write!(f, "-j CT --zone {zone}"),
@@ -543,6 +563,15 @@ pub(crate) mod state {
     pub(crate) const NEW: u32 = 8;
     /// Passed over by connection tracking.
     pub(crate) const UNTRACKED: u32 = 64;
+    /// Those of a set, by their names.
+    pub(super) fn write(f: &mut core::fmt::Formatter<'_>, states: u32) -> core::fmt::Result {
+        let named = NAMES.into_iter().filter(|(bit, _)| states & bit != 0);
+        for (index, (_, name)) in named.enumerate() {
+            write!(f, "{}{name}", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+
     /// Their names.
     pub(crate) const NAMES: [(u32, &str); 5] = [
         (INVALID, "INVALID"),

@@ -115,6 +115,8 @@ pub(crate) fn saved_rule(text: &str) -> SeenRule {
 pub(super) fn rule(words: &[String]) -> SeenRule {
     let mut rule = SeenRule::default();
     let (mut module, mut words) = ("", words);
+    // Where the conditions of the match at hand begin.
+    let mut of_match = 0;
     while let Some((word, rest)) = words.split_first() {
         let (not, word, rest) = match (word.as_str(), rest.split_first()) {
             ("!", Some((word, rest))) => (true, word.as_str(), rest),
@@ -131,14 +133,32 @@ pub(super) fn rule(words: &[String]) -> SeenRule {
         words = behind;
         if word == "-m" {
             module = values.first().map_or("", String::as_str);
+            of_match = rule.conditions.len();
             continue;
         }
         match condition(module, word, not, values) {
-            Some(condition) => rule.conditions.extend(condition),
+            Some(condition) => {
+                rule.conditions.extend(condition);
+                join_state_and_direction(&mut rule.conditions, of_match);
+            }
             None => rule.conditions.push(Condition::Unknown(unknown(module, word))),
         }
     }
     rule
+}
+
+/// A single match that asks for the state of a connection and for the direction in it asks for no direction where there is no
+/// connection.
+fn join_state_and_direction(conditions: &mut Vec<Condition>, of_match: usize) {
+    let joined = match conditions.get(of_match..) {
+        Some(
+            [Condition::State(states), Condition::IsReply(is)]
+            | [Condition::IsReply(is), Condition::State(states)],
+        ) => Condition::StateAndDirection { states: states.clone(), is_reply: is.value != is.not },
+        _ => return,
+    };
+    conditions.truncate(of_match);
+    conditions.push(joined);
 }
 
 fn unknown(module: &str, word: &str) -> String {
@@ -322,11 +342,13 @@ fn connection_marked(options: &[String]) -> Statement {
         (Some((value, mask)), Some(_)) => Statement::SetConnMark { mask, value },
         (None, Some((u32::MAX, u32::MAX))) if has("--restore-mark") => Statement::RestoreMark,
         (None, Some((cleared, mask))) if has("--restore-mark") => {
-            Statement::RestoreMarkBits { cleared, mask }
+            Statement::RestoreMarkBits { cleared, mask, flip: 0 }
         }
         (None, None) if has("--restore-mark") => Statement::SetMark(None),
         (None, Some((u32::MAX, u32::MAX))) if has("--save-mark") => Statement::SaveMark,
-        (None, Some((mask, cleared))) if has("--save-mark") => Statement::SaveMarkBits { cleared, mask },
+        (None, Some((mask, cleared))) if has("--save-mark") => {
+            Statement::SaveMarkBits { cleared, mask, flip: 0 }
+        }
         _ => Statement::Unknown("-j CONNMARK".into()),
     }
 }
@@ -420,17 +442,17 @@ mod tests {
         for (options, does) in [
             ("--save-mark", Statement::SaveMark),
             ("--save-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::SaveMark),
-            ("--save-mark --mask 0xff", Statement::SaveMarkBits { cleared: 0xff, mask: 0xff }),
+            ("--save-mark --mask 0xff", Statement::SaveMarkBits { cleared: 0xff, mask: 0xff, flip: 0 }),
             (
                 "--save-mark --nfmask 0xffffffff --ctmask 0xff",
-                Statement::SaveMarkBits { cleared: 0xff, mask: u32::MAX },
+                Statement::SaveMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
             ),
             ("--save-mark --left-shift-mark 2", unknown()),
             ("--restore-mark", Statement::RestoreMark),
             ("--restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::RestoreMark),
             (
                 "--restore-mark --nfmask 0xff --ctmask 0xffffffff",
-                Statement::RestoreMarkBits { cleared: 0xff, mask: u32::MAX },
+                Statement::RestoreMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
             ),
             ("--restore-mark --right-shift-mark 2", Statement::SetMark(None)),
             ("--set-xmark 0x7/0xff", Statement::SetConnMark { mask: 0xff, value: 7 }),

@@ -406,22 +406,18 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
     let bytes = from.and_then(|from| from.value());
     let value = bytes.and_then(number);
     // Of another field than its own, some bits: `meta mark set ct mark & 0xff`.
-    let part =
-        |of: Field| changed(of, from).filter(|(_, flipped)| *flipped == 0).map(|(cleared, _)| !cleared);
+    let part = |of: Field| changed(of, from).map(|(cleared, flip)| (u32::MAX, !cleared, flip));
+    match (field, part(Field::Ct(ct::MARK)), part(Field::Meta(meta::MARK))) {
+        (Field::Meta(meta::MARK), Some((cleared, mask, flip)), _) if loaded.is_none() => {
+            return Statement::RestoreMarkBits { cleared, mask, flip };
+        }
+        (Field::Ct(ct::MARK), _, Some((cleared, mask, flip))) if loaded.is_none() => {
+            return Statement::SaveMarkBits { cleared, mask, flip };
+        }
+        _ => {}
+    }
     match (field, loaded, value) {
         (Field::Meta(meta::MARK), Some(Field::Ct(ct::MARK)), _) => Statement::RestoreMark,
-        (Field::Meta(meta::MARK), _, None) if part(Field::Ct(ct::MARK)).is_some() => {
-            Statement::RestoreMarkBits {
-                cleared: u32::MAX,
-                mask: part(Field::Ct(ct::MARK)).unwrap_or_default(),
-            }
-        }
-        (Field::Ct(ct::MARK), _, None) if part(Field::Meta(meta::MARK)).is_some() => {
-            Statement::SaveMarkBits {
-                cleared: u32::MAX,
-                mask: part(Field::Meta(meta::MARK)).unwrap_or_default(),
-            }
-        }
         (Field::Meta(meta::MARK), _, Some(value)) => Statement::SetMark(Some(value)),
         (Field::Meta(meta::MARK), _, None) => changed(field, from)
             .map_or(Statement::SetMark(None), |(mask, value)| Statement::SetMarkBits { mask, value }),

@@ -110,6 +110,11 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         Field::Ct(ct::MARK) => {
             Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } }
         }
+        // One of the kernel's bits; a connection is in one state.
+        Field::Ct(ct::STATE) => {
+            let value = number(value).filter(|value| value.count_ones() == 1)?;
+            Condition::State(Is { value, not })
+        }
         Field::Ct(ct::DIRECTION) => {
             Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not })
         }

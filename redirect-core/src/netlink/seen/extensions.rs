@@ -19,6 +19,8 @@ const XT_OWNER_USER: u8 = 1;
 const XT_OWNER_GROUP: u8 = 2;
 /// `XT_CONNTRACK_DIRECTION`.
 const XT_DIRECTION: u16 = 1 << 12;
+/// `XT_CONNTRACK_STATE_UNTRACKED`.
+const XT_UNTRACKED: u32 = 1 << 8;
 /// `XT_CONNTRACK_STATE_ALIAS`: it was written as `-m state`, which asks the same.
 const XT_WRITTEN_AS_STATE: u16 = 1 << 13;
 /// `XT_MULTIPORT_SOURCE`.
@@ -41,12 +43,18 @@ pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) 
             // These alone; translated connections have states of their own here.
             let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
             let states = u32::from(states);
-            let understood = flags & !XT_DIRECTION & !XT_WRITTEN_AS_STATE == 1 && states & !known == 0;
+            let untracked = if states & XT_UNTRACKED != 0 { state::UNTRACKED } else { 0 };
+            let (rest, states) = (states & !XT_UNTRACKED & !known, states & known | untracked);
             // The direction is the other one where it is inverted.
-            let is_reply = Is { value: true, not: inverted & XT_DIRECTION == 0 };
-            let direction = (flags & XT_DIRECTION != 0).then_some(Condition::IsReply(is_reply));
-            let state = Condition::State(Is { value: states, not: inverted & 1 != 0 });
-            understood.then(|| direction.into_iter().chain([state]).collect())
+            let is_reply = inverted & XT_DIRECTION != 0;
+            let state = Is { value: states, not: inverted & 1 != 0 };
+            let condition = match (flags & !XT_DIRECTION & !XT_WRITTEN_AS_STATE, flags & XT_DIRECTION != 0) {
+                (1, false) => Condition::State(state),
+                (1, true) => Condition::StateAndDirection { states: state, is_reply },
+                (0, true) => Condition::IsReply(Is { value: is_reply, not: false }),
+                _ => return None,
+            };
+            (rest == 0).then(|| [condition].into())
         }
         ("mark" | "connmark", 1) => {
             let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
@@ -110,10 +118,10 @@ fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
     Some(match mode {
         SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
         RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
-        RESTORE_MARK if !is_shifted => Statement::RestoreMarkBits { cleared: from, mask },
+        RESTORE_MARK if !is_shifted => Statement::RestoreMarkBits { cleared: from, mask, flip: 0 },
         RESTORE_MARK => Statement::SetMark(None),
         SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
-        SAVE_MARK if !is_shifted => Statement::SaveMarkBits { cleared: mask, mask: from },
+        SAVE_MARK if !is_shifted => Statement::SaveMarkBits { cleared: mask, mask: from, flip: 0 },
         _ => Statement::Unknown("-j CONNMARK".to_owned()),
     })
 }
@@ -167,9 +175,15 @@ mod tests {
         }
         assert_eq!(seen(3, wide, 1 | 2, 0), None, "the protocol is compared, too");
         assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1, 0), None, "a state of translated connections");
-        let reply = |value: bool| Condition::IsReply(Is { value: true, not: !value });
-        assert_eq!(seen(3, wide, 1 | XT_DIRECTION, 0), Some([reply(false), state(false)].into()));
-        assert_eq!(seen(3, wide, 1 | XT_DIRECTION, XT_DIRECTION), Some([reply(true), state(false)].into()));
+        let untracked = Condition::State(Is { value: state::UNTRACKED, not: true });
+        assert_eq!(seen(3, 0x100_u16.to_ne_bytes(), 1, 1), Some([untracked].into()));
+        for (inverted, is_reply) in [(0, false), (XT_DIRECTION, true)] {
+            let direction = Condition::IsReply(Is { value: is_reply, not: false });
+            assert_eq!(seen(3, wide, XT_DIRECTION, inverted), Some([direction].into()));
+            let states = Is { value: state::INVALID | state::NEW, not: false };
+            let both = Condition::StateAndDirection { states, is_reply };
+            assert_eq!(seen(3, wide, 1 | XT_DIRECTION, inverted), Some([both].into()));
+        }
     }
     /// The info of an extension: numbers of 32 bits, one after the other.
     fn words(numbers: &[u32]) -> Vec<u8> {
@@ -252,8 +266,8 @@ mod tests {
         assert_eq!((first(0, [7, 0xff, ALL]), second(0, [7, 0xff, ALL], [0, 0])), (set.clone(), set));
         assert_eq!(second(0, [7, 0xff, ALL], [1, 0]), Some(unknown()), "shifted to the other side");
         assert_eq!(second(0, [7, 0xff, ALL], [0, 3]), Some(unknown()), "shifted by three");
-        let saved = |ct: u32, nf: u32| Statement::SaveMarkBits { cleared: ct, mask: nf };
-        let restored = |ct: u32, nf: u32| Statement::RestoreMarkBits { cleared: nf, mask: ct };
+        let saved = |ct: u32, nf: u32| Statement::SaveMarkBits { cleared: ct, mask: nf, flip: 0 };
+        let restored = |ct: u32, nf: u32| Statement::RestoreMarkBits { cleared: nf, mask: ct, flip: 0 };
         type Part<'a> = &'a dyn Fn(u32, u32) -> Statement;
         let modes: [(u8, Statement, Part<'_>, Statement); 2] = [
             (1, Statement::SaveMark, &saved, unknown()),

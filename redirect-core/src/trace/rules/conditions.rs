@@ -42,6 +42,14 @@ impl Test {
             }
             Condition::SourcePorts(is) => Self::is(Field::SourcePort, is, |ports| of_ports(ports), family),
             Condition::State(is) => Self::is(Field::State, is, |states| of_states(*states), family),
+            Condition::StateAndDirection { states, is_reply } => {
+                let in_state = of_states(states.value);
+                let in_state =
+                    if states.not { in_state.complement(Field::State.most(family)) } else { in_state };
+                // What belongs to no connection has no direction, and is asked for none.
+                let of_none = Set::range(state::INVALID, state::UNTRACKED);
+                Self::In(Field::State, in_state.and(&of_direction(*is_reply).or(&of_none)))
+            }
             Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
             Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
             // Turned round it is the other direction: what belongs to no connection has none.

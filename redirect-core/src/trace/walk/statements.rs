@@ -155,21 +155,19 @@ impl<'a> Walk<'a> {
                 Entry::Template => self.set_mark(MarkNow::is(0)),
                 Entry::Own => self.set_mark(self.connection_mark),
             },
-            Statement::RestoreMarkBits { cleared, mask } => match self.entry()? {
-                Entry::None => Then::Rule,
-                Entry::Template => self.set_mark(self.mark.changed(*cleared, 0)),
-                Entry::Own => {
-                    let other = self.connection_mark.value(&self.packets);
-                    self.set_mark(self.mark.joined(*cleared, other.map(|other| other & mask)))
-                }
-            },
-            Statement::SaveMarkBits { cleared, mask } => match self.entry()? {
+            Statement::RestoreMarkBits { cleared, mask, flip } => {
+                let other = match self.entry()? {
+                    Entry::None => return Ok(Then::Rule),
+                    Entry::Template => Some(0),
+                    Entry::Own => self.connection_mark.value(&self.packets),
+                };
+                self.set_mark(self.mark.joined(*cleared, other.map(|other| other & mask ^ flip)))
+            }
+            Statement::SaveMarkBits { cleared, mask, flip } => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => {
-                    let other = self.mark.value(&self.packets);
-                    self.set_connection_mark(
-                        self.connection_mark.joined(*cleared, other.map(|other| other & mask)),
-                    )
+                    let other = self.mark.value(&self.packets).map(|other| other & mask ^ flip);
+                    self.set_connection_mark(self.connection_mark.joined(*cleared, other))
                 }
             },
             Statement::SaveMark => match self.entry()? {
