@@ -25,7 +25,7 @@ use crate::{
     route_tables::RouteTables,
     routing::{self, FoundRouting},
     rule::{Chain, Hook},
-    trace::{Findings, Rules, search},
+    trace::{Findings, Packet, Rules, search},
     values::Family,
 };
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
@@ -184,6 +184,8 @@ pub struct Finding {
     pub effect: Effect,
     /// To which traffic, of which family; empty where it is about a whole table.
     pub traffic: BTreeSet<(Family, Traffic)>,
+    /// A packet of that traffic, whose trace shows it; none where it is about a whole table.
+    pub example: Option<Packet>,
 }
 
 /// In one line: `table ip nat, chain OUTPUT (hook output, priority -100), rule 1 (-j ACCEPT) ends the chain before the mesh's
@@ -266,6 +268,7 @@ fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
             rule: String::new(),
             effect,
             traffic: BTreeSet::new(),
+            example: None,
         };
         let whole = Place {
             table: name.clone(),

@@ -302,6 +302,31 @@ fn another_chain_that_goes_first_is_found() {
 }
 
 #[test]
+fn of_two_chains_at_one_priority_either_may_go_first_in_either_mode() {
+    let others =
+        "*aa\n:out output -100 nat\n-A out -p tcp -m multiport --dports 80,443 -j REDIRECT --to-ports 3128";
+    for settings in [&[][..], TPROXY] {
+        let by_tproxy = settings == TPROXY;
+        // What the proxy's group alone sends to its own pod is TPROXY's, and no nat of the mesh translates it before or behind.
+        let to_self = (Does, "aa out 1", Translates, &[ProxyToSelf][..]);
+        let either: (_, _, _, &[Traffic]) =
+            (May, "aa out 1", Translates, if by_tproxy { &[Outbound] } else { &[Outbound, ProxyToSelf] });
+        let both = [to_self, either];
+        let wanted = if by_tproxy { &both[..] } else { &both[1..] };
+        let plan = plan(settings);
+        let found: Vec<_> = found(&plan, others)
+            .into_iter()
+            .map(|one| (one.severity, one.effect, one.traffic.iter().map(|(_, of)| *of).collect::<Vec<_>>()))
+            .collect();
+        let wanted: Vec<_> = wanted
+            .iter()
+            .map(|(severity, _, effect, traffic)| (*severity, *effect, traffic.to_vec()))
+            .collect();
+        assert_eq!(found, wanted);
+    }
+}
+
+#[test]
 fn what_drops_captured_packets_further_on_is_found() {
     check(
         &[],

@@ -38,7 +38,7 @@ pub struct Region {
 
 impl Region {
     /// Said without what goes without saying: that loopback addresses are nowhere but on `lo`.
-    fn new(is_local: bool, mut packets: Packets) -> Self {
+    pub(super) fn new(is_local: bool, mut packets: Packets) -> Self {
         let family = packets.family;
         let far = far(family);
         if packets.get(Field::Interface).and(&Set::one(interface("lo"))).is_empty() {

@@ -5,7 +5,8 @@
 //! disagree.
 
 use super::{
-    Fate,
+    Fate, Packet,
+    difference::Region,
     packets::{Field, Packets, interface, number, state},
     rules::{ChainRule, Rules, Test},
     set::Set,
@@ -36,18 +37,15 @@ const DNS: u16 = 53;
 /// Findings, each once.
 #[derive(Default)]
 pub(crate) struct Findings {
-    found: BTreeMap<(Place, Effect), Finding>,
+    found: BTreeMap<(Place, Effect, Severity), Finding>,
 }
 
 impl Findings {
     pub(crate) fn add(&mut self, finding: Finding) {
-        let key = (finding.place.clone(), finding.effect);
+        let key = (finding.place.clone(), finding.effect, finding.severity);
         let is_full = self.found.len() >= MOST_FINDINGS;
         match self.found.get_mut(&key) {
-            Some(known) => {
-                known.severity = known.severity.max(finding.severity);
-                known.traffic.extend(finding.traffic);
-            }
+            Some(known) => known.traffic.extend(finding.traffic),
             None if is_full => {}
             None => {
                 self.found.insert(key, finding);
@@ -55,7 +53,23 @@ impl Findings {
         }
     }
 
-    pub(crate) fn into_sorted(self) -> Vec<Finding> {
+    /// The surest first. What takes some traffic for certain is not said to take it perhaps as well.
+    pub(crate) fn into_sorted(mut self) -> Vec<Finding> {
+        let certain: Vec<_> =
+            self.found.iter().filter(|((.., severity), _)| *severity == Severity::Does).collect();
+        let certain: Vec<_> = certain
+            .into_iter()
+            .map(|((place, effect, _), one)| (place.clone(), *effect, one.traffic.clone()))
+            .collect();
+        for (place, effect, traffic) in certain {
+            let key = (place, effect, Severity::May);
+            if let Some(uncertain) = self.found.get_mut(&key) {
+                uncertain.traffic.retain(|one| !traffic.contains(one));
+                if uncertain.traffic.is_empty() {
+                    self.found.remove(&key);
+                }
+            }
+        }
         let mut findings: Vec<Finding> = self.found.into_values().collect();
         findings.sort_by_key(|finding| core::cmp::Reverse(finding.severity));
         findings
@@ -98,6 +112,7 @@ fn unfollowed(live: &Rules) -> Finding {
         rule: String::new(),
         effect: Effect::Unfollowed,
         traffic: BTreeSet::new(),
+        example: None,
     }
 }
 
@@ -189,7 +204,8 @@ impl Judge<'_> {
             let Some((effect, cause)) = blamed else { continue };
             let severity = self.severity(number, &lost, *effect);
             for cause in self.each(way, *cause) {
-                findings.add(self.finding(severity, *effect, cause));
+                let example = Some(example(self.is_sent, &way.packets));
+                findings.add(Finding { example, ..self.finding(severity, *effect, cause) });
             }
         }
     }
@@ -339,7 +355,14 @@ impl Judge<'_> {
                 (place, routes.and_then(|routes| routes.words.get(words)).cloned())
             }
         };
-        Finding { severity, place, rule: rule.unwrap_or_default(), effect, traffic: [self.traffic].into() }
+        Finding {
+            severity,
+            place,
+            rule: rule.unwrap_or_default(),
+            effect,
+            traffic: [self.traffic].into(),
+            example: None,
+        }
     }
 
     fn place(&self, base: usize, rule: Option<ChainRule>) -> Place {
@@ -355,6 +378,29 @@ impl Judge<'_> {
             rule: rule.map(|rule| rule.rule.saturating_add(1)),
         }
     }
+}
+
+/// One of these packets: if it can be, one as others know them.
+fn example(is_sent: bool, packets: &Packets) -> Packet {
+    let far = match packets.family {
+        Family::V4 => number(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 77))),
+        Family::V6 => number(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x77, 0, 0, 0, 0, 0x77))),
+    };
+    let usual: [(Field, &[u128]); 6] = [
+        (Field::Source, &[far]),
+        (Field::Destination, &[far]),
+        (Field::SourcePort, &[43_210, 1]),
+        (Field::Port, &[80, 8080, 1]),
+        (Field::User, &[1000, 1337]),
+        (Field::Group, &[1000, 1337]),
+    ];
+    let mut packets = packets.clone();
+    for (field, values) in usual {
+        if let Some(value) = values.iter().find(|value| packets.get(field).contains(**value)) {
+            packets.set_one(field, *value);
+        }
+    }
+    Region::new(is_sent, packets).example()
 }
 
 /// How many hooks what the pod sends to itself has passed before this one.

@@ -9,8 +9,8 @@ use super::{
     Call, Cause, DEEPEST, Point, Split, Tracking, Unknown, Walk,
 };
 use crate::{
-    interference::ruleset::{Api, Statement, VerdictMap},
-    rule::{Hook, OurChain},
+    interference::ruleset::{Api, Statement, TableFamily, VerdictMap},
+    rule::{Hook, OurChain, Table},
     values::{Family, PASSTHROUGH_V4},
 };
 use alloc::string::ToString;
@@ -178,7 +178,7 @@ impl<'a> Walk<'a> {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => self.set_connection_mark(self.connection_mark.changed(*mask, *value)),
             },
-            Statement::Zone(zone) => self.set_zone(*zone, statement)?,
+            Statement::Zone(zone) => self.set_zone(*zone),
             Statement::Harmless(_) | Statement::Continue => Then::Statement,
         })
     }
@@ -292,16 +292,14 @@ impl<'a> Walk<'a> {
                 self.original_destination(family)
             }
         };
-        let Some(port) = port.or_else(|| self.port()) else { return Ok(self.ends(Fate::Translated)) };
-        // What has this address and port already is left as it is.
-        let is_there = |walk: &Self| {
-            let one = |field: Field| walk.packets.get(field).single();
-            one(Field::Destination) == Some(number(at)) && one(Field::Port) == Some(port.into())
-        };
-        if self.hook == Hook::Prerouting && is_there(self) {
+        // What has this address already, and keeps its port, is left as it is.
+        let is_there =
+            self.destination.is_none() && self.packets.get(Field::Destination).single() == Some(number(at));
+        if self.hook == Hook::Prerouting && is_there && port.is_none_or(|port| self.port() == Some(port)) {
             self.is_bound = true;
             return Ok(Then::Leave);
         }
+        let Some(port) = port.or_else(|| self.port()) else { return Ok(self.ends(Fate::Translated)) };
         if self.handed_over.is_some() {
             return Ok(self.breaks());
         }
@@ -375,20 +373,22 @@ impl<'a> Walk<'a> {
     }
 
     /// Only before connection tracking has seen it. Native nftables choose a zone also for what is to be passed over, and so
-    /// have it tracked after all; x_tables do not.
-    fn set_zone(&mut self, zone: u16, statement: &Statement) -> Result<Then, Split> {
-        let is_legacy = self.here().is_some_and(|(chain, _)| chain.table.api == Api::XTables);
+    /// have it tracked after all; x_tables do not, and theirs are the rules of tables named `raw`.
+    fn set_zone(&mut self, zone: u16) -> Then {
+        let is_native = self.here().is_some_and(|(chain, _)| {
+            chain.table.api == Api::NfTables
+                && (chain.table.family == TableFamily::Inet || chain.table.name != Table::Raw.name())
+        });
         let is_chosen = match self.tracking {
             Tracking::NotYet => true,
-            Tracking::Never if is_legacy => false,
-            Tracking::Never => self.assume(|| Unknown::Rule(statement.to_string()))?,
+            Tracking::Never => is_native,
             Tracking::Template | Tracking::Seen => false,
         };
         if is_chosen {
             (self.tracking, self.zone) = (Tracking::Template, Some(zone));
             self.changed(Change::Zone(zone));
         }
-        Ok(Then::Statement)
+        Then::Statement
     }
 }
 
