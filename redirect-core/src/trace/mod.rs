@@ -223,6 +223,7 @@ impl Packet {
             is_local: matches!(self.sender, Sender::Local { .. }),
             translated_to: self.connection.translated_to,
             own: None,
+            asks_route: true,
         }
     }
 }
@@ -268,7 +269,7 @@ pub enum Fate {
     },
     /// At a port of the pod to which a rule of somebody else's sends it.
     Redirected(u16),
-    /// Where a rule of somebody else's translates it to.
+    /// Where a rule of somebody else's translates it to. What happens to it behind that is not followed.
     Translated,
     /// Reset: TPROXY hands it to a listener as it is, and a rule of somebody else's translates it after that.
     Broken,

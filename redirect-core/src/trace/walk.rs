@@ -42,6 +42,8 @@ pub(super) struct Given {
     pub(super) translated_to: Option<SocketAddr>,
     /// The pod's address, which REDIRECT sends to what comes from outside.
     pub(super) own: Option<IpAddr>,
+    /// Whether it is asked if what the pod sends to others has a route; otherwise it is taken to have one.
+    pub(super) asks_route: bool,
 }
 
 /// One way through the rules.
@@ -428,7 +430,7 @@ impl<'a> Walk<'a> {
         let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")))?;
         self.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
         self.point = Point::Hook(Hook::Output);
-        if over_loopback { self.is_sent_over_loopback() } else { Ok(None) }
+        if over_loopback { self.is_sent_over_loopback() } else { self.is_sent_out() }
     }
 
     fn begins(&mut self, hook: Hook) {

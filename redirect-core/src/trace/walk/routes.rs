@@ -24,6 +24,14 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Where what a socket sends to others ends, if there is no route for it.
+    pub(super) fn is_sent_out(&mut self) -> Result<Option<Fate>, Split> {
+        let rules = self.rules;
+        let Some(routes) = rules.routes.as_ref().filter(|_| self.given.asks_route) else { return Ok(None) };
+        let (leads, words) = self.route(routes)?;
+        Ok((leads == RouteEnd::Lost).then(|| self.is_lost(words)))
+    }
+
     /// Where a packet ends that goes over `lo`, if it does not get there: `lo` may be down; and without a local route to
     /// its source, nobody can answer it.
     fn goes_to_itself(&mut self, routes: &Routes) -> Result<Option<Fate>, Split> {
@@ -94,8 +102,8 @@ impl<'a> Walk<'a> {
         if let Some(fate) = self.captured {
             return Ok(fate);
         }
-        // What a mark keeps in the pod, to an address that the pod does not have, finds no socket, unless it belongs to a
-        // connection of a transparent one.
+        // A mark keeps in the pod what is for an address that the pod does not have: whoever listens there on that port, on
+        // any address, gets it, unless it belongs to a connection of a transparent socket.
         let rules = self.rules;
         if self.has_been_sent()
             && let Some(own) = &rules.addresses
@@ -107,7 +115,7 @@ impl<'a> Walk<'a> {
             };
             if !self.decide(is_own, || Unknown::Work)? {
                 self.causes.last = None;
-                return Ok(Fate::Broken);
+                return Ok(self.port().map_or(Fate::Translated, Fate::Redirected));
             }
         }
         Ok(Fate::Untouched)

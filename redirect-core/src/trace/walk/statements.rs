@@ -316,7 +316,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The port it has, where it has one only.
-    fn port(&self) -> Option<u16> {
+    pub(super) fn port(&self) -> Option<u16> {
         self.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok())
     }
 
