@@ -154,6 +154,12 @@ impl NetlinkSocket {
         }
     }
 
+    /// Whether the kernel compares what it lists with all that a question says (`NETLINK_GET_STRICT_CHK`).
+    #[cfg(feature = "write")]
+    pub(crate) fn only_what_is_asked_for(&self, strict: bool) -> io::Result<()> {
+        self.socket.set_netlink_get_strict_chk(strict)
+    }
+
     /// Until when to wait for the kernel.
     pub(crate) fn deadline() -> Instant {
         Instant::now() + PATIENCE

@@ -163,8 +163,10 @@ fn more_routes_than_are_read_are_said_to_be_more() {
             // The other family is read, and what is asked next is answered.
             assert!(routes(&tables).contains(&"local ::1 dev lo table local".to_owned()));
             assert_eq!(socket.observe().unwrap(), []);
-            let again = socket.tables().unwrap();
-            assert_eq!(again, tables);
+            // What the namespace delivers to itself is read all the same.
+            let own = "local 10.1.0.2 dev eth0 table local".to_owned();
+            assert_eq!(routes(&tables).iter().filter(|route| **route == own).count(), 1);
+            assert!(routes(&socket.tables().unwrap()).contains(&own));
         })
         .unwrap();
 }

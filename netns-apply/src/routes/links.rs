@@ -60,7 +60,7 @@ impl RouteSocket {
     }
 }
 
-/// All interfaces, without what they have counted: that is most of the answer.
+/// All interfaces, without what IPv6 has counted there: that is much of the answer.
 fn request() -> Vec<u8> {
     /// `RTEXT_FILTER_SKIP_STATS`.
     const WITHOUT_COUNTERS: u32 = 8;
@@ -107,4 +107,44 @@ pub(super) fn number(bytes: &[u8], offset: usize) -> Option<u32> {
 pub(super) fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An interface as Linux 6.18 lists it, its attributes cut down to these.
+    fn message(attributes: &[&[u8]]) -> Vec<u8> {
+        let header: [u8; HEADER] = [0, 0, 1, 0, 3, 0, 0, 0, 3, 0x10, 0, 0, 0, 0, 0, 0];
+        let name = [9, 0, 3, 0, b'e', b't', b'h', b'0', 0, 0, 0, 0];
+        [&header[..], &name, &attributes.concat()].concat()
+    }
+
+    #[test]
+    fn an_xdp_program_is_seen_and_none_is_none() {
+        let attached =
+            [28, 0, 43, 0, 8, 0, 6, 0, 97, 0, 0, 0, 5, 0, 2, 0, 2, 0, 0, 0, 8, 0, 4, 0, 97, 0, 0, 0];
+        let none = [12, 0, 43, 0, 5, 0, 2, 0, 0, 0, 0, 0];
+        // Several at once have numbers of their own.
+        let several = [12, 0, 43, 0, 5, 0, 2, 0, 4, 0, 0, 0];
+        for (xdp, wanted) in [(&attached[..], Some(97)), (&none, None), (&several, Some(0)), (&[], None)] {
+            let (index, link) = link(&message(&[xdp])).unwrap();
+            assert_eq!((index, &*link.name, link.is_up, link.xdp), (3, "eth0", true, wanted));
+        }
+    }
+
+    #[test]
+    fn any_bytes_can_be_read() {
+        let whole = message(&[&[
+            28, 0, 43, 0, 8, 0, 6, 0, 97, 0, 0, 0, 5, 0, 2, 0, 2, 0, 0, 0, 8, 0, 4, 0, 97, 0, 0, 0,
+        ]]);
+        for end in 0..whole.len() {
+            let _ = link(&whole[..end]);
+        }
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0xff;
+            let _ = link(&damaged);
+        }
+    }
 }

@@ -45,14 +45,42 @@ impl RouteSocket {
             } else {
                 rules.all
             });
-            let routes = self.list(&route_request(family), "list routes", |message| match message {
-                RouteNetlinkMessage::NewRoute(message) => route(family, message, links),
-                _ => None,
-            })?;
+            let routes = self.routes(&route_request(family), family, links)?;
             tables.complete &= routes.is_complete();
+            let is_cut = routes.extent == Extent::Part;
             tables.routes.extend(routes.all.into_iter().flatten());
+            if is_cut {
+                let local = self.local_routes(family, links)?;
+                tables.routes.retain(|route| route.family != family || route.table != LOCAL_TABLE);
+                tables.routes.extend(local.all.into_iter().flatten());
+            }
         }
         Ok(tables)
+    }
+
+    fn routes(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        family: Family,
+        links: &Links,
+    ) -> Result<Listed<Option<Route>>, RouteError> {
+        self.list(request, "list routes", |message| match message {
+            RouteNetlinkMessage::NewRoute(message) => route(family, message, links),
+            _ => None,
+        })
+    }
+
+    /// What the namespace delivers to itself, where that would be lost among other routes.
+    fn local_routes(&mut self, family: Family, links: &Links) -> Result<Listed<Option<Route>>, RouteError> {
+        // Before Linux 4.20 all tables are listed, whichever is asked for.
+        let _ = self.socket.only_what_is_asked_for(true);
+        let mut request = route_request(family);
+        if let RouteNetlinkMessage::GetRoute(message) = &mut request {
+            message.attributes.push(RouteAttribute::Table(LOCAL_TABLE));
+        }
+        let local = self.routes(&request, family, links);
+        let _ = self.socket.only_what_is_asked_for(false);
+        local
     }
 
     /// What the messages of a list say.
