@@ -1,5 +1,7 @@
 //! Pods from the text of a manifest.
 
+mod stream;
+
 use std::net::IpAddr;
 
 use cni_core::pod_name::PodName;
@@ -7,6 +9,8 @@ use cni_core::yaml;
 use redirect_core::pod::PodFacts;
 use redirect_core::pod_json::PodJsonErrors;
 use serde_json::Value;
+
+pub use stream::each_of_json;
 
 /// A pod, as far as its plan depends on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,9 +65,9 @@ fn addresses(pod: &Value) -> Vec<IpAddr> {
 /// It is no YAML, in words.
 pub fn objects(text: &str) -> Result<Vec<Value>, String> {
     let mut objects = Vec::new();
-    for document in yaml::documents(text)?.into_iter().filter(|document| !document.is_null()) {
-        match document.get("items").and_then(Value::as_array) {
-            Some(items) => objects.extend(items.iter().cloned()),
+    for mut document in yaml::documents(text)?.into_iter().filter(|document| !document.is_null()) {
+        match document.get_mut("items").and_then(Value::as_array_mut) {
+            Some(items) => objects.append(items),
             None => objects.push(document),
         }
     }

@@ -34,6 +34,12 @@ impl Programmed {
     }
 }
 
+/// What sees a packet besides the rules of a trace, for people: a line each, behind the trace.
+#[must_use]
+pub fn not_examined(unexamined: &[String]) -> String {
+    unexamined.iter().map(|one| format!("note: not examined: {}\n", harmless(one))).collect()
+}
+
 /// What two plans differ in.
 #[derive(Debug)]
 pub struct Compared {

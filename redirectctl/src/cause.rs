@@ -213,6 +213,9 @@ causes! {
     DnsCaptured: "dns-captured", Note,
         "DNS queries of the application go to the proxy, whatever server they are meant for",
         "nothing is to be done; without the proxy no name is resolved";
+    Unexamined: "not-examined", Note,
+        "XDP programs or filters of traffic control see the pod's packets before or behind its rules; they are not examined, and may take or change what the rules never meet",
+        "ip link and tc filter show list them in the pod's network namespace; ask the program that attached them what they do";
     Unfound: "namespace-not-found", Error,
         "the pod's network namespace is not found on this machine",
         "run this on the pod's node, as root, with --netns-dir naming the runtime's directory of network namespaces";

@@ -81,6 +81,9 @@ fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
     if !seen.hidden.is_empty() {
         all.push(Finding::new(Cause::HiddenTables, list(&seen.hidden)));
     }
+    if !seen.unexamined.is_empty() {
+        all.push(Finding { cause: Cause::Unexamined, seen: seen.unexamined.clone() });
+    }
     let backends: Vec<&str> = seen.in_force.iter().map(|in_force| in_force.backend).collect();
     if backends.len() > 1 {
         all.push(Finding::new(Cause::TwoBackends, format!("rules are in {}", backends.join(" and in "))));

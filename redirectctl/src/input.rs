@@ -1,6 +1,6 @@
 //! What commands work on: pods, and what is around them, from a file or from standard input.
 
-use std::io::{self, Read as _};
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use cluster_client::files;
@@ -9,10 +9,13 @@ use explain::manifest;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
+use crate::packed::PackedPods;
 use crate::pod::Pod;
 
 /// The most that is read of a manifest: a list of all pods of a node, as kubectl writes it.
 const MOST_BYTES: u64 = 64 << 20;
+/// How much of a file is read at once.
+const BUFFER: usize = 128 << 10;
 
 /// Pods that cannot be read: everything that is wrong, a sentence each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +34,8 @@ impl Trouble {
 /// # Errors
 /// Everything wrong with the file, or with the pods in it.
 pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
-    of_file(path, pods_of_text)
+    let gathered = of_file(path, Pods::default)?;
+    named(path, gathered.told())
 }
 
 /// The same as Kubernetes writes them.
@@ -39,14 +43,119 @@ pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
 /// # Errors
 /// Everything wrong with the file.
 pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, Cluster), Trouble> {
-    of_file(path, objects_of_text)
+    let gathered = of_file(path, Objects::default)?;
+    named(path, gathered.told())
 }
 
-fn of_file<T>(path: &str, read: impl FnOnce(&str) -> Result<T, Trouble>) -> Result<T, Trouble> {
-    let named = if path == "-" { "standard input" } else { path };
-    let text = if path == "-" { stdin() } else { files::read_text(Path::new(path), MOST_BYTES) };
-    let text = text.map_err(|error| Trouble(vec![format!("cannot read {named}: {error}")]))?;
-    read(&text).map_err(|Trouble(all)| Trouble(all.iter().map(|what| format!("{named}: {what}")).collect()))
+/// The pods of a file that may be on a node, packed.
+///
+/// # Errors
+/// As [`pods_of_file`].
+pub fn packed_pods_of_file(path: &str, node: Option<&str>) -> Result<PackedPods, Trouble> {
+    let gathered = of_file(path, || PackedPods::of_node(node))?;
+    named(path, gathered.whole())
+}
+
+/// What the file of a path is called.
+fn name_of(path: &str) -> &str {
+    if path == "-" { "standard input" } else { path }
+}
+
+/// Each trouble with the name of its file.
+fn named<T>(path: &str, read: Result<T, Trouble>) -> Result<T, Trouble> {
+    let name = name_of(path);
+    read.map_err(|Trouble(all)| Trouble(all.iter().map(|what| format!("{name}: {what}")).collect()))
+}
+
+/// What becomes of the objects of a manifest, which come one by one.
+pub(crate) trait Gather {
+    /// Takes in one of them.
+    fn take(&mut self, object: Value);
+}
+
+/// Pods, and what is around them.
+#[derive(Default)]
+struct Pods {
+    pods: Vec<Pod>,
+    wrong: Vec<String>,
+    cluster: Cluster,
+}
+
+impl Gather for Pods {
+    fn take(&mut self, object: Value) {
+        if self.cluster.take(&object) {
+            return;
+        }
+        match Pod::from_json(&object) {
+            Ok(pod) => self.pods.push(pod),
+            Err(errors) => self.wrong.extend(manifest::faults(&object, &errors)),
+        }
+    }
+}
+
+impl Pods {
+    fn told(mut self) -> Result<(Vec<Pod>, Cluster), Trouble> {
+        if !self.wrong.is_empty() {
+            return Err(Trouble(self.wrong));
+        }
+        if self.pods.is_empty() {
+            return Err(Trouble::of("has no pod"));
+        }
+        self.cluster.tell(&mut self.pods);
+        Ok((self.pods, self.cluster))
+    }
+}
+
+/// Pods as they are written, and what is around them.
+#[derive(Default)]
+struct Objects {
+    objects: Vec<Value>,
+    cluster: Cluster,
+}
+
+impl Gather for Objects {
+    fn take(&mut self, object: Value) {
+        if !self.cluster.take(&object) {
+            self.objects.push(object);
+        }
+    }
+}
+
+impl Objects {
+    fn told(self) -> Result<(Vec<Value>, Cluster), Trouble> {
+        if self.objects.is_empty() {
+            Err(Trouble::of("has no pod"))
+        } else {
+            Ok((self.objects, self.cluster))
+        }
+    }
+}
+
+/// What is gathered of a file. JSON is never in memory as a whole, unless it comes by standard input, which cannot be read twice.
+fn of_file<G: Gather>(path: &str, none: impl Fn() -> G) -> Result<G, Trouble> {
+    let unread = |error: io::Error| Trouble(vec![format!("cannot read {}: {error}", name_of(path))]);
+    if path == "-" {
+        let text = stdin().map_err(unread)?;
+        return of_json(text.as_bytes(), none()).map_or_else(|| named(path, of_text(&text, none())), Ok);
+    }
+    let file = files::open(Path::new(path)).map_err(unread)?;
+    // What is longer is refused below.
+    if let Some(gathered) = of_json(BufReader::with_capacity(BUFFER, file.take(MOST_BYTES)), none()) {
+        return Ok(gathered);
+    }
+    let text = files::read_text(Path::new(path), MOST_BYTES).map_err(unread)?;
+    named(path, of_text(&text, none()))
+}
+
+/// What is gathered of JSON; none where it is not JSON, or cannot be read.
+fn of_json<G: Gather>(reader: impl Read, mut gathered: G) -> Option<G> {
+    manifest::each_of_json(reader, |object| gathered.take(object)).ok()?;
+    Some(gathered)
+}
+
+fn of_text<G: Gather>(text: &str, mut gathered: G) -> Result<G, Trouble> {
+    manifest::objects(text).map_err(Trouble::of)?.into_iter().for_each(|object| gathered.take(object));
+    Ok(gathered)
 }
 
 fn stdin() -> io::Result<String> {
@@ -60,18 +169,7 @@ fn stdin() -> io::Result<String> {
 /// # Errors
 /// Everything wrong with it.
 pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
-    let (objects, cluster) = objects_of_text(text)?;
-    Ok((pods_of(&objects, &cluster)?, cluster))
-}
-
-fn objects_of_text(text: &str) -> Result<(Vec<Value>, Cluster), Trouble> {
-    let mut objects = manifest::objects(text).map_err(Trouble::of)?;
-    let mut cluster = Cluster::default();
-    objects.retain(|object| !cluster.take(object));
-    if objects.is_empty() {
-        return Err(Trouble::of("has no pod"));
-    }
-    Ok((objects, cluster))
+    of_text(text, Pods::default())?.told()
 }
 
 /// Pods from their objects, and told what is around them.

@@ -8,7 +8,7 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsError};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unreadable_tables};
+use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unexamined, unreadable_tables};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
@@ -35,6 +35,8 @@ pub struct Inspection {
     pub listeners: BTreeSet<Listener>,
     /// Legacy tables that nothing here can list.
     pub hidden: Vec<String>,
+    /// What sees its packets besides rules and is not examined.
+    pub unexamined: Vec<String>,
     /// How it compares with a plan, where there was one: what differs, if anything.
     pub mismatch: Option<Mismatch>,
     /// What the kernel lacks for the plan.
@@ -95,6 +97,7 @@ pub fn inspect<T: Send>(
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
         let hidden = unreadable_tables(&options.programs);
+        let unexamined = unexamined().map_err(|error| kernel(&error))?;
         let in_force = in_force(observed);
         // Where there is nothing, nothing is to be compared: every rule would be told as missing.
         let compared = plan.as_ref().filter(|_| !in_force.is_empty());
@@ -105,7 +108,9 @@ pub fn inspect<T: Send>(
             Some(_) | None => Vec::new(),
         };
         let listeners = listeners().map_err(|error| kernel(&error))?;
-        Ok((Inspection { addresses, in_force, listeners, hidden, mismatch, lacking, foreign }, more))
+        let inspection =
+            Inspection { addresses, in_force, listeners, hidden, unexamined, mismatch, lacking, foreign };
+        Ok((inspection, more))
     })?
 }
 

@@ -16,6 +16,7 @@ pub mod inspect;
 pub mod listeners;
 pub mod meaning;
 pub mod node;
+pub mod packed;
 pub mod pod;
 pub mod report;
 pub mod scan;

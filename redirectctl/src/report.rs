@@ -154,6 +154,7 @@ impl Report {
                 .map(|one| json!({"backend": one.backend, "count": one.rules})).collect::<Vec<_>>()),
             "listeners": seen.map(|seen| seen.listeners.iter()
                 .map(|one| json!({"protocol": one.protocol(), "port": one.port, "user": one.user})).collect::<Vec<_>>()),
+            "unexamined": seen.map(|seen| &seen.unexamined),
             "findings": self.findings.iter().map(finding_json).collect::<Vec<_>>(),
         })
     }

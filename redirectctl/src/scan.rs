@@ -1,5 +1,6 @@
 //! Every pod of a node in one pass. Nothing is changed.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use crate::cause::{Cause, Finding, Severity};
 use crate::diagnosis::{Decided, findings};
 use crate::node::Node;
+use crate::packed::{Packed, PackedPods};
 use crate::paper::{Ink, Layout, Paper, harmless};
 use crate::pod::Pod;
 use crate::report::{self, VERSION};
@@ -115,20 +117,52 @@ pub struct Scan {
     pub entries: Vec<Entry>,
 }
 
+/// What has to be known of a pod before it is looked at: its addresses, whether it is on the host's network, whether it is over.
+type Outline = (Vec<IpAddr>, bool, bool);
+
 impl Scan {
     /// Looks at every pod, whose namespaces are those of a directory.
     ///
     /// # Errors
     /// The directory has nothing that can be looked into.
     pub fn of(pods: &[Pod], directory: &Path, node: &Node) -> Result<Self, SurveyError> {
-        let here: Vec<&Pod> = pods.iter().filter(|pod| !pod.host_network && !pod.is_over()).collect();
-        let wanted: BTreeSet<IpAddr> = here.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
+        let outline = |pod: &Pod| (pod.addresses.clone(), pod.host_network, pod.is_over());
+        let outlines: Vec<Outline> = pods.iter().map(outline).collect();
+        Self::of_each(&outlines, |index| pods.get(index).map(Cow::Borrowed), directory, node)
+    }
+
+    /// The same of pods that are packed.
+    ///
+    /// # Errors
+    /// As [`Scan::of`].
+    pub fn of_packed(packed: &PackedPods, directory: &Path, node: &Node) -> Result<Self, SurveyError> {
+        let outline = |pod: &Packed| (pod.addresses.clone(), pod.host_network, pod.is_over);
+        let outlines: Vec<Outline> = packed.pods.iter().map(outline).collect();
+        let pod = |index: usize| packed.pods.get(index)?.unpacked(&packed.cluster).map(Cow::Owned);
+        Self::of_each(&outlines, pod, directory, node)
+    }
+
+    fn of_each<'a>(
+        outlines: &[Outline],
+        pod: impl Fn(usize) -> Option<Cow<'a, Pod>> + Sync,
+        directory: &Path,
+        node: &Node,
+    ) -> Result<Self, SurveyError> {
+        let here: Vec<(usize, &[IpAddr])> = outlines
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, host_network, is_over))| !host_network && !is_over)
+            .map(|(index, (addresses, ..))| (index, addresses.as_slice()))
+            .collect();
+        let wanted: BTreeSet<IpAddr> =
+            here.iter().flat_map(|(_, addresses)| addresses.iter().copied()).collect();
         let survey = Survey::of(directory, &wanted)?;
-        let mut entries = in_parallel(&here, |pod| of_pod(pod, &survey, node));
+        let looked = in_parallel(&here, |(index, _)| pod(*index).map(|pod| of_pod(&pod, &survey, node)));
+        let mut entries: Vec<Entry> = looked.into_iter().flatten().collect();
         // One that is somebody's, or may be one of two pods', is told there.
         let known: BTreeSet<PathBuf> = here
             .iter()
-            .filter_map(|pod| survey.find(&pod.addresses).ok())
+            .filter_map(|(_, addresses)| survey.find(addresses).ok())
             .map(|one| one.path().to_owned())
             .collect();
         let others: Vec<&Sandbox> = survey
@@ -137,10 +171,11 @@ impl Scan {
             .filter(|one| !known.contains(one.path()) && one.addresses().is_empty())
             .collect();
         let strangers = in_parallel(&others, |sandbox| of_nobody(sandbox, node)).into_iter().flatten();
-        let beside = pods.iter().filter(|pod| pod.host_network && pod.proxy().is_some());
+        let beside = outlines.iter().enumerate().filter(|(_, (_, host_network, _))| *host_network);
+        let beside = beside.filter_map(|(index, _)| pod(index)).filter(|pod| pod.proxy().is_some());
         entries.extend(beside.map(|pod| {
-            let decided = node.decide_from_afar(pod);
-            entry(pod.name.to_string(), &decided, findings(Some(pod), &decided, None))
+            let decided = node.decide_from_afar(&pod);
+            entry(pod.name.to_string(), &decided, findings(Some(&pod), &decided, None))
         }));
         entries.sort_by(|one, other| one.subject.cmp(&other.subject));
         entries.extend(strangers);

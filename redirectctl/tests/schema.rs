@@ -100,6 +100,7 @@ fn reports() -> Vec<Value> {
         ]
         .into(),
         hidden: Vec::new(),
+        unexamined: vec!["the XDP program 7 of eth0".into()],
         mismatch: None,
         lacking: Vec::new(),
         foreign: false,

@@ -31,6 +31,10 @@ pub struct Trace {
     pub decided: Option<usize>,
     /// The steps.
     pub steps: Vec<Step>,
+    /// What sees the packet besides rules and is not examined, in words that may change. A trace does not know; who has read the network
+    /// namespace adds it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unexamined: Vec<String>,
 }
 
 /// One packet: the counterpart of [`trace::Packet`]. What is missing is not known.
@@ -345,6 +349,7 @@ impl From<&trace::Trace> for Trace {
             unknown: trace.unknown.iter().map(ToString::to_string).collect(),
             decided: trace.decided,
             steps: trace.steps.iter().map(Step::from).collect(),
+            unexamined: Vec::new(),
         }
     }
 }

@@ -11,6 +11,7 @@ use explain::pretty;
 use netns_apply::facts::NameFiles;
 use redirect_core::settings::Source;
 use settings_cli::Input;
+use settings_table::Takes;
 
 use super::{Answer, Definition, NETNS_DIR};
 use crate::api::{self, ApiServer};
@@ -63,7 +64,16 @@ impl Given {
             (!words.contains(&text.as_str()))
                 .then(|| format!("flag --{flag}: {text:?} is not one of {}", words.join(", ")))
         });
-        wrong.chain(self.addresses().err()).collect()
+        wrong.chain(self.empty_paths(command)).chain(self.addresses().err()).collect()
+    }
+
+    /// Flags that name no file: a script's variable that is not set must not mean something else.
+    fn empty_paths(&self, command: &Definition) -> Vec<String> {
+        let paths = command.rows.iter().filter(|row| matches!(row.takes, Takes::Path));
+        let empty = paths
+            .filter_map(|row| row.flag)
+            .filter(|flag| self.flags.get(*flag).is_some_and(String::is_empty));
+        empty.map(|flag| format!("flag --{flag}: is empty; name a path, or leave the flag out")).collect()
     }
 
     /// Settings that cannot be understood; or that say nothing, because a pod says all.

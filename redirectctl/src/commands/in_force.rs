@@ -83,20 +83,21 @@ pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
             "{what:?} cannot be scanned: only the {NODE}, which need not be said"
         )]));
     }
-    let (pods, cluster) = match given.flag("file") {
+    let scan = match given.flag("file") {
         Some(file) => {
-            let (pods, cluster) = input::pods_of_file(file)?;
-            (of_node(pods, given.flag("node")), cluster)
+            let packed = input::packed_pods_of_file(file, given.flag("node"))?;
+            let node = given.node_in(&packed.cluster, &packed.of_nodes)?;
+            Scan::of_packed(&packed, &given.netns_dir(), &node)
         }
         None => {
             let (api, node) = (given.api_server()?, node_name(given)?);
             let objects = api.pods(&node)?;
             let cluster = api.around_node(&node, &objects);
-            (input::pods_of(&objects, &cluster)?, cluster)
+            let pods = input::pods_of(&objects, &cluster)?;
+            Scan::of(&pods, &given.netns_dir(), &given.node_in(&cluster, &pods)?)
         }
     };
-    let node = given.node_in(&cluster, &pods)?;
-    let scan = Scan::of(&pods, &given.netns_dir(), &node).map_err(Trouble::of)?;
+    let scan = scan.map_err(Trouble::of)?;
     let text = match given.flag("output") {
         Some("json") => pretty(&scan.json()),
         Some("prometheus") => scan.prometheus(),

@@ -108,7 +108,7 @@ pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
         mark: given.flag("mark"),
         state: given.flag("state"),
     };
-    let (rules, packet) = match given.flag("netns") {
+    let (rules, packet, unexamined) = match given.flag("netns") {
         Some(path) => in_namespace(path, &said, given)?,
         None => {
             let redirect = match given.pod()? {
@@ -121,26 +121,28 @@ pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
             let plan = redirect.plan();
             let packet =
                 packet(&said, Some(&plan), &given.addresses().map_err(Trouble::of)?).map_err(Trouble)?;
-            (Rules::of_plan_in(&plan, packet.family(), backend(&given.input.settings)?), packet)
+            (Rules::of_plan_in(&plan, packet.family(), backend(&given.input.settings)?), packet, Vec::new())
         }
     };
     let trace = rules.trace(&packet);
     let detail = if given.flag("every") == Some("true") { Detail::Every } else { Detail::Met };
     let text = if given.is_json() {
-        pretty(&serde_json::to_value(json::Trace::from(&trace)).unwrap_or_default())
+        let mut trace = json::Trace::from(&trace);
+        trace.unexamined = unexamined;
+        pretty(&serde_json::to_value(trace).unwrap_or_default())
     } else {
         match given.flag("format") {
             Some("dot") => picture::of_trace(&trace, detail, Language::Dot),
             Some("mermaid") => picture::of_trace(&trace, detail, Language::Mermaid),
             Some("svg") => picture::of_trace(&trace, detail, Language::Svg),
-            Some(_) | None => traffic::told(&trace, detail),
+            Some(_) | None => traffic::told(&trace, detail) + &traffic::not_examined(&unexamined),
         }
     };
     Ok(Answer { text, code: FINE })
 }
 
-/// All rules of a network namespace, whoever's; those of the pod that is given know their settings.
-fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Packet), Trouble> {
+/// All rules of a network namespace, whoever's; those of the pod that is given know their settings. Also what is not examined there.
+fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Packet, Vec<String>), Trouble> {
     let pod = given.pod()?;
     let netns = Netns::open(path).map_err(Trouble::of)?;
     let read = netns.run(|| {
@@ -151,7 +153,7 @@ fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Pa
             Node::default().decide(pod, &facts).plan()
         });
         let packet = packet(said, plan.as_ref(), &live.addresses).map_err(Trouble)?;
-        Ok((live.rules(packet.family(), plan.as_ref()), packet))
+        Ok((live.rules(packet.family(), plan.as_ref()), packet, live.unexamined))
     });
     read.map_err(Trouble::of)?
 }

@@ -55,8 +55,9 @@ impl Definition {
 
     /// What it lacks of its operands.
     pub(super) fn missing(&self, given: &[String]) -> Vec<String> {
-        let lacking = self.operands.iter().take(self.needs).skip(given.len());
-        lacking.map(|(name, what)| format!("{name} is missing: {what}")).collect()
+        let needed = self.operands.iter().take(self.needs).enumerate();
+        let lacking = needed.filter(|(index, _)| given.get(*index).is_none_or(String::is_empty));
+        lacking.map(|(_, (name, what))| format!("{name} is missing: {what}")).collect()
     }
 }
 
