@@ -7,20 +7,25 @@ use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Family, RulePlan,
     change::Change,
-    interference::{Pod, find, ruleset::Ruleset},
+    interference::{
+        Pod, find,
+        ruleset::{HookList, Ruleset},
+    },
     netlink::{Batch, Messages, NativeState, Observed},
 };
 use redirect_core_fuzz::kernel::dumped;
 
 fuzz_target!(|bytes: &[u8]| {
     let (mut observed, mut native) = (Observed::at(1), NativeState::default());
-    let mut ruleset = Ruleset::default();
+    let (mut ruleset, mut hooks) = (Ruleset::default(), HookList::default());
     for message in Messages::new(bytes) {
         let _ = message.answer();
         observed.take(&message);
         native.take(&message);
         ruleset.take(&message);
+        hooks.take(&message);
     }
+    ruleset.hooks = Some(hooks);
     let _ = native.sets();
     put_back(&native);
     let _ = find(&ruleset, &RulePlan::empty(), &Pod::default());

@@ -140,6 +140,21 @@ fn of_one_priority_the_chain_that_was_hung_last_is_asked_first() {
     }
 }
 
+#[test]
+fn hooks_with_damaged_bytes_are_read_or_passed_over() {
+    let whole = dump("hooks-7.3");
+    let entries = |hooks: &HookList| hooks.entries.values().flatten().count();
+    let all = entries(&hooked("hooks-7.3"));
+    for at in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0xff;
+        let mut hooks = HookList::default();
+        Messages::new(&damaged).for_each(|message| hooks.take(&message));
+        // One more where address translation is told twice, on two hooks.
+        assert!(entries(&hooks) <= all + 1, "{at}");
+    }
+}
+
 /// A message about what hangs on the output hook of IPv4.
 fn hooked_message(body: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::default();
