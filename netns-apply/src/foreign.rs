@@ -9,7 +9,7 @@ use crate::{
     netlink::{Connection, NetlinkError},
     observe::legacy_tables,
     pause::deadline,
-    routes::RouteSocket,
+    routes::{Links, RouteSocket},
 };
 use redirect_core::{
     Family, RulePlan,
@@ -30,10 +30,11 @@ use std::net::IpAddr;
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
-    let live = Live::hooks(options)?;
-    let Live { addresses, interfaces, route_tables, .. } = &live;
-    let pod = Pod { addresses, interfaces, routes: Some(route_tables) };
-    Ok(interference::find(&live.ruleset, plan, &pod))
+    let mut routes = RouteSocket::open()?;
+    let links = routes.links()?;
+    let Live { ruleset, addresses, interfaces, route_tables, .. } = Live::hooks(options, &mut routes, &links)?;
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&route_tables) };
+    Ok(interference::find(&ruleset, plan, &pod))
 }
 
 /// What packets meet in a network namespace, whoever put it there.
@@ -62,10 +63,12 @@ impl Live {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let mut live = Self::hooks(options)?;
         let mut routes = RouteSocket::open()?;
         routes.limit(options.most_read());
+        let links = routes.links()?;
+        let mut live = Self::hooks(options, &mut routes, &links)?;
         live.routing = routes.observe()?;
+        live.unexamined = routes.unexamined(&links)?;
         Ok(live)
     }
 
@@ -77,8 +80,8 @@ impl Live {
             .with_routes(&self.route_tables)
     }
 
-    /// All but the routing of a plan.
-    fn hooks(options: &ApplyOptions) -> Result<Self, ApplyError> {
+    /// All but the routing of a plan and what is not examined.
+    fn hooks(options: &ApplyOptions, routes: &mut RouteSocket, links: &Links) -> Result<Self, ApplyError> {
         let mut ruleset = nf_tables(options)?;
         for family in Family::BOTH {
             legacy(&options.programs, family, options.most_read(), &mut ruleset)?;
@@ -86,10 +89,8 @@ impl Live {
         // Inspecting a namespace is no use if its addresses cannot be read: without them no traffic can be judged.
         let (addresses, interfaces) =
             facts::addresses_and_interfaces().map_err(|cause| ApplyError::Addresses { cause })?;
-        let mut routes = RouteSocket::open()?;
-        let links = routes.links()?;
-        let (route_tables, unexamined) = (routes.tables_with(&links)?, routes.unexamined(&links)?);
-        Ok(Self { ruleset, routing: Vec::new(), route_tables, unexamined, addresses, interfaces })
+        let route_tables = routes.tables_with(links)?;
+        Ok(Self { ruleset, route_tables, addresses, interfaces, ..Self::default() })
     }
 }
 

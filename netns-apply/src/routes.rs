@@ -16,6 +16,8 @@ mod tables;
 mod unexamined;
 
 use crate::socket::{Ended, NetlinkSocket, code};
+#[cfg(feature = "write")]
+pub(crate) use links::Links;
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
