@@ -32,7 +32,8 @@ use std::net::IpAddr;
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
     let mut routes = RouteSocket::open()?;
     let links = routes.links()?;
-    let Live { ruleset, addresses, interfaces, route_tables, .. } = Live::hooks(options, &mut routes, &links)?;
+    let Live { ruleset, addresses, interfaces, route_tables, .. } =
+        Live::hooks(options, &mut routes, &links)?;
     let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&route_tables) };
     Ok(interference::find(&ruleset, plan, &pod))
 }

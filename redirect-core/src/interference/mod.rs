@@ -249,7 +249,7 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     own_tables(ruleset, &mut findings);
     let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
-        let live = Rules::of_ruleset(ruleset, &planned, *family, Some(plan)).with_addresses(pod.addresses);
+        let live = Rules::of_verdict(ruleset, &planned, *family, plan).with_addresses(pod.addresses);
         let live = match pod.routes {
             Some(tables) => live.with_routes(tables),
             None => live,

@@ -279,7 +279,7 @@ impl Judge<'_> {
         if may || only_a_mark {
             return Severity::May;
         }
-        if self.found.unknown.is_empty() {
+        if !self.found.are_doubtful {
             return Severity::Does;
         }
         let (Some(way), Some(Some((_, cause)))) = (self.found.ways.get(number), lost.get(number)) else {

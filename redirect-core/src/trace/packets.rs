@@ -76,13 +76,15 @@ pub(super) mod state {
 pub(crate) struct Packets {
     pub(crate) family: Family,
     sets: [Set; 12],
+    /// How many ranges those have.
+    ranges: usize,
 }
 
 impl Packets {
     /// All of a family.
     pub(super) fn all(family: Family) -> Self {
         let sets = Field::ALL.map(|field| Set::range(0, field.most(family)));
-        let mut all = Self { family, sets };
+        let mut all = Self { family, sets, ranges: Field::ALL.len() };
         all.set(
             Field::Protocol,
             Set::of(
@@ -99,6 +101,8 @@ impl Packets {
 
     #[allow(clippy::indexing_slicing)] // there are as many sets as fields
     pub(super) fn set(&mut self, field: Field, set: Set) {
+        let had = self.sets[field as usize].ranges().len();
+        self.ranges = self.ranges.saturating_sub(had).saturating_add(set.ranges().len());
         self.sets[field as usize] = set;
     }
 
@@ -107,8 +111,8 @@ impl Packets {
     }
 
     /// How many ranges they are told with.
-    pub(super) fn ranges(&self) -> usize {
-        self.sets.iter().map(|set| set.ranges().len()).sum()
+    pub(super) const fn ranges(&self) -> usize {
+        self.ranges
     }
 
     /// The same with another set for a field.

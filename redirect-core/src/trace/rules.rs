@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     interference::ruleset::{
-        Api, Base, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement, TableFamily,
-        TableName,
+        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement,
+        TableFamily, TableName,
     },
     options::BackendChoice,
     plan::{PlannedRule, RulePlan},
@@ -233,53 +233,29 @@ impl Rules {
         family: Family,
         plan: Option<&RulePlan>,
     ) -> Self {
-        let mut rules = Self::empty(family);
-        let planned = plan.map(|plan| plan.explained_rules(family)).unwrap_or_default();
-        for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(family)) {
-            let of_plan = Table::ALL.iter().copied().find(|table| holds_plans_table(name, *table));
+        Self::read(ruleset, routing, &Reading::of(ruleset, family, plan, true))
+    }
+
+    /// The same, for a verdict: its own rules are known, but not the settings behind each.
+    pub(crate) fn of_verdict(
+        ruleset: &Ruleset,
+        routing: &[FoundRouting],
+        family: Family,
+        plan: &RulePlan,
+    ) -> Self {
+        Self::read(ruleset, routing, &Reading::of(ruleset, family, Some(plan), false))
+    }
+
+    fn read(ruleset: &Ruleset, routing: &[FoundRouting], reading: &Reading<'_>) -> Self {
+        let mut rules = Self::empty(reading.family);
+        for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(reading.family)) {
             for (chain_name, chain) in &table.chains {
-                let ours = OurChain::ALL.iter().copied().find(|ours| {
-                    of_plan.is_some()
-                        && (ours.name() == chain_name || nft_chain_name(&(*ours).into()) == *chain_name)
-                });
-                let chain_of_plan = ours.map_or_else(
-                    || chain.base.map(|base| Chain::Hook(base.hook)),
-                    |ours| Some(Chain::Ours(ours)),
-                );
-                let candidates = of_plan
-                    .and_then(|table| planned.get(&table)?.get(&chain_of_plan?))
-                    .map_or(&[][..], Vec::as_slice);
-                let planned_here = Planned::of(candidates, family);
-                let is_own_chain = ours.is_some() || Chain::named(chain_name).belongs_to_mesh();
-                let walked = chain.rules.iter().map(|seen| {
-                    let mut rule = WalkedRule::of(seen.clone(), family);
-                    rule.origins = planned_here.origins(seen, family);
-                    rule.is_own = is_own_chain || !rule.origins.is_empty();
-                    rule
-                });
-                let rules_of_chain = walked.collect();
                 // A dormant table's chains hang on no hook, and on no interface.
-                let base = chain.base.filter(|_| !table.dormant);
                 if let Some(device) = chain.device.as_ref().filter(|_| !table.dormant) {
-                    let names = of_names(&device.devices);
-                    rules.devices.push((device.direction, names, rules.chains.len()));
+                    rules.devices.push((device.direction, of_names(&device.devices), rules.chains.len()));
                 }
-                let rank = base.and_then(|base| {
-                    let is_it = |owner: &HookOwner| match name.api {
-                        Api::XTables => *owner == HookOwner::Legacy(name.name.clone()),
-                        _ => matches!(owner, HookOwner::Chain(table, chain) if table == name && chain == chain_name),
-                    };
-                    rank(ruleset.hooks.as_ref(), family, base.hook, is_it)
-                });
-                rules.chains.push(WalkedChain {
-                    table: name.clone(),
-                    name: chain_name.clone(),
-                    base: base.or_else(|| chain.device.as_ref().map(base_of_device)),
-                    handle: chain.handle,
-                    rank,
-                    ours,
-                    rules: rules_of_chain,
-                });
+                let base = chain.base.filter(|_| !table.dormant);
+                rules.chains.push(reading.chain(name, chain_name, chain, base));
             }
         }
         if let Some(hooks) = &ruleset.hooks {
@@ -484,16 +460,6 @@ impl Rules {
     }
 }
 
-/// The place of one among all that hangs on a hook.
-fn rank(
-    hooks: Option<&HookList>,
-    family: Family,
-    hook: Hook,
-    is_it: impl Fn(&HookOwner) -> bool,
-) -> Option<usize> {
-    hooks?.on(family, hook).iter().position(|entry| is_it(&entry.owner))
-}
-
 /// A rule of a plan as it stands in a table of both families: one that names an address is about that one's family alone.
 fn of_both_families(rule: &Rule) -> SeenRule {
     let mut seen = SeenRule::from(rule);
@@ -507,82 +473,109 @@ fn of_both_families(rule: &Rule) -> SeenRule {
     seen
 }
 
-/// Joins rules, one behind the other, that differ in the values of one field and do the same.
+/// Joins rules, one behind the other, that do the same and together are about packets that one list of tests describes: first those
+/// that differ in one field (a port of TCP and of UDP), then what came of them (many such ports).
 fn find_runs(rules: &mut [WalkedRule]) {
-    let mut first = 0;
-    while first < rules.len() {
-        let run = run_from(rules.get(first..).unwrap_or_default());
-        let count = run.as_ref().map_or(1, |run| run.count);
-        if let Some(rule) = rules.get_mut(first) {
-            if let Some(run) = &run {
-                rule.cost = cost(&run.tests);
-            }
-            rule.run = run;
+    let mut runs: Vec<(usize, Run)> = rules
+        .iter()
+        .enumerate()
+        .map(|(first, rule)| (first, Run { count: 1, tests: rule.tests.clone() }))
+        .collect();
+    loop {
+        let before = runs.len();
+        runs = joined(runs, rules);
+        if runs.len() == before {
+            break;
         }
-        first = first.saturating_add(count);
+    }
+    for (first, run) in runs {
+        if let Some(rule) = rules.get_mut(first).filter(|_| run.count > 1) {
+            rule.cost = cost(&run.tests);
+            rule.run = Some(run);
+        }
     }
 }
 
-/// The longest run that begins with the first of these rules.
-fn run_from(rules: &[WalkedRule]) -> Option<Run> {
-    let (first, rest) = rules.split_first()?;
-    let second = rest.first()?;
-    let varies = differing(first, second)?;
-    let is_same = |rule: &&WalkedRule| differing(first, rule) == Some(varies);
-    let values = |rule: &WalkedRule| match rule.tests.get(varies) {
-        Some(Test::In(_, set)) => set.clone(),
-        _ => Set::empty(),
-    };
-    // What comes back from a chain would meet the next of them, too, if their values overlapped.
-    let ends = matches!(
-        first.seen.statements.as_slice(),
+fn joined(runs: Vec<(usize, Run)>, rules: &[WalkedRule]) -> Vec<(usize, Run)> {
+    let mut all: Vec<(usize, Run)> = Vec::with_capacity(runs.len());
+    // The test by which those that are being joined differ, and the ranges of its field.
+    let mut varies: Option<(usize, Vec<(u128, u128)>)> = None;
+    for (first, run) in runs {
+        let joins = all.last().and_then(|(last, known)| {
+            let (one, other) = (rules.get(*last)?, rules.get(first)?);
+            let number = differing(
+                (one, &known.tests),
+                (other, &run.tests),
+                varies.as_ref().map(|(number, _)| *number),
+            )?;
+            let (Some(Test::In(_, had)), Some(Test::In(_, has))) =
+                (known.tests.get(number), run.tests.get(number))
+            else {
+                return None;
+            };
+            let ranges = varies.as_ref().map_or_else(|| had.ranges(), |(_, ranges)| ranges);
+            // What comes back from a chain would meet the next of them, too, if their values overlapped.
+            let is_behind = ranges.last().map(|(_, last)| *last) < has.first();
+            (ends(one) || is_behind).then(|| (number, ranges.iter().chain(has.ranges()).copied().collect()))
+        });
+        match (joins, all.last_mut()) {
+            (Some(now), Some((_, known))) => {
+                known.count = known.count.saturating_add(run.count);
+                varies = Some(now);
+            }
+            (None, _) | (_, None) => {
+                close(&mut all, varies.take());
+                all.push((first, run));
+            }
+        }
+    }
+    close(&mut all, varies);
+    all
+}
+
+/// Gives the last run all ranges of the field in which its rules differ.
+fn close(runs: &mut [(usize, Run)], varies: Option<(usize, Vec<(u128, u128)>)>) {
+    let Some((number, ranges)) = varies else { return };
+    if let Some(Test::In(_, set)) = runs.last_mut().and_then(|(_, run)| run.tests.get_mut(number)) {
+        *set = Set::of(ranges);
+    }
+}
+
+/// Whether no packet that meets a rule comes to the next one.
+fn ends(rule: &WalkedRule) -> bool {
+    matches!(
+        rule.seen.statements.as_slice(),
         [Statement::Accept
             | Statement::Return
             | Statement::Drop
             | Statement::Reject
             | Statement::Redirect(_)]
-    );
-    let mut ranges: Vec<(u128, u128)> = values(first).ranges().to_vec();
-    let mut last = ranges.last().map(|(_, last)| *last)?;
-    let mut count = 1_usize;
-    for rule in rest.iter().take_while(is_same) {
-        let set = values(rule);
-        let (Some(lowest), Some((_, highest))) = (set.first(), set.ranges().last()) else { break };
-        if !ends && lowest <= last {
-            break;
-        }
-        ranges.extend_from_slice(set.ranges());
-        (last, count) = (last.max(*highest), count.saturating_add(1));
-    }
-    let Some(Test::In(field, _)) = first.tests.get(varies) else { return None };
-    let mut tests = first.tests.clone();
-    *tests.get_mut(varies)? = Test::In(*field, Set::of(ranges));
-    (count > 1).then_some(Run { count, tests })
+    )
 }
 
-/// The test by which two rules that do the same differ, if it is one, of one field.
-fn differing(one: &WalkedRule, two: &WalkedRule) -> Option<usize> {
-    if one.seen.statements != two.seen.statements
-        || one.tests.len() != two.tests.len()
-        || one.is_own != two.is_own
+/// The test by which rules that do the same differ, if it is one, of one field; once rules have been joined by a test, that one.
+fn differing(
+    (one, tests): (&WalkedRule, &[Test]),
+    (other, other_tests): (&WalkedRule, &[Test]),
+    only: Option<usize>,
+) -> Option<usize> {
+    let jumps = matches!(one.seen.statements.as_slice(), [Statement::Jump(_)]);
+    if one.is_own != other.is_own
+        || tests.len() != other_tests.len()
+        || !(jumps || ends(one))
+        || one.seen.statements != other.seen.statements
     {
         return None;
     }
-    let is_final = matches!(
-        one.seen.statements.as_slice(),
-        [Statement::Accept
-            | Statement::Return
-            | Statement::Drop
-            | Statement::Reject
-            | Statement::Redirect(_)
-            | Statement::Jump(_)]
-    );
-    let mut differ = one.tests.iter().zip(&two.tests).enumerate().filter(|(_, (one, two))| one != two);
-    let (Some((number, (Test::In(field, _), Test::In(other, _)))), None) = (differ.next(), differ.next())
-    else {
-        return None;
-    };
-    (is_final && field == other && *field != Field::State).then_some(number)
+    let differ = |number: &usize| tests.get(*number) != other_tests.get(*number);
+    let mut numbers = (0..tests.len()).filter(|number| only == Some(*number) || differ(number));
+    let (Some(number), None) = (numbers.next(), numbers.next()) else { return None };
+    match (tests.get(number), other_tests.get(number)) {
+        (Some(Test::In(field, _)), Some(Test::In(of, _))) if field == of && *field != Field::State => {
+            Some(number)
+        }
+        _ => None,
+    }
 }
 
 /// What it costs to ask these.
@@ -624,6 +617,66 @@ fn holds_plans_table(name: &TableName, table: Table) -> bool {
         TableFamily::Inet => name.name == nft_table(table),
         TableFamily::Ip | TableFamily::Ip6 => name.name == table.name(),
         TableFamily::Netdev => false,
+    }
+}
+
+/// How a ruleset is made ready to be walked.
+struct Reading<'a> {
+    family: Family,
+    hooks: Option<&'a HookList>,
+    planned: BTreeMap<Table, BTreeMap<Chain, Vec<&'a PlannedRule>>>,
+    /// The names of a plan's chains, in either form.
+    names: BTreeMap<String, OurChain>,
+    /// Whether the settings behind each rule of the mesh are looked for.
+    explains: bool,
+}
+
+impl<'a> Reading<'a> {
+    fn of(ruleset: &'a Ruleset, family: Family, plan: Option<&'a RulePlan>, explains: bool) -> Self {
+        let planned = plan.map(|plan| plan.explained_rules(family)).unwrap_or_default();
+        let of_one =
+            |ours: &OurChain| [(ours.name().into(), *ours), (nft_chain_name(&(*ours).into()), *ours)];
+        let names = OurChain::ALL.iter().flat_map(of_one).collect();
+        Self { family, hooks: ruleset.hooks.as_ref(), planned, names, explains }
+    }
+
+    fn chain(&self, table: &TableName, name: &str, chain: &ChainState, base: Option<Base>) -> WalkedChain {
+        let of_plan = Table::ALL.iter().copied().find(|one| holds_plans_table(table, *one));
+        let ours = of_plan.and_then(|_| self.names.get(name).copied());
+        let chain_of_plan = ours
+            .map_or_else(|| chain.base.map(|base| Chain::Hook(base.hook)), |ours| Some(Chain::Ours(ours)));
+        let candidates = of_plan
+            .and_then(|table| self.planned.get(&table)?.get(&chain_of_plan?))
+            .map_or(&[][..], Vec::as_slice);
+        let is_own_chain = ours.is_some() || Chain::named(name).belongs_to_mesh();
+        let is_asked = self.explains || !is_own_chain;
+        let planned = if is_asked { Planned::of(candidates, self.family) } else { Planned::default() };
+        let walked = chain.rules.iter().map(|seen| {
+            let mut rule = WalkedRule::of(seen.clone(), self.family);
+            rule.origins = planned.origins(seen, self.family);
+            rule.is_own = is_own_chain || !rule.origins.is_empty();
+            rule
+        });
+        WalkedChain {
+            table: table.clone(),
+            name: name.into(),
+            base: base.or_else(|| chain.device.as_ref().map(base_of_device)),
+            handle: chain.handle,
+            rank: base.and_then(|base| self.rank(table, name, base.hook)),
+            ours,
+            rules: walked.collect(),
+        }
+    }
+
+    /// The place of a base chain among all that hangs on its hook.
+    fn rank(&self, table: &TableName, chain: &str, hook: Hook) -> Option<usize> {
+        let is_it = |owner: &HookOwner| match table.api {
+            Api::XTables => *owner == HookOwner::Legacy(table.name.clone()),
+            Api::NfTables | Api::Function => {
+                matches!(owner, HookOwner::Chain(of, name) if of == table && name == chain)
+            }
+        };
+        self.hooks?.on(self.family, hook).iter().position(|entry| is_it(&entry.owner))
     }
 }
 

@@ -1,11 +1,66 @@
 //! Sets of numbers, as ranges: every field of a packet is a number here.
 
-use alloc::{vec, vec::Vec};
-use core::cmp::{max, min};
+use alloc::vec::Vec;
+use core::{
+    cmp::{Ordering, max, min},
+    fmt,
+    hash::{Hash, Hasher},
+};
 
 /// Ranges in order, both ends included, no two of which touch.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Set(Vec<(u128, u128)>);
+#[derive(Clone)]
+pub(crate) struct Set(Ranges);
+
+/// Most sets are one range, and walks copy them all the time: only others need memory of their own.
+#[derive(Clone)]
+enum Ranges {
+    None,
+    One([(u128, u128); 1]),
+    /// Two or more.
+    Many(Vec<(u128, u128)>),
+}
+
+impl From<Vec<(u128, u128)>> for Ranges {
+    fn from(ranges: Vec<(u128, u128)>) -> Self {
+        match ranges.as_slice() {
+            [] => Self::None,
+            [one] => Self::One([*one]),
+            _ => Self::Many(ranges),
+        }
+    }
+}
+
+impl PartialEq for Set {
+    fn eq(&self, other: &Self) -> bool {
+        self.ranges() == other.ranges()
+    }
+}
+
+impl Eq for Set {}
+
+impl PartialOrd for Set {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Set {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.ranges().cmp(other.ranges())
+    }
+}
+
+impl Hash for Set {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.ranges().hash(state);
+    }
+}
+
+impl fmt::Debug for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Set").field(&self.ranges()).finish()
+    }
+}
 
 /// How a set lies to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,15 +72,15 @@ pub(super) enum Lies {
 
 impl Set {
     pub(super) const fn empty() -> Self {
-        Self(Vec::new())
+        Self(Ranges::None)
     }
 
-    pub(super) fn one(value: u128) -> Self {
-        Self(vec![(value, value)])
+    pub(super) const fn one(value: u128) -> Self {
+        Self(Ranges::One([(value, value)]))
     }
 
-    pub(super) fn range(first: u128, last: u128) -> Self {
-        if first > last { Self::empty() } else { Self(vec![(first, last)]) }
+    pub(super) const fn range(first: u128, last: u128) -> Self {
+        if first > last { Self::empty() } else { Self(Ranges::One([(first, last)])) }
     }
 
     pub(super) fn of(mut ranges: Vec<(u128, u128)>) -> Self {
@@ -37,24 +92,28 @@ impl Set {
                 Some(_) | None => joined.push((first, last)),
             }
         }
-        Self(joined)
+        Self(joined.into())
     }
 
-    pub(crate) fn ranges(&self) -> &[(u128, u128)] {
-        &self.0
+    pub(crate) const fn ranges(&self) -> &[(u128, u128)] {
+        match &self.0 {
+            Ranges::None => &[],
+            Ranges::One(one) => one,
+            Ranges::Many(ranges) => ranges.as_slice(),
+        }
     }
 
     pub(super) const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        matches!(self.0, Ranges::None)
     }
 
     pub(super) fn first(&self) -> Option<u128> {
-        self.0.first().map(|(first, _)| *first)
+        self.ranges().first().map(|(first, _)| *first)
     }
 
     /// The one value it holds, if it is one.
     pub(super) fn single(&self) -> Option<u128> {
-        match self.0.as_slice() {
+        match self.ranges() {
             [(first, last)] if first == last => Some(*first),
             _ => None,
         }
@@ -62,9 +121,9 @@ impl Set {
 
     /// What is not in it, of numbers up to `most`.
     pub(super) fn complement(&self, most: u128) -> Self {
-        let mut gaps = Vec::with_capacity(self.0.len().saturating_add(1));
+        let mut gaps = Vec::with_capacity(self.ranges().len().saturating_add(1));
         let mut next = Some(0);
-        for (first, last) in &self.0 {
+        for (first, last) in self.ranges() {
             if let Some(from) = next.filter(|from| from < first) {
                 gaps.push((from, first.saturating_sub(1)));
             }
@@ -73,11 +132,14 @@ impl Set {
         if let Some(from) = next.filter(|from| *from <= most) {
             gaps.push((from, most));
         }
-        Self(gaps)
+        Self(gaps.into())
     }
 
     pub(super) fn and(&self, other: &Self) -> Self {
-        let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
+        if let (Ranges::One([(a, b)]), Ranges::One([(c, d)])) = (&self.0, &other.0) {
+            return Self::range(max(*a, *c), min(*b, *d));
+        }
+        let (mut ours, mut theirs) = (self.ranges().iter().peekable(), other.ranges().iter().peekable());
         let mut both = Vec::new();
         while let (Some((a, b)), Some((c, d))) = (ours.peek(), theirs.peek()) {
             let (first, last) = (*max(a, c), *min(b, d));
@@ -90,7 +152,7 @@ impl Set {
                 theirs.next()
             };
         }
-        Self(both)
+        Self(both.into())
     }
 
     pub(super) fn without(&self, other: &Self) -> Self {
@@ -98,12 +160,12 @@ impl Set {
     }
 
     pub(super) fn or(&self, other: &Self) -> Self {
-        Self::of(self.0.iter().chain(&other.0).copied().collect())
+        Self::of(self.ranges().iter().chain(other.ranges()).copied().collect())
     }
 
     pub(super) fn contains(&self, value: u128) -> bool {
-        let above = self.0.partition_point(|(_, last)| *last < value);
-        self.0.get(above).is_some_and(|(first, _)| *first <= value)
+        let above = self.ranges().partition_point(|(_, last)| *last < value);
+        self.ranges().get(above).is_some_and(|(first, _)| *first <= value)
     }
 
     pub(super) fn lies_to(&self, other: &Self) -> Lies {
@@ -111,10 +173,10 @@ impl Set {
             return if other.contains(value) { Lies::Inside } else { Lies::Outside };
         }
         let (mut is_inside, mut is_outside, mut from) = (false, false, 0);
-        for (first, last) in &self.0 {
-            let rest = other.0.get(from..).unwrap_or_default();
+        for (first, last) in self.ranges() {
+            let rest = other.ranges().get(from..).unwrap_or_default();
             from = from.saturating_add(rest.partition_point(|(_, end)| end < first));
-            match other.0.get(from) {
+            match other.ranges().get(from) {
                 Some((start, end)) if start <= first && last <= end => is_inside = true,
                 Some((start, _)) if start <= last => return Lies::Across,
                 Some(_) | None => is_outside = true,
@@ -170,7 +232,7 @@ mod tests {
 
     #[test]
     fn sixteen_bits_may_be_free_above_the_lowest_of_a_mask() {
-        assert_eq!(masked(1, !(0xffff << 1)).map(|set| set.0.len()), Some(1 << 16));
+        assert_eq!(masked(1, !(0xffff << 1)).map(|set| set.ranges().len()), Some(1 << 16));
         assert_eq!(masked(1, !(0x1_ffff << 1)), None);
     }
 

@@ -92,6 +92,8 @@ pub(super) struct Ways {
     pub(super) ways: Vec<Way>,
     /// Whether those are all: there was work left for no more otherwise.
     pub(super) are_all: bool,
+    /// Whether some of them are taken by the same packets: nobody knows which of those by which.
+    pub(super) are_doubtful: bool,
     /// What nobody knew on the way.
     pub(super) unknown: BTreeSet<Unknown>,
 }
@@ -118,7 +120,7 @@ pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Wo
             work.left =
                 work.left.saturating_sub(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
             match walk.step() {
-                Ok(None) if walk.is_at_a_fork() && !found.unknown.is_empty() => {
+                Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
                     // Two walks that differ in nothing any more go on as one.
                     if known.insert(walk.state(), ()).is_some() {
                         break None;
@@ -127,6 +129,7 @@ pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Wo
                 Ok(None) => {}
                 Ok(Some(fate)) => break Some(fate),
                 Err(split) => {
+                    found.are_doubtful |= matches!(split, Split::Unknown(_));
                     found.unknown.extend(split.unknown());
                     open.push(walk.part(split));
                 }
