@@ -144,35 +144,40 @@ impl Pod {
         Some(self.planned(packet)).filter(|fate| matches!(fate, Fate::Proxy { .. }))
     }
 
-    /// What is named as certain has to be lost: of the traffic that it is about some packet is.
-    fn judge_certainty(&self, finding: &Finding, dice: &mut Dice) -> Result<Vec<Problem>> {
-        let mut problems = Vec::new();
+    /// What is named as certain has to be lost: some packet of the traffic that it is about is.
+    fn judge_certainty(&self, finding: &Finding, dice: &mut Dice) -> Result<Option<Problem>> {
+        let mut unharmed = None;
         for (family, traffic) in &finding.traffic {
-            let mut all = Vec::new();
-            for _ in 0..DRAWS {
-                let packet = captured_packet(dice, *traffic, *family == Family::V6);
-                let kind = self.captured(&packet).map(|fate| kind_of(&packet, fate));
-                if kind == Some(*traffic) && !all.contains(&packet) {
-                    all.push(packet);
-                }
-            }
-            // First those that are lost by their traces, then those that may be.
-            all.sort_by_key(|packet| {
-                let (may, planned) = (self.trace(packet).may, self.planned(packet));
-                (may.contains(&planned), may.len() == 1)
-            });
-            all.truncate(SUSPECTS);
-            let shots = self.play(&all)?;
+            let shots = self.play(&self.suspects(*traffic, *family == Family::V6, dice))?;
             let is_lost = |(shot, seen): &(Shot, Seen)| {
-                !shot.is_answered() || !agrees(seen, self.planned(&shot.packet), &shot.packet)
+                !agrees(seen, self.planned(&shot.packet), &shot.packet) || !shot.is_answered()
             };
-            let Some((shot, _)) = shots.first() else { continue };
-            if !shots.iter().any(is_lost) {
-                let text = format!("nothing of {family} {} is lost to {finding}", traffic.name());
-                problems.push(self.problem("named", &text, &self.trace(&shot.packet)));
+            if shots.iter().any(is_lost) {
+                return Ok(None);
+            }
+            unharmed = unharmed.or(shots.into_iter().next());
+        }
+        Ok(unharmed.map(|(shot, _)| {
+            self.problem("named", &format!("nothing is lost to {finding}"), &self.trace(&shot.packet))
+        }))
+    }
+
+    /// Captured packets of this traffic: first those that are lost by their traces, then those that may be.
+    fn suspects(&self, traffic: Traffic, v6: bool, dice: &mut Dice) -> Vec<Packet> {
+        let mut all = Vec::new();
+        for _ in 0..DRAWS {
+            let packet = captured_packet(dice, traffic, v6);
+            let kind = self.captured(&packet).map(|fate| kind_of(&packet, fate));
+            if kind == Some(traffic) && !all.contains(&packet) {
+                all.push(packet);
             }
         }
-        Ok(problems)
+        all.sort_by_cached_key(|packet| {
+            let (may, planned) = (self.trace(packet).may, self.planned(packet));
+            (may.contains(&planned), may.len() == 1)
+        });
+        all.truncate(SUSPECTS);
+        all
     }
 }
 
