@@ -2,7 +2,8 @@
 //! CHECK names something if captured packets are lost, and nothing as certain unless some are.
 //!
 //! TRACE_FOREIGN says how many packets are sent (`make trace`: 10,000), TRACE_SEED with which number the tests begin. Each ruleset gets
-//! 10 packets and more for what CHECK names. TRACE_SEED=N TRACE_FOREIGN=10 repeats the ruleset of seed N.
+//! 10 packets and more for what CHECK names. TRACE_SEED=N TRACE_FOREIGN=10 repeats the ruleset of seed N; TRACE_SCRIPT=FILE has the commands
+//! of that file in place of the random ones, to find out which of them matter.
 
 mod common;
 
@@ -57,7 +58,11 @@ impl Pod {
         let said = random_settings(dice);
         let (plan, words) = (plan(&said)?, format!("{said:?} by {form}"));
         let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
-        let foreign = random(dice, form == "iptables-legacy");
+        let mut foreign = random(dice, form == "iptables-legacy");
+        if let Ok(file) = std::env::var("TRACE_SCRIPT") {
+            let after = std::fs::read_to_string(&file).with_context(|| file.clone())?;
+            foreign = Foreign { before: String::new(), after };
+        }
         let about = || format!("{words}\n{foreign:?}");
         ground.pod().sh(&foreign.before).with_context(about)?;
         ground.pod().enter(|| apply(&plan, &options))?.with_context(about)?;

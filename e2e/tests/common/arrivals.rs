@@ -75,7 +75,8 @@ pub struct Ground {
 pub struct Shot {
     /// With its source port.
     pub packet: Packet,
-    number: u32,
+    /// Its own.
+    pub number: u32,
     fd: OwnedFd,
     refused: Cell<Option<Errno>>,
 }
@@ -397,17 +398,14 @@ pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
         (Seen::At(server, at), Fate::Redirected(port)) => {
             at.port() == port || port == STRANGER && server == "stranger"
         }
-        // The first packet has come to a listener; what follows it has not.
-        (Seen::At(_, at), Fate::Broken) => *at != packet.destination,
+        // The first packet has come to a listener, and what follows it has not; or it stays in the pod, whose own it is not, where those who
+        // listen are transparent, as few are.
+        (Seen::At(_, at), Fate::Broken) => *at != packet.destination || is_far(packet),
         (Seen::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
         // Nobody answers for what is lost; whether the sender hears of it depends on what becomes of that answer.
         (Seen::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
         | (Seen::Refused, Fate::Rejected | Fate::Broken) => true,
-        (_, Fate::Unknown | Fate::Dropped | Fate::Rejected)
-        | (_, Fate::Untouched | Fate::Proxy { .. } | Fate::Redirected(_) | Fate::Translated) => false,
-        // It stays in the pod, whose own it is not.
-        (Seen::At(server, at), _) => server == "app" && *at == packet.destination && is_far(packet),
-        (Seen::Refused | Seen::Nothing, _) => false,
+        (_, _) => false,
     }
 }
 
