@@ -157,7 +157,7 @@ const MARK_443: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --se
 const MARK_IN: &str = "$ipt -t mangle -I PREROUTING -i eth0 -p tcp -j MARK --set-mark 7
     $ipt -A INPUT -m mark --mark 7 -j DROP";
 const NFT_MARK_443: &str = "nft 'table inet theirs {
-    chain a { type filter hook output priority -150; tcp dport 443 meta mark set 7; }
+    chain a { type filter hook output priority -149; tcp dport 443 meta mark set 7; }
     chain b { type filter hook output priority 0; meta mark 7 drop; } }'";
 const NFT_MARK_IN: &str = "nft 'table inet theirs {
     chain a { type filter hook prerouting priority -160; iifname eth0 meta l4proto tcp meta mark set 7; }
@@ -232,7 +232,9 @@ const CASES: &[Case] = &[
         untold: true,
         ..case("P1 nat and filter beside native rules", &[Native, NativeTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443])
     },
-    case("P1 mangle and filter", ALL, MARK_443, &[Out443, ByProxy443]),
+    case("P1 mangle and filter", &[Redirect, Tproxy, Native, Legacy, LegacyTproxy], MARK_443, &[Out443, ByProxy443]),
+    // TPROXY's mark is set at the same priority.
+    Case { untold: true, ..case("P1 beside native TPROXY", &[NativeTproxy], MARK_443, &[Out443, ByProxy443]) },
     case("P1 inbound", &[Redirect, Native, Legacy], MARK_IN, &[In]),
     case("P1 inbound, TPROXY's mark comes after", &[Tproxy, LegacyTproxy], MARK_IN, NONE),
     Case { untold: true, ..case("P1 inbound, native TPROXY", &[NativeTproxy], MARK_IN, NONE) },
@@ -398,7 +400,9 @@ impl Pod {
             .into_iter()
             .zip(&shots)
             .filter(|(probe, shot)| match probe {
-                GroupToSelf443 => trace(shot).may.iter().any(|fate| agrees(&Seen::Nothing, *fate, &shot.packet)),
+                GroupToSelf443 => {
+                    trace(shot).may.iter().any(|fate| agrees(&Seen::Nothing, *fate, &shot.packet))
+                }
                 _ => case.lost.contains(probe),
             })
             .map(|(_, shot)| shot.number)

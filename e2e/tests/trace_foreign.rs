@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use common::arrivals::{Ground, Shot, agrees, elsewhere};
 use common::foreign::{Foreign, random};
 use common::in_parallel;
-use common::mesh::other_address;
+use common::mesh::{loopback, other_address, passthrough};
 use common::packets::{FORMS, Seen, plan, random_packet, random_settings};
 use e2e::dice::Dice;
 use e2e::netns::{pod_address, remote_address};
@@ -82,25 +82,33 @@ impl Pod {
     }
 
     /// Sends packets; where they arrive, with the shots themselves. What disagrees with its trace is sent once more and waited for longer.
+    ///
+    /// Nothing is said of a packet that has come to a listener who has no route for an answer, and so drops it: it has arrived, and yet the
+    /// connection is lost.
     fn play(&self, packets: &[Packet]) -> Result<Vec<(Shot, Seen)>> {
         let arrives = |shot: &Shot| {
             let may = self.trace(&shot.packet).may;
-            !may.iter()
-                .any(|fate| matches!(fate, Fate::Unknown) || agrees(&Seen::Nothing, *fate, &shot.packet))
+            !may.iter().any(|fate| matches!(fate, Fate::Unknown) || agrees(&Seen::Nothing, *fate, &shot.packet))
         };
         let shots = self.ground.send(packets)?;
         let seen = self.ground.outcome(&shots, arrives, PATIENCE);
         let mut all = Vec::new();
         for (shot, seen) in shots.into_iter().zip(seen) {
             if seen == Seen::Nothing && arrives(&shot) {
-                let again = self.ground.send(std::slice::from_ref(&shot.packet))?;
-                let seen = self.ground.outcome(&again, |_| true, LONGER);
-                all.extend(again.into_iter().zip(seen));
+                all.extend(self.play_again(&shot.packet)?);
             } else {
                 all.push((shot, seen));
             }
         }
         Ok(all)
+    }
+
+    fn play_again(&self, packet: &Packet) -> Result<Option<(Shot, Seen)>> {
+        let before = self.ground.dropped_by_listeners()?;
+        let again = self.ground.send(std::slice::from_ref(packet))?;
+        let seen = self.ground.outcome(&again, |_| true, LONGER);
+        let is_refused = seen == [Seen::Nothing] && self.ground.dropped_by_listeners()? != before;
+        Ok(again.into_iter().zip(seen).next().filter(|_| !is_refused))
     }
 
     fn problem(&self, kind: &str, text: &str, trace: &Trace) -> Problem {
@@ -210,6 +218,9 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
             Packet::from_outside(at(from, 0), at(pod, port)).by("eth0")
         }
         Traffic::Dns => Packet::from_pod(uid, gid, at(pod, 0), at(far, 53)).by("eth0").over_udp(),
+        Traffic::ProxyToSelf if dice.one_in(4) => {
+            Packet::from_pod(uid, gid, at(loopback(v6), 0), at(passthrough(v6), port)).by("lo")
+        }
         Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
         _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
     }
@@ -309,7 +320,8 @@ fn packets_among_rules_of_others_arrive_where_their_traces_say() -> Result<()> {
         "{packets} packets among {rulesets} rulesets: {fates:#?}, unknown because of {causes:#?}\nCHECK: {findings:?}"
     );
     ensure!(problems.is_empty(), "{} disagree: {kinds:?}\n{}", problems.len(), problems.join("\n\n"));
-    ensure!(packets == rulesets * PACKETS, "only {packets} packets were sent");
+    // But for those of which nothing is said.
+    ensure!(packets * 100 >= rulesets * PACKETS * 97, "only {packets} packets were judged");
     let unknown = fates.get(&Fate::Unknown.to_string()).copied().unwrap_or_default();
     ensure!(
         unknown * 10 <= packets || rulesets == 1,

@@ -140,6 +140,19 @@ impl Ground {
         shots.iter().map(|shot| self.seen(shot)).collect()
     }
 
+    /// How many packets listeners of either namespace have dropped, such as those whose answers have no route.
+    pub fn dropped_by_listeners(&self) -> Result<u64> {
+        let mut all = 0;
+        for namespace in [self.pod(), &self.topology.client] {
+            let text = namespace.enter(|| fs::read_to_string("/proc/thread-self/net/netstat"))??;
+            let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:")).map(str::split_whitespace);
+            let (names, values) = lines.next().zip(lines.next()).context("no TcpExt in netstat")?;
+            let drops = names.zip(values).find(|(name, _)| *name == "ListenDrops").context("no ListenDrops")?;
+            all += drops.1.parse::<u64>()?;
+        }
+        Ok(all)
+    }
+
     /// Sends packets and sees where they arrive.
     pub fn play(&self, packets: &[Packet], patience: Duration) -> Result<Vec<(Packet, Seen)>> {
         let shots = self.send(packets)?;
