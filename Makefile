@@ -78,11 +78,13 @@ swap:
 	cargo build --locked -p istio-iptables -p e2e
 	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
 
-# 5,000 packets over 200 plans, each really sent and compared with its trace; 2,000, each really sent in two pods, and 100,000 more compared with
+# 5,000 packets over 200 plans, each really sent and compared with its trace; 10,000 among 1,000 random rulesets of other programs, compared
+# with their traces and with what CHECK names; 2,000, each really sent in two pods, and 100,000 more compared with
 # what two plans treat differently. Prints figures; `make test` takes fewer.
 trace:
 	scripts/setup-apt.sh
 	TRACE_PLANS=200 cargo test --locked -p e2e --test trace_packets -- --nocapture
+	TRACE_FOREIGN=10000 cargo test --locked -p e2e --test trace_foreign -- --nocapture
 	DIFF_PAIRS=100 cargo test --locked -p e2e --test diff_packets -- --nocapture
 	SAMPLES=100000 cargo test --release --locked -p redirect-core --test traffic_difference -- --nocapture
 

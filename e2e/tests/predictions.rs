@@ -1,6 +1,8 @@
 //! Rules and routes of other programs whose effect is easily misjudged: marks from hook to hook, connection tracking's place among the
 //! priorities, equal priorities, hooks below IP, routes. Each case is set up in a pod, packets are really sent, and three have to agree: the
 //! kernel, the trace of what is in force, and CHECK, which names something if captured packets are lost, and nothing if none is.
+//!
+//! ONLY=P4 plays the cases whose names begin so, TRACES=1 shows the whole traces of those that are wrong.
 
 mod common;
 
@@ -12,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use common::arrivals::{Ground, Shot, agrees};
 use common::in_parallel;
-use common::packets::{FORMS, Said, plan};
+use common::packets::{FORMS, Said, Seen, plan};
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, Mismatch, apply, verify};
@@ -84,14 +86,16 @@ enum Probe {
     Out6,
     /// From the proxy to the application, at the pod's address.
     ToSelf,
+    /// The same from a process that has the proxy's group alone: captured by TPROXY, which marks do, and not by REDIRECT.
+    GroupToSelf443,
     /// From the application to itself, which no plan captures.
     AppToSelf,
     /// From the proxy to a service far away, which no plan captures.
     ByProxy443,
 }
-use Probe::{AppToSelf, ByProxy443, In, In6, Out, Out6, Out443, ToSelf};
+use Probe::{AppToSelf, ByProxy443, GroupToSelf443, In, In6, Out, Out6, Out443, ToSelf};
 
-const PROBES: [Probe; 8] = [In, In6, Out, Out443, Out6, ToSelf, AppToSelf, ByProxy443];
+const PROBES: [Probe; 9] = [In, In6, Out, Out443, Out6, ToSelf, GroupToSelf443, AppToSelf, ByProxy443];
 
 impl Probe {
     fn packet(self) -> Packet {
@@ -104,13 +108,10 @@ impl Probe {
             Out | Out6 => local(1000, at(far, 80)).by("eth0"),
             Out443 => local(1000, at(far, 443)).by("eth0"),
             ToSelf => local(PROXY_ID, at(pod, 8080)).by("lo"),
+            GroupToSelf443 => Packet::from_pod(1000, PROXY_ID, at(pod, 0), at(pod, 443)).by("lo"),
             AppToSelf => local(1000, at(pod, 8080)).by("lo"),
             ByProxy443 => local(PROXY_ID, at(far, 443)).by("eth0"),
         }
-    }
-
-    const fn is_captured(self) -> bool {
-        !matches!(self, AppToSelf | ByProxy443)
     }
 }
 
@@ -156,7 +157,7 @@ const MARK_443: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --se
 const MARK_IN: &str = "$ipt -t mangle -I PREROUTING -i eth0 -p tcp -j MARK --set-mark 7
     $ipt -A INPUT -m mark --mark 7 -j DROP";
 const NFT_MARK_443: &str = "nft 'table inet theirs {
-    chain a { type filter hook output priority -150; tcp dport 443 meta mark set 7; }
+    chain a { type filter hook output priority -149; tcp dport 443 meta mark set 7; }
     chain b { type filter hook output priority 0; meta mark 7 drop; } }'";
 const NFT_MARK_IN: &str = "nft 'table inet theirs {
     chain a { type filter hook prerouting priority -160; iifname eth0 meta l4proto tcp meta mark set 7; }
@@ -231,7 +232,9 @@ const CASES: &[Case] = &[
         untold: true,
         ..case("P1 nat and filter beside native rules", &[Native, NativeTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443])
     },
-    case("P1 mangle and filter", ALL, MARK_443, &[Out443, ByProxy443]),
+    case("P1 mangle and filter", &[Redirect, Tproxy, Native, Legacy, LegacyTproxy], MARK_443, &[Out443, ByProxy443]),
+    // TPROXY's mark is set at the same priority.
+    Case { untold: true, ..case("P1 beside native TPROXY", &[NativeTproxy], MARK_443, &[Out443, ByProxy443]) },
     case("P1 inbound", &[Redirect, Native, Legacy], MARK_IN, &[In]),
     case("P1 inbound, TPROXY's mark comes after", &[Tproxy, LegacyTproxy], MARK_IN, NONE),
     Case { untold: true, ..case("P1 inbound, native TPROXY", &[NativeTproxy], MARK_IN, NONE) },
@@ -346,7 +349,7 @@ const CASES: &[Case] = &[
     ),
     // REDIRECT changes the route, and the hook goes on with the interface it began with.
     case("output by eth0", ALL, "$ipt -A OUTPUT -o eth0 -p tcp --dport 15001 -j DROP", &[Out, Out443]),
-    case("output by lo", ALL, "$ipt -A OUTPUT -o lo -p tcp --dport 15001 -j DROP", NONE),
+    case("output by lo", ALL, "$ipt -A OUTPUT -o lo -d 127.0.0.1 -p tcp --dport 15001 -j DROP", NONE),
     // What others have translated goes on, too.
     case(
         "translated, then dropped",
@@ -390,33 +393,41 @@ impl Pod {
 
     fn judge(&self, case: &Case) -> Result<Vec<String>> {
         let live = self.ground.pod().enter(|| Live::now(&self.options))??;
-        let packets = PROBES.map(Probe::packet);
-        let shots = self.ground.send(&packets)?;
-        let is_lost = |probe: Probe| case.lost.contains(&probe);
-        let probe_of = |shot: &Shot| {
-            let at = shots.iter().position(|one| std::ptr::eq(one, shot));
-            PROBES[at.unwrap_or_default()]
-        };
-        let seen = self.ground.outcome(&shots, |shot| !is_lost(probe_of(shot)), PATIENCE);
+        let shots = self.ground.send(&PROBES.map(Probe::packet))?;
+        let planned = |probe: Probe, shot: &Shot| self.planned(probe, &shot.packet);
+        let trace = |shot: &Shot| live.rules(shot.packet.family(), Some(&self.plan)).trace(&shot.packet);
+        let lost: Vec<u32> = PROBES
+            .into_iter()
+            .zip(&shots)
+            .filter(|(probe, shot)| match probe {
+                GroupToSelf443 => {
+                    trace(shot).may.iter().any(|fate| agrees(&Seen::Nothing, *fate, &shot.packet))
+                }
+                _ => case.lost.contains(probe),
+            })
+            .map(|(_, shot)| shot.number)
+            .collect();
+        let seen = self.ground.outcome(&shots, |shot| !lost.contains(&shot.number), PATIENCE);
         let mut problems = Vec::new();
+        let (mut is_captured_lost, mut is_answer_lost) = (false, false);
         for ((probe, shot), seen) in PROBES.into_iter().zip(&shots).zip(&seen) {
-            let packet = &shot.packet;
-            let planned = self.planned(probe, packet);
-            if agrees(seen, planned, packet) == is_lost(probe) {
+            let (planned, trace) = (planned(probe, shot), trace(shot));
+            let is_lost = !agrees(seen, planned, &shot.packet);
+            let is_captured = matches!(planned, Fate::Proxy { .. });
+            is_captured_lost |= is_captured && is_lost;
+            is_answer_lost |= is_captured && !shot.is_answered();
+            // What is captured by the group alone depends on the mode.
+            if probe != GroupToSelf443 && is_lost != case.lost.contains(&probe) {
                 problems.push(format!("kernel: {probe:?} {seen:?}, by the plan {planned:?}"));
             }
-            let trace = live.rules(packet.family(), Some(&self.plan)).trace(packet);
-            let fits = trace.may.iter().any(|fate| agrees(seen, *fate, packet));
+            let fits = trace.may.iter().any(|fate| agrees(seen, *fate, &shot.packet));
             if !fits || trace.fate() == Fate::Unknown && !case.untold {
                 let detail =
                     std::env::var("TRACES").map_or_else(|_| String::new(), |_| trace.text(Detail::Every));
                 problems.push(format!("trace: {probe:?} {seen:?}, not {:?}{detail}", trace.may));
             }
         }
-        let unanswered = shots.iter().filter(|shot| !shot.is_answered()).map(probe_of);
-        let unanswered: Vec<Probe> =
-            unanswered.filter(|probe| probe.is_captured() && !is_lost(*probe)).collect();
-        problems.extend(self.check(case, &unanswered)?);
+        problems.extend(self.check(case, is_captured_lost, is_answer_lost)?);
         Ok(problems)
     }
 
@@ -426,29 +437,27 @@ impl Pod {
             return Rules::of_plan(&self.plan, packet.family()).fate(packet);
         }
         // Native tables are of both families, so IPv6 goes the way of IPv4.
-        let v4 = Rules::of_plan(&self.plan, Family::V4);
         let like = match probe {
             In6 => In.packet(),
             Out6 => Out.packet(),
-            In | Out | Out443 | ToSelf | AppToSelf | ByProxy443 => packet.clone(),
+            In | Out | Out443 | ToSelf | GroupToSelf443 | AppToSelf | ByProxy443 => packet.clone(),
         };
-        v4.fate(&like)
+        Rules::of_plan(&self.plan, Family::V4).fate(&like)
     }
 
-    /// Who finds that captured packets are lost may also say that their answers are.
-    fn check(&self, case: &Case, unanswered: &[Probe]) -> Result<Option<String>> {
+    /// What CHECK names, if that is wrong. Where no captured packet is lost it may still be that an answer is.
+    fn check(&self, case: &Case, is_lost: bool, is_answer_lost: bool) -> Result<Option<String>> {
         let found = self.ground.pod().enter(|| verify(&self.plan, &self.options))??;
-        let is_captured_lost = case.lost.iter().any(|probe| probe.is_captured());
-        Ok(match (found, is_captured_lost) {
+        Ok(match (found, is_lost) {
             (None, true) => Some("CHECK: silent".to_owned()),
-            (Some(_), false) if case.lacks || !unanswered.is_empty() => None,
+            (Some(_), true) | (None, false) => None,
+            (Some(_), false) if case.lacks || is_answer_lost => None,
             (Some(Mismatch::Interference(findings)), false)
                 if case.untold && findings.iter().all(|finding| finding.severity == Severity::May) =>
             {
                 None
             }
             (Some(named), false) => Some(format!("CHECK: names {}", told(&named))),
-            (Some(_), true) | (None, false) => None,
         })
     }
 }

@@ -2,7 +2,8 @@
 //! CHECK names something if captured packets are lost, and nothing as certain unless some are.
 //!
 //! TRACE_FOREIGN says how many packets are sent (`make trace`: 10,000), TRACE_SEED with which number the tests begin. Each ruleset gets
-//! 10 packets and more for what CHECK names. TRACE_SEED=N TRACE_FOREIGN=10 repeats the ruleset of seed N.
+//! 10 packets and more for what CHECK names. TRACE_SEED=N TRACE_FOREIGN=10 repeats the ruleset of seed N; TRACE_SCRIPT=FILE has the commands
+//! of that file in place of the random ones, to find out which of them matter.
 
 mod common;
 
@@ -15,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use common::arrivals::{Ground, Shot, agrees, elsewhere};
 use common::foreign::{Foreign, random};
 use common::in_parallel;
-use common::mesh::other_address;
+use common::mesh::{loopback, other_address, passthrough};
 use common::packets::{FORMS, Seen, plan, random_packet, random_settings};
 use e2e::dice::Dice;
 use e2e::netns::{pod_address, remote_address};
@@ -57,7 +58,11 @@ impl Pod {
         let said = random_settings(dice);
         let (plan, words) = (plan(&said)?, format!("{said:?} by {form}"));
         let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
-        let foreign = random(dice, form == "iptables-legacy");
+        let mut foreign = random(dice, form == "iptables-legacy");
+        if let Ok(file) = std::env::var("TRACE_SCRIPT") {
+            let after = std::fs::read_to_string(&file).with_context(|| file.clone())?;
+            foreign = Foreign { before: String::new(), after };
+        }
         let about = || format!("{words}\n{foreign:?}");
         ground.pod().sh(&foreign.before).with_context(about)?;
         ground.pod().enter(|| apply(&plan, &options))?.with_context(about)?;
@@ -77,25 +82,33 @@ impl Pod {
     }
 
     /// Sends packets; where they arrive, with the shots themselves. What disagrees with its trace is sent once more and waited for longer.
+    ///
+    /// Nothing is said of a packet that has come to a listener who has no route for an answer, and so drops it: it has arrived, and yet the
+    /// connection is lost.
     fn play(&self, packets: &[Packet]) -> Result<Vec<(Shot, Seen)>> {
         let arrives = |shot: &Shot| {
             let may = self.trace(&shot.packet).may;
-            !may.iter()
-                .any(|fate| matches!(fate, Fate::Unknown) || agrees(&Seen::Nothing, *fate, &shot.packet))
+            !may.iter().any(|fate| matches!(fate, Fate::Unknown) || agrees(&Seen::Nothing, *fate, &shot.packet))
         };
         let shots = self.ground.send(packets)?;
         let seen = self.ground.outcome(&shots, arrives, PATIENCE);
         let mut all = Vec::new();
         for (shot, seen) in shots.into_iter().zip(seen) {
             if seen == Seen::Nothing && arrives(&shot) {
-                let again = self.ground.send(std::slice::from_ref(&shot.packet))?;
-                let seen = self.ground.outcome(&again, |_| true, LONGER);
-                all.extend(again.into_iter().zip(seen));
+                all.extend(self.play_again(&shot.packet)?);
             } else {
                 all.push((shot, seen));
             }
         }
         Ok(all)
+    }
+
+    fn play_again(&self, packet: &Packet) -> Result<Option<(Shot, Seen)>> {
+        let before = self.ground.dropped_by_listeners()?;
+        let again = self.ground.send(std::slice::from_ref(packet))?;
+        let seen = self.ground.outcome(&again, |_| true, LONGER);
+        let is_refused = seen == [Seen::Nothing] && self.ground.dropped_by_listeners()? != before;
+        Ok(again.into_iter().zip(seen).next().filter(|_| !is_refused))
     }
 
     fn problem(&self, kind: &str, text: &str, trace: &Trace) -> Problem {
@@ -144,35 +157,40 @@ impl Pod {
         Some(self.planned(packet)).filter(|fate| matches!(fate, Fate::Proxy { .. }))
     }
 
-    /// What is named as certain has to be lost: of the traffic that it is about some packet is.
-    fn judge_certainty(&self, finding: &Finding, dice: &mut Dice) -> Result<Vec<Problem>> {
-        let mut problems = Vec::new();
+    /// What is named as certain has to be lost: some packet of the traffic that it is about is.
+    fn judge_certainty(&self, finding: &Finding, dice: &mut Dice) -> Result<Option<Problem>> {
+        let mut unharmed = None;
         for (family, traffic) in &finding.traffic {
-            let mut all = Vec::new();
-            for _ in 0..DRAWS {
-                let packet = captured_packet(dice, *traffic, *family == Family::V6);
-                let kind = self.captured(&packet).map(|fate| kind_of(&packet, fate));
-                if kind == Some(*traffic) && !all.contains(&packet) {
-                    all.push(packet);
-                }
-            }
-            // First those that are lost by their traces, then those that may be.
-            all.sort_by_key(|packet| {
-                let (may, planned) = (self.trace(packet).may, self.planned(packet));
-                (may.contains(&planned), may.len() == 1)
-            });
-            all.truncate(SUSPECTS);
-            let shots = self.play(&all)?;
+            let shots = self.play(&self.suspects(*traffic, *family == Family::V6, dice))?;
             let is_lost = |(shot, seen): &(Shot, Seen)| {
-                !shot.is_answered() || !agrees(seen, self.planned(&shot.packet), &shot.packet)
+                !agrees(seen, self.planned(&shot.packet), &shot.packet) || !shot.is_answered()
             };
-            let Some((shot, _)) = shots.first() else { continue };
-            if !shots.iter().any(is_lost) {
-                let text = format!("nothing of {family} {} is lost to {finding}", traffic.name());
-                problems.push(self.problem("named", &text, &self.trace(&shot.packet)));
+            if shots.iter().any(is_lost) {
+                return Ok(None);
+            }
+            unharmed = unharmed.or(shots.into_iter().next());
+        }
+        Ok(unharmed.map(|(shot, _)| {
+            self.problem("named", &format!("nothing is lost to {finding}"), &self.trace(&shot.packet))
+        }))
+    }
+
+    /// Captured packets of this traffic: first those that are lost by their traces, then those that may be.
+    fn suspects(&self, traffic: Traffic, v6: bool, dice: &mut Dice) -> Vec<Packet> {
+        let mut all = Vec::new();
+        for _ in 0..DRAWS {
+            let packet = captured_packet(dice, traffic, v6);
+            let kind = self.captured(&packet).map(|fate| kind_of(&packet, fate));
+            if kind == Some(traffic) && !all.contains(&packet) {
+                all.push(packet);
             }
         }
-        Ok(problems)
+        all.sort_by_cached_key(|packet| {
+            let (may, planned) = (self.trace(packet).may, self.planned(packet));
+            (may.contains(&planned), may.len() == 1)
+        });
+        all.truncate(SUSPECTS);
+        all
     }
 }
 
@@ -200,6 +218,9 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
             Packet::from_outside(at(from, 0), at(pod, port)).by("eth0")
         }
         Traffic::Dns => Packet::from_pod(uid, gid, at(pod, 0), at(far, 53)).by("eth0").over_udp(),
+        Traffic::ProxyToSelf if dice.one_in(4) => {
+            Packet::from_pod(uid, gid, at(loopback(v6), 0), at(passthrough(v6), port)).by("lo")
+        }
         Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
         _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
     }
@@ -299,7 +320,8 @@ fn packets_among_rules_of_others_arrive_where_their_traces_say() -> Result<()> {
         "{packets} packets among {rulesets} rulesets: {fates:#?}, unknown because of {causes:#?}\nCHECK: {findings:?}"
     );
     ensure!(problems.is_empty(), "{} disagree: {kinds:?}\n{}", problems.len(), problems.join("\n\n"));
-    ensure!(packets == rulesets * PACKETS, "only {packets} packets were sent");
+    // But for those of which nothing is said.
+    ensure!(packets * 100 >= rulesets * PACKETS * 97, "only {packets} packets were judged");
     let unknown = fates.get(&Fate::Unknown.to_string()).copied().unwrap_or_default();
     ensure!(
         unknown * 10 <= packets || rulesets == 1,

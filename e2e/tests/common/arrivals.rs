@@ -75,7 +75,8 @@ pub struct Ground {
 pub struct Shot {
     /// With its source port.
     pub packet: Packet,
-    number: u32,
+    /// Its own.
+    pub number: u32,
     fd: OwnedFd,
     refused: Cell<Option<Errno>>,
 }
@@ -137,6 +138,19 @@ impl Ground {
             self.wait();
         }
         shots.iter().map(|shot| self.seen(shot)).collect()
+    }
+
+    /// How many packets listeners of either namespace have dropped, such as those whose answers have no route.
+    pub fn dropped_by_listeners(&self) -> Result<u64> {
+        let mut all = 0;
+        for namespace in [self.pod(), &self.topology.client] {
+            let text = namespace.enter(|| fs::read_to_string("/proc/thread-self/net/netstat"))??;
+            let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:")).map(str::split_whitespace);
+            let (names, values) = lines.next().zip(lines.next()).context("no TcpExt in netstat")?;
+            let drops = names.zip(values).find(|(name, _)| *name == "ListenDrops").context("no ListenDrops")?;
+            all += drops.1.parse::<u64>()?;
+        }
+        Ok(all)
     }
 
     /// Sends packets and sees where they arrive.
@@ -397,17 +411,14 @@ pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
         (Seen::At(server, at), Fate::Redirected(port)) => {
             at.port() == port || port == STRANGER && server == "stranger"
         }
-        // The first packet has come to a listener; what follows it has not.
-        (Seen::At(_, at), Fate::Broken) => *at != packet.destination,
+        // The first packet has come to a listener, and what follows it has not; or it stays in the pod, whose own it is not, where those who
+        // listen are transparent, as few are.
+        (Seen::At(_, at), Fate::Broken) => *at != packet.destination || is_far(packet),
         (Seen::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
         // Nobody answers for what is lost; whether the sender hears of it depends on what becomes of that answer.
         (Seen::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
         | (Seen::Refused, Fate::Rejected | Fate::Broken) => true,
-        (_, Fate::Unknown | Fate::Dropped | Fate::Rejected)
-        | (_, Fate::Untouched | Fate::Proxy { .. } | Fate::Redirected(_) | Fate::Translated) => false,
-        // It stays in the pod, whose own it is not.
-        (Seen::At(server, at), _) => server == "app" && *at == packet.destination && is_far(packet),
-        (Seen::Refused | Seen::Nothing, _) => false,
+        (_, _) => false,
     }
 }
 

@@ -22,8 +22,12 @@ pub struct Foreign {
 /// What one to three other programs do in a pod whose legacy tables are in use, or not.
 pub fn random(dice: &mut Dice, legacy: bool) -> Foreign {
     let mut foreign = Foreign::default();
+    // One program alone: what two do to the same routes fails.
+    let mut has_routes = false;
     for number in 0..=dice.below(3) {
-        let script = match dice.below(20) {
+        let kind = if has_routes { dice.below(18) } else { dice.below(20) };
+        has_routes |= kind >= 18;
+        let script = match kind {
             0..=7 => {
                 let other = dice.one_in(6);
                 iptables(dice, legacy ^ other)
