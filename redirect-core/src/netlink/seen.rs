@@ -4,7 +4,7 @@ mod comparisons;
 mod extensions;
 
 use super::{
-    abi::{attribute, base, ct, meta, object, verdict},
+    abi::{self, attribute, base, ct, meta, object, verdict},
     decode::{self, number},
     expression::TCP_FLAGS,
     reading::{
@@ -181,7 +181,15 @@ impl<'a> Reader<'a, '_> {
                 let statement = self.redirected(first, last);
                 self.statement(statement);
             }
-            Expression::Tproxy { port, .. } => {
+            Expression::Tproxy { family, port } => {
+                // What is not of its family ends the rule.
+                let of = family.and_then(|family| u8::try_from(family).ok()).and_then(abi::family_of);
+                if let Some(value) = of {
+                    let is_of_family = Condition::Family(Is { value, not: false });
+                    if !self.rule.conditions.contains(&is_of_family) {
+                        self.condition(is_of_family);
+                    }
+                }
                 let port = port.and_then(|port| self.port_in(port));
                 self.statement(Statement::Tproxy { port, mark: None, ends: false });
             }

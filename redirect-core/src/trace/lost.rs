@@ -133,7 +133,11 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
         Family::V6 => (Set::one(1), IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(PASSTHROUGH_V6)),
     };
     let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
-    let far = loopback_range.or(&own_set).complement(most);
+    // Nobody opens a connection to these, or has a server of DNS there.
+    let all_own = pod.addresses.iter().filter(|address| Family::of(address) == family);
+    let all_own = Set::of(all_own.map(|address| (number(*address), number(*address))).collect());
+    let nobody = loopback_range.or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
+    let far = nobody.complement(most);
     let lo = Set::one(interface("lo"));
     let interfaces = match pod.interfaces {
         [] => lo.complement(u128::MAX),
@@ -175,6 +179,16 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
     starts
 }
 
+/// Addresses of many, and of nobody.
+fn multicast(family: Family) -> Set {
+    match family {
+        // 0.0.0.0, 224.0.0.0/4 and beyond.
+        Family::V4 => Set::of([(0, 0), (0xe000_0000, 0xffff_ffff)].into()),
+        // ::, ff00::/8.
+        Family::V6 => Set::of([(0, 0), (0xff << 120, u128::MAX)].into()),
+    }
+}
+
 /// Whether an address is one by which others know the pod.
 fn is_the_pods(address: &IpAddr) -> bool {
     let link_local = match address {
@@ -199,15 +213,26 @@ struct Judge<'a> {
 
 impl Judge<'_> {
     fn judge(&self, findings: &mut Findings) {
-        let lost: Vec<Option<(Effect, Cause)>> = self.found.ways.iter().map(|way| self.blame(way)).collect();
-        for (number, (way, blamed)) in self.found.ways.iter().zip(&lost).enumerate() {
+        let blamed: Vec<Option<(Effect, Cause)>> =
+            self.found.ways.iter().map(|way| self.blame(way)).collect();
+        // A mark alone takes nothing from the proxy.
+        let ways = self.found.ways.iter().zip(&blamed);
+        let lost: Vec<Option<(Effect, Cause)>> =
+            ways.map(|(way, blamed)| blamed.filter(|_| self.is_lost(way))).collect();
+        for (number, (way, blamed)) in self.found.ways.iter().zip(&blamed).enumerate() {
             let Some((effect, cause)) = blamed else { continue };
-            let severity = self.severity(number, &lost, *effect);
+            let severity =
+                if self.is_lost(way) { self.severity(number, &lost, *effect) } else { Severity::May };
             for cause in self.each(way, *cause) {
                 let example = Some(example(self.is_sent, &way.packets));
                 findings.add(Finding { example, ..self.finding(severity, *effect, cause) });
             }
         }
+    }
+
+    /// Whether packets do not come to the proxy as planned.
+    fn is_lost(&self, way: &Way) -> bool {
+        way.fate != self.wanted.fate || way.zone != self.wanted.zone
     }
 
     /// What takes packets of a way from the proxy, and how; none where they reach it as planned, or where nobody but the mesh
@@ -274,9 +299,7 @@ impl Judge<'_> {
     /// what may lose them then does.
     fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
-        let only_a_mark = effect == Effect::Remarks
-            && self.found.ways.get(number).is_some_and(|way| way.fate == self.wanted.fate);
-        if may || only_a_mark {
+        if may {
             return Severity::May;
         }
         if !self.found.are_doubtful {

@@ -3,18 +3,16 @@
 
 use super::{
     packets::{Field, interface, of_net},
-    rules::Test,
     set::Set,
 };
 use crate::{
-    route_tables::{LOCAL_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction},
+    route_tables::{
+        DEFAULT_TABLE, LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
+    },
     values::Family,
 };
-use alloc::{
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::{format, string::String, vec::Vec};
+use core::cmp::Reverse;
 
 /// What decides where packets of a family are sent.
 #[derive(Debug, Clone)]
@@ -25,28 +23,41 @@ pub(super) struct Routes {
     pub(super) local: Set,
     /// Whether a mark may lead elsewhere than no mark.
     pub(super) looks_at_marks: bool,
+    /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once anybody has added
+    /// a policy rule or a local route.
+    pub(super) validates_sources: bool,
     /// What is told of what decides, by its number.
     pub(super) words: Vec<String>,
 }
 
-/// One question.
+/// One question: of a policy rule, and of a route if it sends packets to a table.
 #[derive(Debug, Clone)]
 pub(super) struct RouteStep {
-    /// What a packet has to fulfil, all of it.
-    pub(super) tests: Vec<RouteTest>,
-    /// Whether it is about packets that do not, of the first tests as many as this says.
-    pub(super) turned: usize,
+    /// What a packet has to fulfil, all of it; ...
+    pub(super) rule: Vec<RouteTest>,
+    /// ... or not all of it.
+    pub(super) not: bool,
+    /// The destinations of the route.
+    pub(super) to: Option<Set>,
     pub(super) leads: RouteEnd,
     /// The number of its words.
     pub(super) words: usize,
 }
 
-/// A condition of a policy rule or route.
+/// A condition of a policy rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RouteTest {
-    Of(Test),
+    Mark(u32, u32),
+    From(Set),
+    To(Set),
+    /// Protocol or ports.
+    Of(Field, Set),
     /// It came in by this interface; by `lo`, if the pod sends it.
     CameIn(u128),
+    /// The user of its socket.
+    Users(Set),
+    /// Of a socket that is bound to an interface, which none is taken to be.
+    Bound,
     /// It cannot be told.
     Unknown,
 }
@@ -79,8 +90,10 @@ impl Routes {
         let mut routes = Self {
             steps: Vec::new(),
             loopback_is_up: tables.loopback_is_up,
-            looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
             local: locals(tables, family),
+            looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
+            validates_sources: family == Family::V4
+                && (rules.iter().any(is_added) || has_local_of_others(tables)),
             words: WORDS.map(String::from).into(),
         };
         // Where the questions of each rule begin.
@@ -113,11 +126,9 @@ impl Routes {
     }
 
     fn rule(&mut self, rule: &PolicyRule, leads: RouteEnd) {
-        let tests = tests_of(rule);
-        let turned = if rule.not { tests.len() } else { 0 };
         let words = self.words.len();
         self.words.push(format!("policy rule {rule}"));
-        self.steps.push(RouteStep { tests, turned, leads, words });
+        self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to: None, leads, words });
     }
 
     /// The routes of a table, the longest prefix first.
@@ -128,48 +139,54 @@ impl Routes {
             route.family == rule.family && route.table == table && !suppressed
         };
         let mut routes: Vec<&Route> = tables.routes.iter().filter(counts).collect();
-        routes.sort_by_key(|route| (core::cmp::Reverse(route.to.prefix_len()), route.metric));
-        let of_rule = tests_of(rule);
-        let turned = if rule.not { of_rule.len() } else { 0 };
-        let mut throws: Vec<usize> = Vec::new();
-        let mut last: Option<(RouteEnd, Set)> = None;
+        routes.sort_by_key(|route| (Reverse(route.to.prefix_len()), route.metric));
+        let begin = self.steps.len();
         for route in routes {
-            let leads = match route.kind {
-                _ if route.unknown => RouteEnd::Unknown,
-                RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast => RouteEnd::Local,
-                RouteKind::Unicast => RouteEnd::Out(route.interface.as_deref().map(interface)),
-                RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => RouteEnd::Lost,
-                RouteKind::Throw => RouteEnd::Next(usize::MAX),
-                RouteKind::Multicast | RouteKind::Other => RouteEnd::Unknown,
-            };
+            let leads = end_of(route);
             let to = of_net(&route.to);
             // Neighbours with the same end are one question.
-            if let (Some((end, set)), Some(step)) = (&mut last, self.steps.last_mut())
-                && *end == leads
-                && leads != RouteEnd::Lost
-            {
-                *set = set.or(&to);
-                step.tests.pop();
-                step.tests.push(RouteTest::Of(Test::In(Field::Destination, set.clone())));
+            let joins = |step: &&mut RouteStep| step.leads == leads && leads != RouteEnd::Lost;
+            let last = self.steps.iter_mut().skip(begin).next_back().filter(joins);
+            if let Some(RouteStep { to: Some(known), .. }) = last {
+                *known = known.or(&to);
                 continue;
             }
-            if leads == RouteEnd::Next(usize::MAX) {
-                throws.push(self.steps.len());
-            }
-            let mut tests = of_rule.clone();
-            tests.push(RouteTest::Of(Test::In(Field::Destination, to.clone())));
             let words = self.words.len();
             self.words.push(format!("route {route}, by policy rule {rule}"));
-            self.steps.push(RouteStep { tests, turned, leads, words });
-            last = Some((leads, to));
+            self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to: Some(to), leads, words });
         }
+        // A route that throws packets out of its table leads behind it.
         let behind = self.steps.len();
-        for step in throws {
-            if let Some(step) = self.steps.get_mut(step) {
-                step.leads = RouteEnd::Next(behind);
-            }
+        for step in self.steps.iter_mut().skip(begin).filter(|step| step.leads == RouteEnd::Next(usize::MAX))
+        {
+            step.leads = RouteEnd::Next(behind);
         }
     }
+}
+
+fn end_of(route: &Route) -> RouteEnd {
+    match route.kind {
+        _ if route.unknown => RouteEnd::Unknown,
+        RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast => RouteEnd::Local,
+        RouteKind::Unicast => RouteEnd::Out(route.interface.as_deref().map(interface)),
+        RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => RouteEnd::Lost,
+        RouteKind::Throw => RouteEnd::Next(usize::MAX),
+        RouteKind::Multicast | RouteKind::Other => RouteEnd::Unknown,
+    }
+}
+
+/// Whether a rule is not one of the three that every namespace has.
+fn is_added(rule: &&PolicyRule) -> bool {
+    let usual = [(0, LOCAL_TABLE), (32_766, MAIN_TABLE), (32_767, DEFAULT_TABLE)];
+    !usual.iter().any(|(priority, table)| **rule == PolicyRule::lookup(rule.family, *priority, *table))
+}
+
+/// Whether somebody has added a local route.
+fn has_local_of_others(tables: &RouteTables) -> bool {
+    let is_others = |route: &Route| {
+        route.family == Family::V4 && route.kind == RouteKind::Local && route.table != LOCAL_TABLE
+    };
+    tables.routes.iter().any(is_others)
 }
 
 /// The addresses with a local route in the table of such routes.
@@ -180,49 +197,22 @@ fn locals(tables: &RouteTables, family: Family) -> Set {
             && route.kind == RouteKind::Local
             && !route.unknown
     };
-    Set::of(
-        tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec()).collect(),
-    )
+    let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
+    Set::of(ranges.collect())
 }
 
 fn tests_of(rule: &PolicyRule) -> Vec<RouteTest> {
     let mut tests = Vec::new();
-    let mut of = |test: Test| tests.push(RouteTest::Of(test));
     let range = |(first, last): (u16, u16)| Set::range(first.into(), last.into());
-    if let Some((value, mask)) = rule.mark {
-        of(Test::Bits(Field::Mark, value & mask, mask, false));
-    }
-    if let Some(from) = &rule.from {
-        of(Test::In(Field::Source, of_net(from)));
-    }
-    if let Some(to) = &rule.to {
-        of(Test::In(Field::Destination, of_net(to)));
-    }
-    if let Some(protocol) = rule.protocol {
-        of(Test::In(Field::Protocol, Set::one(protocol.into())));
-    }
-    if let Some(ports) = rule.source_ports {
-        of(Test::In(Field::SourcePort, range(ports)));
-    }
-    if let Some(ports) = rule.ports {
-        of(Test::In(Field::Port, range(ports)));
-    }
-    if rule.out_interface.is_some() {
-        // Of a socket that is bound to an interface, which none is taken to be.
-        of(Test::Always(false));
-    }
-    if let Some(name) = &rule.in_interface {
-        tests.push(RouteTest::CameIn(interface(name)));
-    }
-    if rule.users.is_some() || !rule.unknown.is_empty() {
-        tests.push(RouteTest::Unknown);
-    }
+    tests.extend(rule.mark.map(|(value, mask)| RouteTest::Mark(value & mask, mask)));
+    tests.extend(rule.from.as_ref().map(|net| RouteTest::From(of_net(net))));
+    tests.extend(rule.to.as_ref().map(|net| RouteTest::To(of_net(net))));
+    tests.extend(rule.protocol.map(|one| RouteTest::Of(Field::Protocol, Set::one(one.into()))));
+    tests.extend(rule.source_ports.map(|ports| RouteTest::Of(Field::SourcePort, range(ports))));
+    tests.extend(rule.ports.map(|ports| RouteTest::Of(Field::Port, range(ports))));
+    tests.extend(rule.out_interface.as_ref().map(|_| RouteTest::Bound));
+    tests.extend(rule.in_interface.as_deref().map(|name| RouteTest::CameIn(interface(name))));
+    tests.extend(rule.users.map(|(first, last)| RouteTest::Users(Set::range(first.into(), last.into()))));
+    tests.extend(rule.unknown.first().map(|_| RouteTest::Unknown));
     tests
-}
-
-impl RouteStep {
-    /// What is told of it where it cannot be told whether it holds.
-    pub(super) fn unknown(&self, routes: &Routes) -> String {
-        routes.words.get(self.words).map(ToString::to_string).unwrap_or_default()
-    }
 }

@@ -68,7 +68,7 @@ impl Walk<'_> {
     }
 
     /// Whether a field has one of these values by now.
-    fn has(&self, field: Field, set: &Set) -> Holds {
+    pub(super) fn has(&self, field: Field, set: &Set) -> Holds {
         match (field, self.destination) {
             (Field::Destination, Some(to)) => Holds::when(set.contains(number(to.ip()))),
             (Field::Port, Some(to)) => Holds::when(set.contains(to.port().into())),
@@ -130,7 +130,7 @@ impl Walk<'_> {
     }
 }
 
-fn said(holds: Holds) -> Result<Option<bool>, Split> {
+pub(super) fn said(holds: Holds) -> Result<Option<bool>, Split> {
     match holds {
         Holds::Yes => Ok(Some(true)),
         Holds::No => Ok(Some(false)),

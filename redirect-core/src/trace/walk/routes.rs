@@ -8,14 +8,29 @@ use super::{
         set::Set,
     },
     Cause, Interface, Split, Unknown, Walk,
+    conditions::said,
 };
+use crate::{rule::Protocol, values::Family};
+
+/// When the kernel asks for a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lookup {
+    /// A socket sends a packet.
+    Sent,
+    /// Its mark or destination has changed.
+    Again,
+    /// It arrives.
+    Arrives,
+    /// It arrives, and it is asked where an answer would go.
+    Source,
+}
 
 impl<'a> Walk<'a> {
     /// Where what a socket sends to the pod itself ends, if routing does not lead it there.
     pub(super) fn is_sent_over_loopback(&mut self) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let Some(routes) = &rules.routes else { return Ok(None) };
-        let (leads, words) = self.route(routes)?;
+        let (leads, words) = self.route(routes, Lookup::Sent)?;
         match leads {
             RouteEnd::Local => self.goes_to_itself(routes),
             // It has been routed before: somebody says that it goes over lo.
@@ -28,7 +43,7 @@ impl<'a> Walk<'a> {
     pub(super) fn is_sent_out(&mut self) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let Some(routes) = rules.routes.as_ref().filter(|_| self.given.asks_route) else { return Ok(None) };
-        let (leads, words) = self.route(routes)?;
+        let (leads, words) = self.route(routes, Lookup::Sent)?;
         Ok((leads == RouteEnd::Lost).then(|| self.is_lost(words)))
     }
 
@@ -38,9 +53,13 @@ impl<'a> Walk<'a> {
         if !routes.loopback_is_up {
             return Ok(Some(self.is_lost(LOOPBACK_IS_DOWN)));
         }
+        // A datagram needs no answer, and IPv6 lets one from a loopback address out.
+        let needs_answer = self.packets.family == Family::V4
+            && self.ask(Field::Protocol, &Set::one(Protocol::Tcp.number().into()))?;
         let is_local = Holds::of(&self.packets, Field::Source, &routes.local);
-        let can_be_answered = self.is_source_translated || self.decide(is_local, || Unknown::Source)?;
-        Ok(if can_be_answered { None } else { Some(self.is_lost(SOURCE_NOT_LOCAL)) })
+        let arrives =
+            !needs_answer || self.is_source_translated || self.decide(is_local, || Unknown::Source)?;
+        Ok(if arrives { None } else { Some(self.is_lost(SOURCE_NOT_LOCAL)) })
     }
 
     /// Where a packet of the pod goes that has another destination, or only another mark, than when it was routed first; where it
@@ -55,7 +74,7 @@ impl<'a> Walk<'a> {
         if !moved && !routes.looks_at_marks {
             return Ok(None);
         }
-        let (leads, words) = self.route(routes)?;
+        let (leads, words) = self.route(routes, Lookup::Again)?;
         Ok(match leads {
             RouteEnd::Local => {
                 let lost = self.goes_to_itself(routes)?;
@@ -86,7 +105,14 @@ impl<'a> Walk<'a> {
     pub(super) fn route_in(&mut self) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let Some(routes) = rules.routes.as_ref().filter(|_| !self.given.is_local) else { return Ok(None) };
-        let (leads, words) = self.route(routes)?;
+        let (leads, words) = self.route(routes, Lookup::Arrives)?;
+        if leads == RouteEnd::Local
+            && routes.validates_sources
+            && let (RouteEnd::Local, words) = self.route(routes, Lookup::Source)?
+        {
+            // What says that it comes from the pod itself is not believed.
+            return Ok(Some(self.is_lost(words)));
+        }
         Ok(match leads {
             RouteEnd::Local => None,
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(words)),
@@ -146,12 +172,12 @@ impl<'a> Walk<'a> {
     }
 
     /// What the policy rules and routes say, and the number of the words for what decides.
-    fn route(&mut self, routes: &'a Routes) -> Result<(RouteEnd, usize), Split> {
+    fn route(&mut self, routes: &'a Routes, lookup: Lookup) -> Result<(RouteEnd, usize), Split> {
         let mut next = 0;
         while let Some(step) = routes.steps.get(next) {
             self.spent = self.spent.saturating_add(1);
             next = next.saturating_add(1);
-            if !self.takes(routes, step)? {
+            if !self.takes(routes, step, lookup)? {
                 continue;
             }
             match step.leads {
@@ -164,49 +190,58 @@ impl<'a> Walk<'a> {
         Ok((RouteEnd::Lost, NO_ROUTE))
     }
 
-    /// Whether a policy rule, or a route of its table, is about the packet.
-    fn takes(&mut self, routes: &Routes, step: &RouteStep) -> Result<bool, Split> {
-        let mut unknown = false;
-        let (of_rule, of_route) = step.tests.split_at_checked(step.turned).unwrap_or((&step.tests, &[]));
-        if step.turned > 0 {
-            match self.all_fulfilled(of_rule)? {
-                Some(true) => return Ok(false),
-                Some(false) => {}
-                None => unknown = true,
-            }
-        }
-        let rest = if step.turned > 0 { of_route } else { &step.tests };
-        match self.all_fulfilled(rest)? {
-            Some(false) => Ok(false),
-            Some(true) if !unknown => Ok(true),
-            Some(true) | None => self.assume(|| Unknown::Route(step.unknown(routes))),
-        }
-    }
-
-    fn all_fulfilled(&self, tests: &[RouteTest]) -> Result<Option<bool>, Split> {
+    /// Whether a policy rule, and a route of its table, is about the packet.
+    fn takes(&mut self, routes: &Routes, step: &RouteStep, lookup: Lookup) -> Result<bool, Split> {
         let mut all = Some(true);
-        for test in tests {
-            let holds = match test {
-                RouteTest::Of(test) => self.asked(test)?,
-                // What the pod sends comes from lo.
-                RouteTest::CameIn(name) if self.given.is_local => Some(*name == interface("lo")),
-                RouteTest::CameIn(name) => {
-                    match Holds::of(&self.packets, Field::Interface, &Set::one(*name)) {
-                        Holds::Yes => Some(true),
-                        Holds::No => Some(false),
-                        Holds::For(field, set) => return Err(Split::By(field, set)),
-                        Holds::Unknown => None,
-                    }
-                }
-                RouteTest::Unknown => None,
-            };
-            match holds {
+        for test in &step.rule {
+            match self.fulfils(test, lookup)? {
                 Some(true) => {}
-                Some(false) => return Ok(Some(false)),
+                Some(false) => {
+                    all = Some(false);
+                    break;
+                }
                 None => all = None,
             }
         }
-        Ok(all)
+        let is_ruled = all.map(|all| all != step.not);
+        let is_routed = match &step.to {
+            Some(to) if is_ruled != Some(false) => said(self.is_bound_for(to, lookup))?,
+            Some(_) | None => Some(true),
+        };
+        match (is_ruled, is_routed) {
+            (Some(false), _) | (_, Some(false)) => Ok(false),
+            (Some(true), Some(true)) => Ok(true),
+            (None, _) | (_, None) => {
+                self.assume(|| Unknown::Route(routes.words.get(step.words).cloned().unwrap_or_default()))
+            }
+        }
+    }
+
+    fn fulfils(&self, test: &RouteTest, lookup: Lookup) -> Result<Option<bool>, Split> {
+        said(match (test, lookup) {
+            (RouteTest::Mark(value, _), Lookup::Source) => Holds::when(*value == 0),
+            (RouteTest::Mark(value, mask), _) => self.mark.has(&self.packets, *value, *mask),
+            (RouteTest::From(set), Lookup::Source) => self.has(Field::Destination, set),
+            (RouteTest::From(set), _) => self.has(Field::Source, set),
+            (RouteTest::To(set), _) => self.is_bound_for(set, lookup),
+            (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => Holds::Unknown,
+            (RouteTest::Of(field, set), _) => self.has(*field, set),
+            (RouteTest::CameIn(name), Lookup::Arrives) => {
+                Holds::of(&self.packets, Field::Interface, &Set::one(*name))
+            }
+            // What the pod sends comes from lo, and so would an answer.
+            (RouteTest::CameIn(name), _) => Holds::when(*name == interface("lo")),
+            (RouteTest::Users(set), Lookup::Sent) => Holds::of(&self.packets, Field::User, set),
+            (RouteTest::Users(_), Lookup::Again) => Holds::Unknown,
+            // What has no socket is root's.
+            (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => Holds::when(set.contains(0)),
+            (RouteTest::Bound, _) => Holds::No,
+        })
+    }
+
+    /// Whether it goes to one of these addresses, or an answer to it would.
+    fn is_bound_for(&self, set: &Set, lookup: Lookup) -> Holds {
+        self.has(if lookup == Lookup::Source { Field::Source } else { Field::Destination }, set)
     }
 
     /// It goes no farther, because of what these words say.
