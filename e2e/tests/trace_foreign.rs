@@ -88,7 +88,8 @@ impl Pod {
     fn play(&self, packets: &[Packet]) -> Result<Vec<(Shot, Seen)>> {
         let arrives = |shot: &Shot| {
             let may = self.trace(&shot.packet).may;
-            !may.iter().any(|fate| matches!(fate, Fate::Unknown) || agrees(&Seen::Nothing, *fate, &shot.packet))
+            !may.iter()
+                .any(|fate| matches!(fate, Fate::Unknown) || agrees(&Seen::Nothing, *fate, &shot.packet))
         };
         let shots = self.ground.send(packets)?;
         let seen = self.ground.outcome(&shots, arrives, PATIENCE);

@@ -145,9 +145,11 @@ impl Ground {
         let mut all = 0;
         for namespace in [self.pod(), &self.topology.client] {
             let text = namespace.enter(|| fs::read_to_string("/proc/thread-self/net/netstat"))??;
-            let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:")).map(str::split_whitespace);
+            let mut lines =
+                text.lines().filter(|line| line.starts_with("TcpExt:")).map(str::split_whitespace);
             let (names, values) = lines.next().zip(lines.next()).context("no TcpExt in netstat")?;
-            let drops = names.zip(values).find(|(name, _)| *name == "ListenDrops").context("no ListenDrops")?;
+            let drops =
+                names.zip(values).find(|(name, _)| *name == "ListenDrops").context("no ListenDrops")?;
             all += drops.1.parse::<u64>()?;
         }
         Ok(all)

@@ -52,10 +52,8 @@ impl Captures {
     #[must_use]
     pub fn of(plan: &RulePlan) -> Self {
         let rules = Family::BOTH.map(|family| (family, Rules::of_plan(plan, family)));
-        let groups = constants(plan, |condition| match condition {
-            Match::OwnerGid(is) => Some(is),
-            _ => None,
-        });
+        let groups =
+            constants(plan, |condition| if let Match::OwnerGid(is) = condition { Some(is) } else { None });
         Self { rules, groups: groups.collect() }
     }
 

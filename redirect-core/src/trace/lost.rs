@@ -86,7 +86,11 @@ struct Start {
 /// Adds what keeps packets of a family from the proxy in a pod that holds these rules, of those that the planned rules capture.
 pub(crate) fn search(planned: &Rules, live: &Rules, pod: &Pod<'_>, findings: &mut Findings) {
     let mut work = Work { left: MOST_WORK };
-    for start in starts(planned.family, pod) {
+    for mut start in starts(planned.family, pod) {
+        if let Some(routes) = live.routes.as_ref().filter(|_| start.traffic == Traffic::Inbound) {
+            let sources = start.packets.get(Field::Source).without(&routes.of_nobody_else);
+            start.packets.set(Field::Source, sources);
+        }
         let captured = walk::all(planned, &start.packets, &start.given, &mut work, false);
         for wanted in captured.ways.iter().filter(|way| matches!(way.fate, Fate::Proxy { .. })) {
             let found = walk::all(live, &wanted.packets, &start.given, &mut work, false);
@@ -347,10 +351,8 @@ impl Judge<'_> {
         });
         let is_about = |one: &ChainRule| {
             let tests = self.live.rule(*one).map_or(&[][..], |rule| &rule.tests);
-            tests.iter().all(|test| match test {
-                Test::In(field, set) => !way.packets.get(*field).and(set).is_empty(),
-                _ => true,
-            })
+            let is_out_of = |test: &Test| matches!(test, Test::In(field, set) if way.packets.get(*field).and(set).is_empty());
+            !tests.iter().any(is_out_of)
         };
         let mut about: Vec<Cause> = all.filter(is_about).take(MOST_FINDINGS).map(Cause::Rule).collect();
         if about.is_empty() {

@@ -21,6 +21,8 @@ pub(super) struct Routes {
     pub(super) loopback_is_up: bool,
     /// The addresses with a local route.
     pub(super) local: Set,
+    /// Those, and broadcast addresses: nobody outside has them.
+    pub(super) of_nobody_else: Set,
     /// Whether a mark may lead elsewhere than no mark.
     pub(super) looks_at_marks: bool,
     /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once anybody has added
@@ -90,7 +92,12 @@ impl Routes {
         let mut routes = Self {
             steps: Vec::new(),
             loopback_is_up: tables.loopback_is_up,
-            local: locals(tables, family),
+            local: delivered_here(tables, family, &[RouteKind::Local]),
+            of_nobody_else: delivered_here(
+                tables,
+                family,
+                &[RouteKind::Local, RouteKind::Broadcast, RouteKind::Anycast],
+            ),
             looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
             validates_sources: family == Family::V4
                 && (rules.iter().any(is_added) || has_local_of_others(tables)),
@@ -189,13 +196,10 @@ fn has_local_of_others(tables: &RouteTables) -> bool {
     tables.routes.iter().any(is_others)
 }
 
-/// The addresses with a local route in the table of such routes.
-fn locals(tables: &RouteTables, family: Family) -> Set {
+/// The addresses with routes of these kinds in the table of the namespace's own addresses.
+fn delivered_here(tables: &RouteTables, family: Family, kinds: &[RouteKind]) -> Set {
     let is_local = |route: &&Route| {
-        route.family == family
-            && route.table == LOCAL_TABLE
-            && route.kind == RouteKind::Local
-            && !route.unknown
+        route.family == family && route.table == LOCAL_TABLE && kinds.contains(&route.kind) && !route.unknown
     };
     let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
     Set::of(ranges.collect())

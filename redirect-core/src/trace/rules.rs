@@ -463,9 +463,9 @@ impl Rules {
 /// A rule of a plan as it stands in a table of both families: one that names an address is about that one's family alone.
 fn of_both_families(rule: &Rule) -> SeenRule {
     let mut seen = SeenRule::from(rule);
-    let family = rule.matches.iter().find_map(|condition| match condition {
-        Match::Source(is) | Match::Destination(is) => Some(Family::of(&is.value.addr())),
-        _ => None,
+    let family = rule.matches.iter().find_map(|condition| {
+        let (Match::Source(is) | Match::Destination(is)) = condition else { return None };
+        Some(Family::of(&is.value.addr()))
     });
     if let Some(value) = family {
         seen.conditions.insert(0, Condition::Family(Is { value, not: false }));

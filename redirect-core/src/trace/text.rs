@@ -109,7 +109,7 @@ impl Text {
             }
             Step::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
             Step::Route { decides: words } => {
-                self.line(2, &format!("{}{words}", if decides { ">" } else { "" }))
+                self.line(2, &format!("{}{words}", if decides { ">" } else { "" }));
             }
             Step::Changed(change) => self.line(2, &format!("= {}", words(change))),
         }

@@ -17,6 +17,7 @@ use alloc::string::ToString;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Where a packet goes from a statement.
+#[derive(Clone, Copy)]
 enum Then {
     /// To the next statement of the rule.
     Statement,
@@ -293,9 +294,9 @@ impl<'a> Walk<'a> {
             }
         };
         // What has this address already, and keeps its port, is left as it is.
-        let is_there =
+        let has_address =
             self.destination.is_none() && self.packets.get(Field::Destination).single() == Some(number(at));
-        if self.hook == Hook::Prerouting && is_there && port.is_none_or(|port| self.port() == Some(port)) {
+        if self.hook == Hook::Prerouting && has_address && port.is_none() {
             self.is_bound = true;
             return Ok(Then::Leave);
         }
