@@ -1,4 +1,5 @@
-//! What planning costs: reading settings, making a plan, rendering it, reading rules back, finding differences.
+//! What planning costs: reading settings, making a plan, rendering it, reading rules back, finding differences, walking packets
+//! through rules.
 //!
 //! Sizes are numbers of excluded ports, with as many excluded ranges. The cost per entry must not grow with the size.
 
@@ -6,7 +7,14 @@
 
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use redirect_core::{Family, change::Change, parse, render, state::RuleState};
+use redirect_core::{
+    Family, RulePlan,
+    change::Change,
+    interference::{Pod, add_saved, find, ruleset::Ruleset},
+    parse, render,
+    state::RuleState,
+    trace::difference,
+};
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
@@ -85,5 +93,43 @@ fn comparing(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, planning, rendering, comparing);
+/// A plan's rules in force beside those that a node's programs leave in many pods.
+fn in_force(plan: &RulePlan) -> Ruleset {
+    let others = "*filter\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:KUBE-FIREWALL -\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n\
+        -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\nCOMMIT\n\
+        *nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\n-A POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
+        -A POSTROUTING -j MASQUERADE\nCOMMIT\n*raw\n:PREROUTING ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n\
+        *mangle\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n";
+    let mut ruleset = Ruleset::default();
+    for family in Family::BOTH {
+        let own = render::restore_text(&plan.rules(family)).replace("-I PREROUTING 1", "-A PREROUTING");
+        for text in [others, &own] {
+            add_saved(&mut ruleset, family, text).expect("saved text");
+        }
+    }
+    ruleset
+}
+
+fn walking(c: &mut Criterion) {
+    let addresses = ["10.1.0.2", "fd00:10::2"].map(|address| address.parse().expect("an address"));
+    let interfaces = ["eth0".to_owned()];
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+    let prepare = |size| {
+        let plan = plan(size);
+        (in_force(&plan), plan)
+    };
+    step(c, "what keeps packets from the proxy", prepare, |(ruleset, plan)| {
+        black_box(find(black_box(ruleset), plan, &pod));
+    });
+    step(
+        c,
+        "traffic that two plans treat differently",
+        |size| (plan(0), plan(size)),
+        |(before, after)| {
+            black_box(difference(black_box(before), black_box(after)));
+        },
+    );
+}
+
+criterion_group!(benches, planning, rendering, comparing, walking);
 criterion_main!(benches);

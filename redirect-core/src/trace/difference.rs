@@ -320,10 +320,8 @@ impl fmt::Display for Difference {
 #[must_use]
 pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
     let rules = |plan: &RulePlan, family| Rules::of_plan(plan, family);
-    Family::BOTH
-        .into_iter()
-        .flat_map(|family| between(&rules(before, family), &rules(after, family)))
-        .collect()
+    let differ = |family| between(&rules(before, family), &rules(after, family), &mut Work::any());
+    Family::BOTH.into_iter().flat_map(differ).collect()
 }
 
 /// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`Rules::of_plan`],
@@ -331,16 +329,15 @@ pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
 /// Rules of different families have nothing in common, and no difference.
 #[must_use]
 pub fn difference_between(before: &Rules, after: &Rules) -> Vec<Difference> {
-    if before.family == after.family { between(before, after) } else { Vec::new() }
+    if before.family == after.family { between(before, after, &mut Work::any()) } else { Vec::new() }
 }
 
-fn between(from: &Rules, to: &Rules) -> Vec<Difference> {
+fn between(from: &Rules, to: &Rules, work: &mut Work) -> Vec<Difference> {
     let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
-    let mut work = Work { left: usize::MAX };
     for (is_local, packets) in starts(from.family) {
         let given = Given { is_local, ..Given::default() };
-        for way in walk::all(from, &packets, &given, &mut work, false).ways {
-            for other in walk::all(to, &way.packets, &given, &mut work, false).ways {
+        for way in walk::all(from, &packets, &given, work, false).ways {
+            for other in walk::all(to, &way.packets, &given, work, false).ways {
                 if way.fate != other.fate {
                     let packets = without_impossible(other.packets);
                     found.entry((is_local, way.fate, other.fate)).or_default().push(packets);
@@ -437,6 +434,28 @@ fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Redirect, redirect::Families, values::PortRange};
+
+    /// Odd ports against even ones: no rule of the one plan is a rule of the other.
+    #[test]
+    fn comparing_long_lists_takes_work_in_proportion_to_them() {
+        let work = |many: u16| {
+            let rules = |first: u16| {
+                let ports = (0..many).map(|number| PortRange::single(10_000 + first + 2 * number));
+                let plan =
+                    Redirect::sidecar(Families::V4).outbound_ports_exclude(ports).build().unwrap().plan();
+                Rules::of_plan(&plan, Family::V4)
+            };
+            let mut work = Work::any();
+            let differences = between(&rules(0), &rules(1), &mut work);
+            let ports: usize =
+                differences.iter().map(|one| one.region.ports().map_or(0, |all| all.len())).sum();
+            assert!(ports >= 2 * usize::from(many), "{ports}");
+            usize::MAX - work.left
+        };
+        let (one, two, four) = (work(500), work(1000), work(2000));
+        assert!(two < 3 * one && four < 3 * two, "{one} {two} {four}");
+    }
 
     #[test]
     fn packets_are_named_by_the_states_of_their_connections() {

@@ -104,6 +104,13 @@ pub(super) struct Work {
     pub(super) left: usize,
 }
 
+impl Work {
+    /// As much as it takes.
+    pub(super) const fn any() -> Self {
+        Self { left: usize::MAX }
+    }
+}
+
 /// Every way that packets take. If they are asked for, the steps of one way are recorded: of the one on which no rule holds of which nobody
 /// knows whether it does.
 pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
