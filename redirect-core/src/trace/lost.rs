@@ -219,7 +219,7 @@ impl Judge<'_> {
     fn judge(&self, findings: &mut Findings) {
         let blamed: Vec<Option<(Effect, Cause)>> =
             self.found.ways.iter().map(|way| self.blame(way)).collect();
-        // A mark alone takes nothing from the proxy.
+        // A mark or a zone alone takes nothing from the proxy.
         let ways = self.found.ways.iter().zip(&blamed);
         let lost: Vec<Option<(Effect, Cause)>> =
             ways.map(|(way, blamed)| blamed.filter(|_| self.is_lost(way))).collect();
@@ -234,9 +234,9 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether packets do not come to the proxy as planned.
+    /// Whether packets do not come to the proxy. One with another mark, or in another zone, does.
     fn is_lost(&self, way: &Way) -> bool {
-        way.fate != self.wanted.fate || way.zone != self.wanted.zone
+        way.fate != self.wanted.fate
     }
 
     /// What takes packets of a way from the proxy, and how; none where they reach it as planned, or where nobody but the mesh

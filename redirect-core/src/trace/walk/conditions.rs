@@ -81,7 +81,8 @@ impl Walk<'_> {
     fn is_in_state(&self, set: &Set) -> Holds {
         match self.tracking {
             Tracking::NotYet => Holds::when(set.contains(state::INVALID)),
-            Tracking::Template => Holds::when(set.contains(state::NEW)),
+            // What a chosen zone is kept in looks like a connection that is known.
+            Tracking::Template => Holds::when(set.contains(state::ESTABLISHED)),
             Tracking::Never => Holds::when(set.contains(state::UNTRACKED)),
             Tracking::Seen => Holds::of(&self.packets, Field::State, set),
         }
