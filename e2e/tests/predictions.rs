@@ -222,6 +222,8 @@ const EARLY_IN: &str =
 
 const LATE_NAT: &str = "nft 'table ip zz { chain out { type nat hook output priority -100; tcp dport { 80, 443 } redirect to :3128; } }'";
 
+const TPROXY_V6: &str = "nft 'table inet theirs {
+    chain in { type filter hook prerouting priority 10; iifname eth0 meta l4proto tcp tproxy ip6 to :3128 meta mark set 1 accept; } }'";
 const NO_OWN_ADDRESS: &str = "ip route del local 10.1.0.2 table local";
 
 const CASES: &[Case] = &[
@@ -347,6 +349,16 @@ const CASES: &[Case] = &[
         "nft 'table inet f { chain c { type nat hook input priority 100; iifname lo drop; } }'",
         NONE,
     ),
+    // A socket looks for a route before it sends anything.
+    case("no route for the user", ALL, "ip rule add pref 20000 uidrange 1000-1000 prohibit", &[Out, Out443]),
+    case("no route to the service", ALL, "ip route add blackhole 198.51.100.1/32", &[Out, Out443, ByProxy443]),
+    // What comes over lo is not routed again, and IPv6 does not ask where a source is.
+    case("no own IPv6 address", &[Redirect, Native, Legacy], "ip -6 route del local fd00:10::2 table local", &[In6]),
+    // For packets of the other family the rule ends there.
+    case("TPROXY for IPv6", &[Redirect, Native, Legacy], TPROXY_V6, &[In6]),
+    // Where a zone is chosen before connection tracking, there is something that counts as an established connection.
+    case("zone, then new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack --ctstate INVALID,NEW -j DROP", NONE),
+    case("zone, then established", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack --ctstate ESTABLISHED -j DROP", OUTPUT),
     // REDIRECT changes the route, and the hook goes on with the interface it began with.
     case("output by eth0", ALL, "$ipt -A OUTPUT -o eth0 -p tcp --dport 15001 -j DROP", &[Out, Out443]),
     case("output by lo", ALL, "$ipt -A OUTPUT -o lo -d 127.0.0.1 -p tcp --dport 15001 -j DROP", NONE),

@@ -19,13 +19,14 @@ use common::in_parallel;
 use common::mesh::{loopback, other_address, passthrough};
 use common::packets::{FORMS, Seen, plan, random_packet, random_settings};
 use e2e::dice::Dice;
-use e2e::netns::{pod_address, remote_address};
+use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, apply, interference};
 use redirect_core::{
     Family, RulePlan,
     interference::{Finding, Severity, Traffic},
-    trace::{Detail, Fate, Listener, Outcome, Packet, Rules, Sender, Step, Trace},
+    rule::Protocol,
+    trace::{Detail, Fate, Interface, Listener, Outcome, Packet, Rules, Sender, Step, Trace},
 };
 
 const THREADS: usize = 4;
@@ -196,27 +197,27 @@ impl Pod {
 }
 
 fn kind_of(packet: &Packet, fate: Fate) -> Traffic {
-    match (packet.sender, fate) {
-        (Sender::Outside, _) => Traffic::Inbound,
-        (_, Fate::Proxy { listener: Listener::Inbound, .. }) => Traffic::ProxyToSelf,
-        (_, Fate::Proxy { listener: Listener::Dns, .. }) if packet.flags == 0 => Traffic::Dns,
-        _ => Traffic::Outbound,
+    let is_dns = matches!(fate, Fate::Proxy { listener: Listener::Dns, .. }) && packet.protocol == Protocol::Udp;
+    match packet.sender {
+        Sender::Outside => Traffic::Inbound,
+        Sender::Local { .. } if packet.interface == Interface::Named("lo".into()) => Traffic::ProxyToSelf,
+        Sender::Local { .. } if is_dns => Traffic::Dns,
+        Sender::Local { .. } => Traffic::Outbound,
     }
 }
 
 /// A packet of this traffic, if the plan captures it: more of them than [`random_packet`] makes, none marked.
 fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
     let at = |ip, port| SocketAddr::new(ip, port);
-    let far = dice.pick(&[remote_address(v6), other_address(v6), elsewhere(v6)]);
+    let client = client_address(v6);
+    let far = dice.pick(&[remote_address(v6), other_address(v6), elsewhere(v6), client]);
     let pod = pod_address(v6);
     let id = |dice: &mut Dice| dice.pick(&[1000, 1000, 2000, 0, 7, PROXY_ID]);
     let port = dice.pick(&[80, 81, 443, 4443, 53, 8080, 8081, 15008, 15001, 15006, 9]);
     let (uid, gid) = (id(dice), id(dice));
     match traffic {
         Traffic::Inbound => {
-            let client = e2e::netns::client_address(v6);
-            let from = dice.pick(&[client, client, far]);
-            Packet::from_outside(at(from, 0), at(pod, port)).by("eth0")
+            Packet::from_outside(at(dice.pick(&[client, far]), 0), at(pod, port)).by("eth0")
         }
         Traffic::Dns => Packet::from_pod(uid, gid, at(pod, 0), at(far, 53)).by("eth0").over_udp(),
         Traffic::ProxyToSelf if dice.one_in(4) => {
