@@ -165,7 +165,7 @@ enum Interface {
 enum Tracking {
     /// It has not seen it.
     NotYet,
-    /// Nor this one, for which a zone was chosen: to rules it looks like a known connection without a mark.
+    /// Nor this one, for which a zone was chosen: to rules it looks like a new connection without a mark.
     Template,
     /// It is to pass it over.
     Never,

@@ -25,6 +25,8 @@ pub(in super::super) enum Test {
     Bits(Field, u32, u32, bool),
     /// A mark's values, and whether they are turned round.
     Mark(Field, Set, bool),
+    /// It belongs to a connection that conntrack has an entry of.
+    Entry,
     /// An address is one of the network namespace's, and whether that is turned round.
     Local(Field, bool),
     /// All of one of these, or of none where it is turned round.
@@ -53,7 +55,7 @@ impl Test {
             Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
             Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
             // Turned round it is the other direction: what belongs to no connection has none.
-            Condition::IsReply(is) => Self::In(Field::State, of_direction(is.value != is.not)),
+            Condition::IsReply(is) => Self::of_entry(of_direction(is.value != is.not)),
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
@@ -66,6 +68,11 @@ impl Test {
         }
     }
 
+    /// What only an entry of connection tracking says: without one no comparison holds.
+    fn of_entry(states: Set) -> Self {
+        Self::AnyOf([[Self::Entry, Self::In(Field::State, states)].into()].into(), false)
+    }
+
     /// How many ranges and alternatives it asks of.
     pub(super) fn size(&self) -> usize {
         match self {
@@ -75,7 +82,7 @@ impl Test {
             | Self::Owner(_, set)
             | Self::Mark(_, set, _) => set.ranges().len(),
             Self::AnyOf(all, _) => all.iter().flatten().map(Self::size).sum(),
-            Self::Always(_) | Self::Bits(..) | Self::Local(..) | Self::Unknown => 1,
+            Self::Always(_) | Self::Bits(..) | Self::Local(..) | Self::Entry | Self::Unknown => 1,
         }
     }
 
@@ -131,7 +138,7 @@ impl Test {
             }
             Selector::Direction => {
                 let each = [false, true].into_iter().filter(|reply| has(u128::from(*reply)) != not);
-                Self::In(Field::State, each.map(of_direction).fold(Set::empty(), |all, one| all.or(&one)))
+                Self::of_entry(each.map(of_direction).fold(Set::empty(), |all, one| all.or(&one)))
             }
         }
     }
@@ -257,10 +264,10 @@ mod tests {
         for (is_reply, not) in [(false, false), (false, true), (true, false), (true, true)] {
             let ranges = [(u128::from(is_reply), u128::from(is_reply))];
             let test = Test::of_ranges(Selector::Direction, &ranges, not, Family::V4);
-            assert_eq!(test, Test::In(Field::State, of_direction(is_reply != not)));
+            assert_eq!(test, Test::of_entry(of_direction(is_reply != not)));
         }
         let both = Test::of_ranges(Selector::Direction, &[(0, 1)], false, Family::V4);
-        assert_eq!(both, Test::In(Field::State, of_direction(false).or(&of_direction(true))));
+        assert_eq!(both, Test::of_entry(of_direction(false).or(&of_direction(true))));
     }
 
     #[test]

@@ -8,6 +8,10 @@ use super::{
     },
     Interface, Split, Tracking, Unknown, Walk,
 };
+use crate::{
+    interference::ruleset::{Api, TableFamily},
+    rule::Table,
+};
 
 impl Walk<'_> {
     /// Whether a test holds; none where nobody knows.
@@ -46,6 +50,7 @@ impl Walk<'_> {
                 Some(own) => self.has(*field, own),
                 None => Holds::Unknown,
             },
+            Test::Entry => self.has_entry(),
             Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
             Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
             Test::Owner(field, set) if self.has_owner => Holds::of(&self.packets, *field, set),
@@ -81,8 +86,7 @@ impl Walk<'_> {
     fn is_in_state(&self, set: &Set) -> Holds {
         match self.tracking {
             Tracking::NotYet => Holds::when(set.contains(state::INVALID)),
-            // What a chosen zone is kept in looks like a connection that is known.
-            Tracking::Template => Holds::when(set.contains(state::ESTABLISHED)),
+            Tracking::Template => Holds::when(set.contains(state::NEW)),
             Tracking::Never => Holds::when(set.contains(state::UNTRACKED)),
             Tracking::Seen => Holds::of(&self.packets, Field::State, set),
         }
@@ -101,9 +105,18 @@ impl Walk<'_> {
     pub(super) fn has_entry(&self) -> Holds {
         match self.tracking {
             Tracking::NotYet | Tracking::Never => Holds::No,
-            Tracking::Template => Holds::Yes,
+            // x_tables take what a zone is kept in for an entry.
+            Tracking::Template => Holds::when(!self.is_in_native_table()),
             Tracking::Seen => Holds::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY)),
         }
+    }
+
+    /// Whether the rule at hand is one of nft's own. iptables' are in tables named `raw` where this makes a difference.
+    pub(super) fn is_in_native_table(&self) -> bool {
+        self.here().is_some_and(|(chain, _)| {
+            chain.table.api == Api::NfTables
+                && (chain.table.family == TableFamily::Inet || chain.table.name != Table::Raw.name())
+        })
     }
 
     pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> Holds {

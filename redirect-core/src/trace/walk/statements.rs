@@ -9,8 +9,8 @@ use super::{
     Call, Cause, DEEPEST, Point, Split, Tracking, Unknown, Walk,
 };
 use crate::{
-    interference::ruleset::{Api, Statement, TableFamily, VerdictMap},
-    rule::{Hook, OurChain, Table},
+    interference::ruleset::{Statement, VerdictMap},
+    rule::{Hook, OurChain},
     values::{Family, PASSTHROUGH_V4},
 };
 use alloc::string::ToString;
@@ -189,9 +189,9 @@ impl<'a> Walk<'a> {
         let holds = self.has_entry();
         let is_there = self.decide(holds, || Unknown::Work)?;
         Ok(match self.tracking {
+            _ if !is_there => Entry::None,
             Tracking::Template => Entry::Template,
-            Tracking::NotYet | Tracking::Never | Tracking::Seen if is_there => Entry::Own,
-            Tracking::NotYet | Tracking::Never | Tracking::Seen => Entry::None,
+            Tracking::NotYet | Tracking::Never | Tracking::Seen => Entry::Own,
         })
     }
 
@@ -376,10 +376,7 @@ impl<'a> Walk<'a> {
     /// Only before connection tracking has seen it. Native nftables choose a zone also for what is to be passed over, and so
     /// have it tracked after all; x_tables do not, and theirs are the rules of tables named `raw`.
     fn set_zone(&mut self, zone: u16) -> Then {
-        let is_native = self.here().is_some_and(|(chain, _)| {
-            chain.table.api == Api::NfTables
-                && (chain.table.family == TableFamily::Inet || chain.table.name != Table::Raw.name())
-        });
+        let is_native = self.is_in_native_table();
         let is_chosen = match self.tracking {
             Tracking::NotYet => true,
             Tracking::Never => is_native,
