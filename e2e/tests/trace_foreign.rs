@@ -197,7 +197,8 @@ impl Pod {
 }
 
 fn kind_of(packet: &Packet, fate: Fate) -> Traffic {
-    let is_dns = matches!(fate, Fate::Proxy { listener: Listener::Dns, .. }) && packet.protocol == Protocol::Udp;
+    let is_dns =
+        matches!(fate, Fate::Proxy { listener: Listener::Dns, .. }) && packet.protocol == Protocol::Udp;
     match packet.sender {
         Sender::Outside => Traffic::Inbound,
         Sender::Local { .. } if packet.interface == Interface::Named("lo".into()) => Traffic::ProxyToSelf,
@@ -216,15 +217,13 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
     let port = dice.pick(&[80, 81, 443, 4443, 53, 8080, 8081, 15008, 15001, 15006, 9]);
     let (uid, gid) = (id(dice), id(dice));
     match traffic {
-        Traffic::Inbound => {
-            Packet::from_outside(at(dice.pick(&[client, far]), 0), at(pod, port)).by("eth0")
-        }
+        Traffic::Inbound => Packet::from_outside(at(dice.pick(&[client, far]), 0), at(pod, port)).by("eth0"),
         Traffic::Dns => Packet::from_pod(uid, gid, at(pod, 0), at(far, 53)).by("eth0").over_udp(),
         Traffic::ProxyToSelf if dice.one_in(4) => {
             Packet::from_pod(uid, gid, at(loopback(v6), 0), at(passthrough(v6), port)).by("lo")
         }
         Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
-        _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
+        Traffic::Outbound | _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
     }
 }
 
@@ -249,14 +248,14 @@ impl Tally {
         if trace.fate() != Fate::Unknown {
             return;
         }
-        let causes: BTreeSet<&String> = trace
-            .steps
-            .iter()
-            .filter_map(|step| match step {
-                Step::Rule { rule, outcome: Outcome::Unknown(_), .. } => Some(rule),
-                _ => None,
-            })
-            .collect();
+        let cause = |step| {
+            if let &Step::Rule { ref rule, outcome: Outcome::Unknown(_), .. } = step {
+                Some(rule)
+            } else {
+                None
+            }
+        };
+        let causes: BTreeSet<&String> = trace.steps.iter().filter_map(cause).collect();
         let text = if causes.is_empty() {
             format!("{:?}", trace.may)
         } else {

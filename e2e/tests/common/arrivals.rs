@@ -98,7 +98,7 @@ impl Ground {
             namespace.enter(set)?.context("cannot switch on TCP Fast Open")?;
         }
         let arrivals = Arrivals::default();
-        let ears = [Ear::new(pod, of_pod()?, &arrivals)?, Ear::new(client, of_client(), &arrivals)?];
+        let ears = [Ear::new(pod, &of_pod(), &arrivals)?, Ear::new(client, &of_client(), &arrivals)?];
         Ok(Self { topology, arrivals, _ears: ears, next: AtomicU32::new(0) })
     }
 
@@ -251,7 +251,7 @@ fn post(server: &'static str, ip: IpAddr, port: u16, is_tcp: bool) -> Post {
     Post { server, at: SocketAddr::new(ip, port), is_tcp, user: 0 }
 }
 
-fn of_pod() -> Result<Vec<Post>> {
+fn of_pod() -> Vec<Post> {
     let mut posts = Vec::new();
     for v6 in [false, true] {
         let tcp = APP.into_iter().chain(FAR).map(|port| post("app", any(v6), port, true));
@@ -264,7 +264,7 @@ fn of_pod() -> Result<Vec<Post>> {
             posts.push(Post { user: PROXY_ID, ..post("dns", loopback(v6), 15053, is_tcp) });
         }
     }
-    Ok(posts)
+    posts
 }
 
 fn of_client() -> Vec<Post> {
@@ -291,7 +291,7 @@ struct Ear {
 }
 
 impl Ear {
-    fn new(namespace: &Namespace, posts: Vec<Post>, arrivals: &Arrivals) -> Result<Self> {
+    fn new(namespace: &Namespace, posts: &[Post], arrivals: &Arrivals) -> Result<Self> {
         let sockets = namespace.enter(|| posts.iter().map(Socket::of).collect::<Result<Vec<_>>>())??;
         let sockets = posts.iter().map(|post| post.server).zip(sockets).collect();
         let (alive, stopped) = UnixStream::pair()?;

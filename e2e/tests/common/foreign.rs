@@ -375,7 +375,6 @@ impl Chain {
     fn matches(self, dice: &mut Dice) -> (String, About) {
         let not = |dice: &mut Dice| if dice.one_in(4) { "!= " } else { "" };
         let v6 = self.family == "ip6" || self.family == "inet" && dice.one_in(2);
-        let ip = if v6 { "ip6" } else { "ip" };
         let mut parts: Vec<String> = Vec::new();
         let protocol = match dice.below(9) {
             0..=4 => "tcp",
@@ -399,60 +398,9 @@ impl Chain {
         } else if is_udp {
             parts.push(dice.pick(&["udp dport 53", "meta l4proto udp", "udp dport { 53, 81 }"]).into());
         }
+        let about = About { is_tcp, is_udp, v6 };
         for _ in 0..dice.below(3) {
-            let (mark, mask, id) = (number(dice, &MARKS), number(dice, &MASKS), number(dice, &IDS));
-            let address = address(dice, v6);
-            let one = match dice.below(17) {
-                0 => format!("meta mark {}{mark:#x}", not(dice)),
-                1 => format!(
-                    "meta mark & {mask:#x} {} {:#x}",
-                    if dice.one_in(3) { "!=" } else { "==" },
-                    mark & mask
-                ),
-                2 => format!("ct mark {}{mark:#x}", not(dice)),
-                3 => format!(
-                    "ct mark & {mask:#x} {} {:#x}",
-                    if dice.one_in(3) { "!=" } else { "==" },
-                    mark & mask
-                ),
-                4 => format!(
-                    "ct state {}",
-                    dice.pick(&[
-                        "new",
-                        "established,related",
-                        "invalid",
-                        "untracked",
-                        "!= new",
-                        "!= invalid"
-                    ])
-                ),
-                5 => format!("ct direction {}", dice.pick(&["original", "reply"])),
-                6 => format!("{ip} daddr {}{address}", not(dice)),
-                7 => format!("{ip} saddr {}{address}", not(dice)),
-                8 if self.goes_out() => format!("meta sk{} {}{id}", dice.pick(&["uid", "gid"]), not(dice)),
-                9 if self.goes_out() => format!(
-                    "oifname {}",
-                    dice.pick(&["\"lo\"", "\"eth0\"", "{ \"eth0\", \"tun0\" }", "!= \"lo\""])
-                ),
-                9 => format!(
-                    "iifname {}",
-                    dice.pick(&["\"lo\"", "\"eth0\"", "{ \"eth0\", \"tun0\" }", "!= \"lo\""])
-                ),
-                10 if self.hook != "postrouting" => format!("fib daddr type {}local", not(dice)),
-                11 => dice
-                    .pick(&["meta mark { 0x7, 0x17, 0x539 }", "ct mark { 0x0, 0x7 }", "meta mark 1-0x20"])
-                    .into(),
-                12 => format!("ct state . ct mark {{ new . {:#x}, invalid . 0x0 }}", dice.pick(&[0, 7])),
-                13 if self.family == "ip6" => dice.pick(&["ip6 daddr @far", "ip6 daddr != @far"]).into(),
-                13 if !v6 => dice.pick(&["ip daddr @far", "ip daddr != @far"]).into(),
-                14 if v6 && !is_udp => "ip6 daddr . tcp dport { 2001:db8::1 . 80, fd00:10::2 . 8080 }".into(),
-                14 if !is_udp => "ip daddr . tcp dport { 198.51.100.1 . 80, 10.1.0.2 . 8080 }".into(),
-                15 if protocol.is_empty() => {
-                    "meta l4proto . th dport { tcp . 80, udp . 53, tcp . 8080 }".into()
-                }
-                16 => "ct zone 0".into(),
-                _ => String::new(),
-            };
+            let one = self.condition(dice, about);
             if !one.is_empty() {
                 parts.push(one);
             }
@@ -461,7 +409,59 @@ impl Chain {
             parts
                 .push(dice.pick(&["limit rate 5/second", "quota 500 bytes", "numgen random mod 2 0"]).into());
         }
-        (parts.join(" "), About { is_tcp, is_udp, v6 })
+        (parts.join(" "), about)
+    }
+
+    /// One more condition, or none.
+    fn condition(self, dice: &mut Dice, about: About) -> String {
+        let not = |dice: &mut Dice| if dice.one_in(4) { "!= " } else { "" };
+        let ip = if about.v6 { "ip6" } else { "ip" };
+        let (mark, mask, id) = (number(dice, &MARKS), number(dice, &MASKS), number(dice, &IDS));
+        let address = address(dice, about.v6);
+        match dice.below(17) {
+            0 => format!("meta mark {}{mark:#x}", not(dice)),
+            1 => format!(
+                "meta mark & {mask:#x} {} {:#x}",
+                if dice.one_in(3) { "!=" } else { "==" },
+                mark & mask
+            ),
+            2 => format!("ct mark {}{mark:#x}", not(dice)),
+            3 => {
+                format!("ct mark & {mask:#x} {} {:#x}", if dice.one_in(3) { "!=" } else { "==" }, mark & mask)
+            }
+            4 => format!(
+                "ct state {}",
+                dice.pick(&["new", "established,related", "invalid", "untracked", "!= new", "!= invalid"])
+            ),
+            5 => format!("ct direction {}", dice.pick(&["original", "reply"])),
+            6 => format!("{ip} daddr {}{address}", not(dice)),
+            7 => format!("{ip} saddr {}{address}", not(dice)),
+            8 if self.goes_out() => format!("meta sk{} {}{id}", dice.pick(&["uid", "gid"]), not(dice)),
+            9 if self.goes_out() => format!(
+                "oifname {}",
+                dice.pick(&["\"lo\"", "\"eth0\"", "{ \"eth0\", \"tun0\" }", "!= \"lo\""])
+            ),
+            9 => format!(
+                "iifname {}",
+                dice.pick(&["\"lo\"", "\"eth0\"", "{ \"eth0\", \"tun0\" }", "!= \"lo\""])
+            ),
+            10 if self.hook != "postrouting" => format!("fib daddr type {}local", not(dice)),
+            11 => dice
+                .pick(&["meta mark { 0x7, 0x17, 0x539 }", "ct mark { 0x0, 0x7 }", "meta mark 1-0x20"])
+                .into(),
+            12 => format!("ct state . ct mark {{ new . {:#x}, invalid . 0x0 }}", dice.pick(&[0, 7])),
+            13 if self.family == "ip6" => dice.pick(&["ip6 daddr @far", "ip6 daddr != @far"]).into(),
+            13 if !about.v6 => dice.pick(&["ip daddr @far", "ip daddr != @far"]).into(),
+            14 if about.v6 && !about.is_udp => {
+                "ip6 daddr . tcp dport { 2001:db8::1 . 80, fd00:10::2 . 8080 }".into()
+            }
+            14 if !about.is_udp => "ip daddr . tcp dport { 198.51.100.1 . 80, 10.1.0.2 . 8080 }".into(),
+            15 if !about.is_tcp && !about.is_udp => {
+                "meta l4proto . th dport { tcp . 80, udp . 53, tcp . 8080 }".into()
+            }
+            16 => "ct zone 0".into(),
+            _ => String::new(),
+        }
     }
 
     fn statement(self, dice: &mut Dice, about: About) -> String {
