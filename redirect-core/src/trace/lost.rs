@@ -29,7 +29,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// How many findings are named at most.
 const MOST_FINDINGS: usize = 16;
-/// How much work one search is at most, about a tenth of a second's.
+/// How much work one search is at most: some tenths of a second.
 const MOST_WORK: usize = 2_000_000;
 /// The port of DNS.
 const DNS: u16 = 53;

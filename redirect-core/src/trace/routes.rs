@@ -175,6 +175,8 @@ fn end_of(route: &Route) -> RouteEnd {
     match route.kind {
         _ if route.unknown => RouteEnd::Unknown,
         RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast => RouteEnd::Local,
+        // What is sent over lo by a route that is no local one comes back to be routed again, or not.
+        RouteKind::Unicast if route.interface.as_deref() == Some("lo") => RouteEnd::Unknown,
         RouteKind::Unicast => RouteEnd::Out(route.interface.as_deref().map(interface)),
         RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => RouteEnd::Lost,
         RouteKind::Throw => RouteEnd::Next(usize::MAX),

@@ -440,7 +440,7 @@ impl<'a> Walk<'a> {
         let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")))?;
         self.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
         self.point = Point::Hook(Hook::Output);
-        if over_loopback { self.is_sent_over_loopback() } else { self.is_sent_out() }
+        self.is_sent(over_loopback)
     }
 
     fn begins(&mut self, hook: Hook) {

@@ -26,25 +26,26 @@ enum Lookup {
 }
 
 impl<'a> Walk<'a> {
-    /// Where what a socket sends to the pod itself ends, if routing does not lead it there.
-    pub(super) fn is_sent_over_loopback(&mut self) -> Result<Option<Fate>, Split> {
+    /// Asks for the first route of what a socket sends, which counts for more than the interface that somebody names: where it
+    /// ends, if there is none.
+    pub(super) fn is_sent(&mut self, over_loopback: bool) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
-        let Some(routes) = &rules.routes else { return Ok(None) };
+        let asks = self.given.asks_route || over_loopback;
+        let Some(routes) = rules.routes.as_ref().filter(|_| asks) else { return Ok(None) };
         let (leads, words) = self.route(routes, Lookup::Sent)?;
-        match leads {
-            RouteEnd::Local => self.goes_to_itself(routes),
-            // It has been routed before: somebody says that it goes over lo.
-            RouteEnd::Out(_) | RouteEnd::Lost => Ok(Some(self.is_lost(words))),
-            RouteEnd::Unknown | RouteEnd::Next(_) => Ok(None),
-        }
-    }
-
-    /// Where what a socket sends to others ends, if there is no route for it.
-    pub(super) fn is_sent_out(&mut self) -> Result<Option<Fate>, Split> {
-        let rules = self.rules;
-        let Some(routes) = rules.routes.as_ref().filter(|_| self.given.asks_route) else { return Ok(None) };
-        let (leads, words) = self.route(routes, Lookup::Sent)?;
-        Ok((leads == RouteEnd::Lost).then(|| self.is_lost(words)))
+        Ok(match leads {
+            RouteEnd::Local => {
+                let lost = self.goes_to_itself(routes)?;
+                self.goes_out = Interface::Loopback;
+                lost
+            }
+            RouteEnd::Out(by) if over_loopback => {
+                self.goes_out = by.map_or(Interface::Own, Interface::Named);
+                None
+            }
+            RouteEnd::Lost => Some(self.is_lost(words)),
+            RouteEnd::Out(_) | RouteEnd::Unknown | RouteEnd::Next(_) => None,
+        })
     }
 
     /// Where a packet ends that goes over `lo`, if it does not get there: `lo` may be down; and without a local route to
