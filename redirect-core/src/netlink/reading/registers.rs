@@ -131,11 +131,6 @@ impl<'a> Registers<'a> {
         Some(parts)
     }
 
-    /// The value that a redirection takes its only port from.
-    pub(in super::super) fn port(&self, first: Option<u32>, last: Option<u32>) -> Option<&'a [u8]> {
-        (last.is_none() || first == last).then(|| self.get(first?)?.value()).flatten()
-    }
-
     pub(in super::super) fn load(&mut self, to: u32, field: Field) {
         self.put(to, Loaded::whole(Origin::Field(field)));
     }
