@@ -153,8 +153,8 @@ impl<'a, 's> Reader<'a, 's> {
     pub(super) fn expression(&mut self, expression: Expression<'a>) {
         match expression {
             Expression::Counter => {}
-            Expression::Load { to, field } => self.registers.load(to, field),
-            Expression::Value { to, value } => self.registers.set(to, value),
+            Expression::Load { to, field } => self.registers.load(to, Origin::Field(field)),
+            Expression::Value { to, value } => self.registers.load(to, Origin::Value(value)),
             Expression::Bitwise { from, to, mask, flip, .. } => {
                 if self.registers.change(from, to, mask, flip).is_none() {
                     self.registers.forget(Origin::Other("bitwise"));
@@ -280,7 +280,7 @@ impl<'a, 's> Reader<'a, 's> {
             }
         }
         if let Some(to) = lookup.loads() {
-            self.registers.load_other(to, "map");
+            self.registers.load(to, Origin::Other("map"));
         }
     }
 

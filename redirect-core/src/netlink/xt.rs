@@ -271,7 +271,10 @@ fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
 /// The conditions an xt match stands for; `None` for one that no rule of ours has.
 pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
     match (name, revision) {
-        ("multiport", 1) => decode_multiport(info).map(|one| [one].into()),
+        ("multiport", 1) => {
+            let (direction, is) = multiport_ports(info)?;
+            (direction == MULTIPORT_DESTINATION).then(|| [Match::DestinationPorts(is)].into())
+        }
         ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
         ("owner" | "mark" | "connmark", 1) => decode::asked(seen::extension_match(name, revision, info)?),
         ("tcp", 0) => decode_tcp(info),
@@ -281,11 +284,6 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
         }
         _ => None,
     }
-}
-
-fn decode_multiport(info: &[u8]) -> Option<Match> {
-    let (direction, is) = multiport_ports(info)?;
-    (direction == MULTIPORT_DESTINATION).then_some(Match::DestinationPorts(is))
 }
 
 /// Which ports a multiport match looks at (`enum xt_multiport_flags`), and for what.

@@ -131,17 +131,8 @@ impl<'a> Registers<'a> {
         Some(parts)
     }
 
-    pub(in super::super) fn load(&mut self, to: u32, field: Field) {
-        self.put(to, Loaded::whole(Origin::Field(field)));
-    }
-
-    pub(in super::super) fn set(&mut self, to: u32, value: &'a [u8]) {
-        self.put(to, Loaded::whole(Origin::Value(value)));
-    }
-
-    /// What another expression has put there.
-    pub(in super::super) fn load_other(&mut self, to: u32, name: &'a str) {
-        self.put(to, Loaded::whole(Origin::Other(name)));
+    pub(in super::super) fn load(&mut self, to: u32, origin: Origin<'a>) {
+        self.put(to, Loaded::whole(origin));
     }
 
     /// Changes bits of what is loaded; none where nothing is loaded.
