@@ -118,7 +118,8 @@ fn rule(words: &[&str]) -> Option<Rule> {
         matches.push(Match::DestinationPort(Is::equals(PortRange::ALL)));
     }
     let rule = Rule { matches, target: target? };
-    says_its_protocol(&rule).then_some(rule)
+    let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
+    (protocols <= 1 && rule.says_its_protocol()).then_some(rule)
 }
 
 fn names_port_module(words: &[&str]) -> bool {
@@ -130,18 +131,6 @@ fn with_direction(matches: &mut [Match], name: &str) -> Option<()> {
     let Some(Match::Tracked(tracked)) = matches.last_mut() else { return None };
     let of_name = [Direction::Original, Direction::Reply].into_iter().find(|one| one.name() == name)?;
     tracked.direction.replace(of_name).is_none().then_some(())
-}
-
-/// Whether a rule that compares ports or flags says of which protocol, and says it once.
-fn says_its_protocol(rule: &Rule) -> bool {
-    let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
-    let has_flags = rule.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
-    match rule.protocol() {
-        _ if protocols > 1 => false,
-        Some(Protocol::Tcp) => true,
-        Some(Protocol::Udp) => !has_flags,
-        None => !has_flags && !rule.matches.iter().any(Match::compares_ports),
-    }
 }
 
 /// The words of a rule, read one after the other.
@@ -263,7 +252,7 @@ fn protocol(name: &str) -> Option<Protocol> {
     }
 }
 
-fn ports(list: &str) -> Option<Vec<PortRange>> {
+pub(crate) fn ports(list: &str) -> Option<Vec<PortRange>> {
     list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
 }
 

@@ -23,7 +23,10 @@
 //! # Ok::<(), redirect_core::pod_json::PodJsonErrors>(())
 //! ```
 
-use crate::pod::{PROXY_CONTAINER, PodFacts, ProxyContainer};
+use crate::{
+    pod::{PROXY_CONTAINER, PodFacts, ProxyContainer},
+    settings::errors::error_list,
+};
 use alloc::{
     borrow::ToOwned,
     collections::BTreeMap,
@@ -83,35 +86,7 @@ pub enum FieldProblem {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodJsonErrors(Vec<PodJsonError>);
 
-impl PodJsonErrors {
-    /// The errors, in the order of the pod's fields.
-    pub fn iter(&self) -> core::slice::Iter<'_, PodJsonError> {
-        self.0.iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a PodJsonErrors {
-    type Item = &'a PodJsonError;
-    type IntoIter = core::slice::Iter<'a, PodJsonError>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl fmt::Display for PodJsonErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, error) in self.0.iter().enumerate() {
-            if index > 0 {
-                f.write_str("; ")?;
-            }
-            error.fmt(f)?;
-        }
-        Ok(())
-    }
-}
-
-impl core::error::Error for PodJsonErrors {}
+error_list!(PodJsonErrors of PodJsonError, "The errors, in the order of the pod's fields.");
 
 fn facts(pod: &Field<'_, '_>, errors: &mut PodJsonErrors) -> PodFacts {
     let mut facts = PodFacts::default();

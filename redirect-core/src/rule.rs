@@ -585,6 +585,15 @@ impl Rule {
             .iter()
             .find_map(|m| if let Match::Protocol(protocol) = m { Some(*protocol) } else { None })
     }
+
+    /// Whether it says the protocol whose ports or flags it compares: ports are those of either, flags are TCP's.
+    pub(crate) fn says_its_protocol(&self) -> bool {
+        match self.protocol() {
+            Some(Protocol::Tcp) => true,
+            Some(Protocol::Udp) => !self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_))),
+            None => !self.matches.iter().any(Match::is_of_protocol),
+        }
+    }
 }
 
 /// The families a planned rule is for. Closed: there is no third.

@@ -4,7 +4,7 @@ use super::ruleset::{
     Among, Api, Base, Condition, Counter, End, Ruleset, SeenRule, Selector, Statement, TableName, state,
 };
 use crate::{
-    parse::SaveError,
+    parse::{SaveError, ports},
     rule::{Hook, Is, Match, Protocol, Table},
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
@@ -136,13 +136,13 @@ pub(super) fn rule(words: &[String]) -> SeenRule {
             of_match = rule.conditions.len();
             continue;
         }
-        match condition(module, word, not, values) {
-            Some(condition) => {
-                rule.conditions.extend(condition);
-                join_state_and_direction(&mut rule.conditions, of_match);
-            }
-            None => rule.conditions.push(Condition::Unknown(unknown(module, word))),
+        // One that always holds.
+        if (module, word) == ("comment", "--comment") {
+            continue;
         }
+        let condition = condition(module, word, not, values);
+        rule.conditions.push(condition.unwrap_or_else(|| Condition::Unknown(unknown(module, word))));
+        join_state_and_direction(&mut rule.conditions, of_match);
     }
     rule
 }
@@ -165,29 +165,28 @@ fn unknown(module: &str, word: &str) -> String {
     if module.is_empty() { word.to_owned() } else { alloc::format!("-m {module} {word}") }
 }
 
-/// A condition; none for one that always holds, `None` for one that is not understood.
-fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<Option<Condition>> {
+/// A condition; `None` for one that is not understood.
+fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<Condition> {
     let (value, second) = (values.first(), values.get(1));
     let port = || {
         value.and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok()).map(|value| Is { value, not })
     };
     let net = || value.and_then(|value| parse_cidr(value).ok()).map(|value| Is { value, not });
     let interface = || value.and_then(|value| value.parse().ok()).map(|value| Is { value, not });
-    let plain = |condition: Match| Some(Some(Condition::Plain(condition)));
+    let plain = |condition: Match| Some(Condition::Plain(condition));
     match (module, word) {
         (_, "-s") => plain(Match::Source(net()?)),
         (_, "-d") => plain(Match::Destination(net()?)),
         (_, "-i") => plain(Match::InInterface(interface()?)),
         (_, "-o") => plain(Match::OutInterface(interface()?)),
-        (_, "-p") => Some(Some(protocol(value?, not)?)),
-        ("comment", "--comment") => Some(None),
+        (_, "-p") => protocol(value?, not),
         ("tcp" | "udp", "--sport") => plain(Match::SourcePort(port()?)),
         ("tcp" | "udp", "--dport") => plain(Match::DestinationPort(port()?)),
-        ("tcp", "--tcp-flags") => Some(Some(tcp_flags(value?, second?, not)?)),
+        ("tcp", "--tcp-flags") => tcp_flags(value?, second?, not),
         ("multiport", "--dports") => plain(Match::DestinationPorts(Is { value: ports(value?)?, not })),
-        ("multiport", "--sports") => Some(Some(Condition::SourcePorts(Is { value: ports(value?)?, not }))),
+        ("multiport", "--sports") => Some(Condition::SourcePorts(Is { value: ports(value?)?, not })),
         ("conntrack", "--ctstate") | ("state", "--state") => {
-            Some(Some(Condition::State(Is { value: states(value?)?, not })))
+            Some(Condition::State(Is { value: states(value?)?, not }))
         }
         ("conntrack", "--ctdir") => {
             let is_reply = match value?.as_str() {
@@ -195,23 +194,23 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<O
                 "ORIGINAL" => not,
                 _ => return None,
             };
-            Some(Some(Condition::IsReply(Is { value: true, not: !is_reply })))
+            Some(Condition::IsReply(Is { value: true, not: !is_reply }))
         }
-        ("owner", "--uid-owner") => Some(Some(owner(Selector::User, value?, not)?)),
-        ("owner", "--gid-owner") => Some(Some(owner(Selector::Group, value?, not)?)),
+        ("owner", "--uid-owner") => owner(Selector::User, value?, not),
+        ("owner", "--gid-owner") => owner(Selector::Group, value?, not),
         ("addrtype", "--src-type") if value? == "LOCAL" => {
-            Some(Some(Condition::Local(Is { value: End::Source, not })))
+            Some(Condition::Local(Is { value: End::Source, not }))
         }
         ("addrtype", "--dst-type") if value? == "LOCAL" => {
-            Some(Some(Condition::Local(Is { value: End::Destination, not })))
+            Some(Condition::Local(Is { value: End::Destination, not }))
         }
         ("mark", "--mark") => {
             let (value, mask) = bits(value?)?;
-            Some(Some(Condition::MarkBits { mask, is: Is { value, not } }))
+            Some(Condition::MarkBits { mask, is: Is { value, not } })
         }
         ("connmark", "--mark") => {
             let (value, mask) = bits(value?)?;
-            Some(Some(Condition::ConnMarkBits { mask, is: Is { value, not } }))
+            Some(Condition::ConnMarkBits { mask, is: Is { value, not } })
         }
         _ => None,
     }
@@ -246,10 +245,6 @@ pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool)
     }
     let is = Is { value: first, not };
     Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
-}
-
-fn ports(list: &str) -> Option<Vec<PortRange>> {
-    list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
 }
 
 fn states(list: &str) -> Option<u32> {

@@ -24,36 +24,29 @@ impl Expressions<'_> {
         });
     }
 
+    /// One that has numbers only.
+    fn numbers(&mut self, name: &str, numbers: &[(u16, u32)]) {
+        self.expression(name, |data| numbers.iter().for_each(|(kind, number)| data.u32(*kind, *number)));
+    }
+
     /// Loads something about a packet.
     pub(super) fn meta(&mut self, key: u32) {
-        self.expression("meta", |data| {
-            data.u32(attribute::meta::KEY, key);
-            data.u32(attribute::meta::DESTINATION, register::FIRST);
-        });
+        self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::DESTINATION, register::FIRST)]);
     }
 
     /// Sets something about a packet to what is loaded.
     pub(super) fn set_meta(&mut self, key: u32) {
-        self.expression("meta", |data| {
-            data.u32(attribute::meta::KEY, key);
-            data.u32(attribute::meta::SOURCE, register::FIRST);
-        });
+        self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::SOURCE, register::FIRST)]);
     }
 
     /// Loads something about a connection.
     pub(super) fn ct(&mut self, key: u32) {
-        self.expression("ct", |data| {
-            data.u32(attribute::ct::KEY, key);
-            data.u32(attribute::ct::DESTINATION, register::FIRST);
-        });
+        self.numbers("ct", &[(attribute::ct::KEY, key), (attribute::ct::DESTINATION, register::FIRST)]);
     }
 
     /// Sets something about a connection to what is loaded.
     pub(super) fn set_ct(&mut self, key: u32) {
-        self.expression("ct", |data| {
-            data.u32(attribute::ct::KEY, key);
-            data.u32(attribute::ct::SOURCE, register::FIRST);
-        });
+        self.numbers("ct", &[(attribute::ct::KEY, key), (attribute::ct::SOURCE, register::FIRST)]);
     }
 
     /// Loads bytes of a packet.

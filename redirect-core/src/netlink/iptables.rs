@@ -29,15 +29,18 @@ pub enum Unencodable {
     Foreign,
 }
 
+/// Of places of conditions: ports are written together.
+const PLACE_OF_PORTS: usize = 6;
+const LAST_PLACE: usize = 7;
+
 /// Writes a rule's expressions: conditions in the order of iptables, the counter, the target.
 pub(super) fn rule(out: &mut Expressions<'_>, rule: &Rule, family: Family) -> Result<(), Unencodable> {
-    for stage in Stage::ALL {
-        if stage == Stage::Ports {
+    for at in 0..=LAST_PLACE {
+        if at == PLACE_OF_PORTS {
             ports(out, rule)?;
-            continue;
-        }
-        for condition in rule.matches.iter().filter(|condition| stage.has(condition)) {
-            self::condition(out, condition, family)?;
+        } else {
+            let mut here = rule.matches.iter().filter(|one| place(one) == at);
+            here.try_for_each(|one| condition(out, one, family))?;
         }
     }
     out.counter();
@@ -45,48 +48,22 @@ pub(super) fn rule(out: &mut Expressions<'_>, rule: &Rule, family: Family) -> Re
     Ok(())
 }
 
-/// The order in which iptables-nft writes conditions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    InInterface,
-    OutInterface,
-    Protocol,
-    Source,
-    Destination,
-    TcpFlags,
-    Ports,
-    Rest,
-}
-
-impl Stage {
-    const ALL: [Self; 8] = [
-        Self::InInterface,
-        Self::OutInterface,
-        Self::Protocol,
-        Self::Source,
-        Self::Destination,
-        Self::TcpFlags,
-        Self::Ports,
-        Self::Rest,
-    ];
-
-    fn has(self, condition: &Match) -> bool {
-        let stage = match condition {
-            Match::InInterface(_) => Self::InInterface,
-            Match::OutInterface(_) => Self::OutInterface,
-            Match::Protocol(_) => Self::Protocol,
-            Match::Source(_) => Self::Source,
-            Match::Destination(_) => Self::Destination,
-            Match::SourcePort(_) | Match::DestinationPort(_) => Self::Ports,
-            Match::TcpFlags(_) => Self::TcpFlags,
-            Match::DestinationPorts(_)
-            | Match::Tracked(_)
-            | Match::OwnerUid(_)
-            | Match::OwnerGid(_)
-            | Match::Mark(_)
-            | Match::ConnMark(_) => Self::Rest,
-        };
-        stage == self
+/// Where iptables-nft writes a condition: before those of higher places.
+const fn place(condition: &Match) -> usize {
+    match condition {
+        Match::InInterface(_) => 0,
+        Match::OutInterface(_) => 1,
+        Match::Protocol(_) => 2,
+        Match::Source(_) => 3,
+        Match::Destination(_) => 4,
+        Match::TcpFlags(_) => 5,
+        Match::SourcePort(_) | Match::DestinationPort(_) => PLACE_OF_PORTS,
+        Match::DestinationPorts(_)
+        | Match::Tracked(_)
+        | Match::OwnerUid(_)
+        | Match::OwnerGid(_)
+        | Match::Mark(_)
+        | Match::ConnMark(_) => LAST_PLACE,
     }
 }
 

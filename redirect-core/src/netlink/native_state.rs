@@ -3,8 +3,9 @@
 use super::{
     NativeForm,
     abi::{self, attribute, family, kind},
-    decode, native, native_change,
+    native, native_change,
     reading::{self, Expression, Field},
+    seen,
     wire::{Attribute, Attributes, Message},
 };
 use crate::{
@@ -438,7 +439,7 @@ fn marks_given(rule: &NativeRule) -> impl Iterator<Item = Mark> + '_ {
     rule.read().zip(behind).filter_map(|(first, second)| {
         let Expression::Store { field: Field::Meta(abi::meta::MARK), .. } = second else { return None };
         let Expression::Value { value, .. } = first else { return None };
-        Mark::new(decode::number(value)?)
+        Mark::new(seen::number(value)?)
     })
 }
 

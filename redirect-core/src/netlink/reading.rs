@@ -1,5 +1,5 @@
 //! A rule's expressions, read in one place: each by itself ([`Expression`]), and what they leave in the registers
-//! ([`Registers`]). What they mean is for those who look: `decode` refuses what no plan has, `seen` keeps it as unknown,
+//! ([`Registers`]). What they mean is for those who look: `seen` keeps what it does not know as unknown, `decode` refuses that,
 //! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
 
 mod registers;

@@ -5,7 +5,6 @@ mod extensions;
 
 use super::{
     abi::{self, attribute, base, ct, meta, object, verdict},
-    decode::{self, number},
     expression::TCP_FLAGS,
     reading::{
         self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
@@ -49,8 +48,7 @@ pub(super) fn rule_with(
     sets: &Sets,
     looked_up: &mut usize,
 ) -> SeenRule {
-    let (registers, rule) = (Registers::default(), SeenRule::default());
-    let mut reader = Reader { family, registers, rule, sets, looked_up };
+    let mut reader = Reader::new(family, sets, looked_up);
     for (_, element) in expressions {
         if let Some(("counter", data)) = reading::name_and_data(element) {
             reader.rule.counter = counter(data).or(reader.rule.counter);
@@ -58,6 +56,8 @@ pub(super) fn rule_with(
             reader.expression(expression);
         }
     }
+    // Two comparisons of order, one behind the other, are how nft writes a range.
+    reader.rule.conditions.dedup_by(|two, one| narrow(one, two));
     reader.rule
 }
 
@@ -65,6 +65,14 @@ pub(super) fn rule_with(
 fn counter(data: Attributes<'_>) -> Option<Counter> {
     let number = |kind| data.find(kind)?.u64();
     Some(Counter { packets: number(attribute::counter::PACKETS)?, bytes: number(attribute::counter::BYTES)? })
+}
+
+pub(super) fn port(value: &[u8]) -> Option<u16> {
+    <[u8; 2]>::try_from(value).ok().map(u16::from_be_bytes)
+}
+
+pub(super) fn number(value: &[u8]) -> Option<u32> {
+    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes)
 }
 
 /// What a field is called in nft.
@@ -123,25 +131,30 @@ const fn payload_name(from: u32, offset: u32, length: u32) -> Option<&'static st
     })
 }
 
-struct Reader<'a, 's> {
+/// Reads expressions, one behind the other.
+pub(super) struct Reader<'a, 's> {
     /// That of the table, or what was compared with one so far.
     family: Option<Family>,
-    registers: Registers<'a>,
-    rule: SeenRule,
+    pub(super) registers: Registers<'a>,
+    pub(super) rule: SeenRule,
     sets: &'s Sets,
     looked_up: &'s mut usize,
 }
 
-impl<'a> Reader<'a, '_> {
+impl<'a, 's> Reader<'a, 's> {
+    pub(super) fn new(family: Option<Family>, sets: &'s Sets, looked_up: &'s mut usize) -> Self {
+        Self { family, registers: Registers::default(), rule: SeenRule::default(), sets, looked_up }
+    }
+
     fn statement(&mut self, statement: Statement) {
         self.rule.statements.push(statement);
     }
 
-    fn expression(&mut self, expression: Expression<'a>) {
+    pub(super) fn expression(&mut self, expression: Expression<'a>) {
         match expression {
             Expression::Counter => {}
-            Expression::Load { to, field } => self.registers.load(to, field),
-            Expression::Value { to, value } => self.registers.set(to, value),
+            Expression::Load { to, field } => self.registers.load(to, Origin::Field(field)),
+            Expression::Value { to, value } => self.registers.load(to, Origin::Value(value)),
             Expression::Bitwise { from, to, mask, flip, .. } => {
                 if self.registers.change(from, to, mask, flip).is_none() {
                     self.registers.forget(Origin::Other("bitwise"));
@@ -225,15 +238,11 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
-    /// Two comparisons of order, one behind the other, are how nft writes a range.
     fn condition(&mut self, condition: Condition) {
         if let Condition::Family(Is { value, not: false }) = condition {
             self.family = Some(value);
         }
-        let last = self.rule.conditions.last_mut();
-        if !last.is_some_and(|last| narrow(last, &condition)) {
-            self.rule.conditions.push(condition);
-        }
+        self.rule.conditions.push(condition);
     }
 
     fn unknown(&mut self, words: impl Into<String>) {
@@ -242,7 +251,7 @@ impl<'a> Reader<'a, '_> {
 
     /// The port that a register holds.
     fn port_in(&self, register: u32) -> Option<u16> {
-        self.registers.get(register)?.value().and_then(decode::port)
+        self.registers.get(register)?.value().and_then(port)
     }
 
     fn redirected(&self, first: Option<u32>, last: Option<u32>) -> Statement {
@@ -271,7 +280,7 @@ impl<'a> Reader<'a, '_> {
             }
         }
         if let Some(to) = lookup.loads() {
-            self.registers.load_other(to, "map");
+            self.registers.load(to, Origin::Other("map"));
         }
     }
 

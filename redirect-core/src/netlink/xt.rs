@@ -1,7 +1,7 @@
 //! The xt matches and targets that iptables-nft uses where nf_tables' own expressions would not be read back: structures of
 //! `linux/netfilter/xt_*.h`, in the machine's byte order but for ports and addresses, padded to eight bytes.
 
-use super::{abi::state, wire::read_array};
+use super::{abi::state, decode, seen, wire::read_array};
 use crate::{
     rule::{ConnState, Direction, Is, Match, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port, PortRange},
@@ -103,8 +103,8 @@ mod size {
 }
 
 /// Bits of `xt_owner_match_info.match` and `.invert`.
-const OWNER_UID: u8 = 1;
-const OWNER_GID: u8 = 2;
+pub(super) const OWNER_UID: u8 = 1;
+pub(super) const OWNER_GID: u8 = 2;
 /// `XT_MULTIPORT_DESTINATION`.
 const MULTIPORT_DESTINATION: u8 = 1;
 /// How many ports a multiport match has room for; a range takes two.
@@ -115,13 +115,13 @@ const CONNTRACK_STATES: usize = 150;
 /// `XT_CONNTRACK_STATE`.
 const CONNTRACK_STATE: u16 = 1;
 /// `XT_CONNTRACK_DIRECTION`: the original direction; inverted, the other.
-const CONNTRACK_DIRECTION: u16 = 1 << 12;
+pub(super) const CONNTRACK_DIRECTION: u16 = 1 << 12;
 /// `XT_TCP_INV_FLAGS`.
 const TCP_INVERTED_FLAGS: u8 = 8;
 /// Modes of CONNMARK.
-const SET_MARK: u8 = 0;
-const SAVE_MARK: u8 = 1;
-const RESTORE_MARK: u8 = 2;
+pub(super) const SET_MARK: u8 = 0;
+pub(super) const SAVE_MARK: u8 = 1;
+pub(super) const RESTORE_MARK: u8 = 2;
 const ALL_BITS: [u8; 4] = [0xff; 4];
 
 /// A structure of a fixed size, written field by field.
@@ -271,14 +271,12 @@ fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
 /// The conditions an xt match stands for; `None` for one that no rule of ours has.
 pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
     match (name, revision) {
-        ("owner", 1) => decode_owner(info),
-        ("multiport", 1) => decode_multiport(info).map(|one| [one].into()),
-        ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
-        ("connmark", 1) => decode_mark(info).map(|is| [Match::ConnMark(is)].into()),
-        ("mark", 1) => {
-            let Is { value, not } = decode_mark(info)?;
-            Some([Match::Mark(Is { value: value.whole()?, not })].into())
+        ("multiport", 1) => {
+            let (direction, is) = multiport_ports(info)?;
+            (direction == MULTIPORT_DESTINATION).then(|| [Match::DestinationPorts(is)].into())
         }
+        ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
+        ("owner" | "mark" | "connmark", 1) => decode::asked(seen::extension_match(name, revision, info)?),
         ("tcp", 0) => decode_tcp(info),
         ("udp", 0) => {
             let [inverted] = read_array(info, 8)?;
@@ -286,27 +284,6 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
         }
         _ => None,
     }
-}
-
-fn decode_owner(info: &[u8]) -> Option<Vec<Match>> {
-    let [which, inverted] = read_array(info, 16)?;
-    if which & !(OWNER_UID | OWNER_GID) != 0 {
-        return None;
-    }
-    let id = |bit: u8, offset: usize, to: fn(Is<u32>) -> Match| -> Option<Option<Match>> {
-        if which & bit == 0 {
-            return Some(None);
-        }
-        let (least, most) = (read_u32(info, offset)?, read_u32(info, offset.checked_add(4)?)?);
-        (least == most).then(|| Some(to(Is { value: least, not: inverted & bit != 0 })))
-    };
-    let both = [id(OWNER_UID, 0, Match::OwnerUid)?, id(OWNER_GID, 8, Match::OwnerGid)?];
-    Some(both.into_iter().flatten().collect())
-}
-
-fn decode_multiport(info: &[u8]) -> Option<Match> {
-    let (direction, is) = multiport_ports(info)?;
-    (direction == MULTIPORT_DESTINATION).then_some(Match::DestinationPorts(is))
 }
 
 /// Which ports a multiport match looks at (`enum xt_multiport_flags`), and for what.
@@ -355,11 +332,6 @@ pub(super) const fn conn_state(bits: u32) -> Option<ConnState> {
     }
 }
 
-fn decode_mark(info: &[u8]) -> Option<Is<MaskedMark>> {
-    let (value, mask, [not]) = (read_u32(info, 0)?, read_u32(info, 4)?, read_array(info, 8)?);
-    Some(Is { value: MaskedMark::new(value, mask)?, not: not != 0 })
-}
-
 /// Ports and flags of older versions of iptables-nft.
 fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
     let [option, mask, set, inverted] = read_array(info, 8)?;
@@ -396,9 +368,11 @@ pub(super) fn decode_target(name: &str, revision: u32, info: &[u8], family: Fami
             let ([mask, value], address) = ([read_u32(info, 0)?, read_u32(info, 4)?], info.get(8..24)?);
             let port = Port::new(read_array(info, 24).map(u16::from_be_bytes)?)?;
             let understood = mask == u32::MAX && address.iter().all(|byte| *byte == 0);
-            understood.then_some(Target::Tproxy { port, mark: mark(value)? })
+            understood.then_some(Target::Tproxy { port, mark: Mark::new(value)? })
         }
-        ("MARK", 2) => (read_u32(info, 4)? == u32::MAX).then_some(Target::SetMark(mark(read_u32(info, 0)?)?)),
+        ("MARK", 2) => {
+            (read_u32(info, 4)? == u32::MAX).then_some(Target::SetMark(Mark::new(read_u32(info, 0)?)?))
+        }
         ("CONNMARK", 1 | 2) => {
             let [mark, bits, all] = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
             let [first, second, third] = read_array(info, 12)?;
@@ -437,11 +411,6 @@ pub(super) fn redirects_here(info: &[u8]) -> bool {
     let is_v6 = info.len() >= 40;
     let flags = read_u32(info, if is_v6 { 0 } else { 4 });
     flags == Some(0) && (is_v6 || read_u32(info, 0) == Some(1))
-}
-
-/// A mark as a plan has it; 0 is none.
-pub(super) const fn mark(value: u32) -> Option<Mark> {
-    Mark::new(value)
 }
 
 pub(super) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {

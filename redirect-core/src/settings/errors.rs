@@ -85,35 +85,44 @@ impl InputErrors {
     pub fn without_namespace(self) -> Self {
         Self(self.0.into_iter().filter(|error| error.source != Source::Namespace).collect())
     }
-
-    /// The errors, in the order in which they were found.
-    pub fn iter(&self) -> core::slice::Iter<'_, InputError> {
-        self.0.iter()
-    }
 }
 
-impl<'a> IntoIterator for &'a InputErrors {
-    type Item = &'a InputError;
-    type IntoIter = core::slice::Iter<'a, InputError>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl fmt::Display for InputErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, error) in self.0.iter().enumerate() {
-            if index > 0 {
-                f.write_str("; ")?;
+/// What a list of errors is besides: told one behind the other.
+macro_rules! error_list {
+    ($errors:ident of $error:ident, $iter:literal) => {
+        impl $errors {
+            #[doc = $iter]
+            pub fn iter(&self) -> core::slice::Iter<'_, $error> {
+                self.0.iter()
             }
-            error.fmt(f)?;
         }
-        Ok(())
-    }
+
+        impl<'a> IntoIterator for &'a $errors {
+            type Item = &'a $error;
+            type IntoIter = core::slice::Iter<'a, $error>;
+
+            fn into_iter(self) -> Self::IntoIter {
+                self.iter()
+            }
+        }
+
+        impl fmt::Display for $errors {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                for (index, error) in self.iter().enumerate() {
+                    write!(f, "{}{error}", if index == 0 { "" } else { "; " })?;
+                }
+                Ok(())
+            }
+        }
+
+        impl core::error::Error for $errors {}
+    };
 }
 
-impl core::error::Error for InputErrors {}
+#[cfg(feature = "pod-json")]
+pub(crate) use error_list;
+
+error_list!(InputErrors of InputError, "The errors, in the order in which they were found.");
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //!
 //! Precedence: default < environment < flag; for a pod: default < the plugin's environment < annotation.
 
-mod errors;
+pub(crate) mod errors;
 mod facts;
 mod names;
 mod notice;

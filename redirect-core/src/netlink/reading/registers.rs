@@ -131,22 +131,8 @@ impl<'a> Registers<'a> {
         Some(parts)
     }
 
-    /// The value that a redirection takes its only port from.
-    pub(in super::super) fn port(&self, first: Option<u32>, last: Option<u32>) -> Option<&'a [u8]> {
-        (last.is_none() || first == last).then(|| self.get(first?)?.value()).flatten()
-    }
-
-    pub(in super::super) fn load(&mut self, to: u32, field: Field) {
-        self.put(to, Loaded::whole(Origin::Field(field)));
-    }
-
-    pub(in super::super) fn set(&mut self, to: u32, value: &'a [u8]) {
-        self.put(to, Loaded::whole(Origin::Value(value)));
-    }
-
-    /// What another expression has put there.
-    pub(in super::super) fn load_other(&mut self, to: u32, name: &'a str) {
-        self.put(to, Loaded::whole(Origin::Other(name)));
+    pub(in super::super) fn load(&mut self, to: u32, origin: Origin<'a>) {
+        self.put(to, Loaded::whole(origin));
     }
 
     /// Changes bits of what is loaded; none where nothing is loaded.

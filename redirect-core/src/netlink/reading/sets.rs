@@ -3,8 +3,8 @@
 use super::{
     super::{
         abi::{attribute, base, ct, meta, set},
-        decode,
         expression::TCP_FLAGS,
+        seen,
         wire::{Attribute, Attributes},
     },
     Bits, Field, Loaded,
@@ -240,7 +240,7 @@ impl Part {
         let number = |bytes: &[u8]| {
             let bytes = bytes.get(..self.length)?;
             if self.is_host_order {
-                return decode::number(bytes).map(u128::from);
+                return seen::number(bytes).map(u128::from);
             }
             Some(bytes.iter().fold(0_u128, |number, byte| number << 8 | u128::from(*byte)))
         };

@@ -3,19 +3,18 @@
 use super::{
     super::{
         abi::{self, base, ct, ethertype, meta},
-        decode::{self, both_ports, number, ports, prefix_of},
-        expression::TCP_FLAGS,
+        expression::{DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
         reading::{Bits, Field, Loaded, Origin, negated, sets},
         wire::read_array,
     },
-    LOCAL_TYPE,
+    LOCAL_TYPE, number, port,
 };
 use crate::{
     interference::ruleset::{Among, Condition, Selector},
     rule::{Is, Match, Protocol},
-    values::{Family, PortRange},
+    values::{Family, InterfaceName, PortRange},
 };
-use alloc::vec::Vec;
+use alloc::{string::String, vec::Vec};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -52,29 +51,15 @@ fn ordered(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Condition
 
 /// A value between two others, both included.
 fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
-    let as_ports = || {
-        let port = |number: u128| u16::try_from(number).ok();
-        let value = PortRange::new(port(range.0)?, port(range.1)?)?;
-        match selector {
-            Selector::SourcePort => Some(Match::SourcePort(Is { value, not })),
-            Selector::DestinationPort => Some(Match::DestinationPort(Is { value, not })),
-            Selector::Family
-            | Selector::Protocol
-            | Selector::Source(_)
-            | Selector::Destination(_)
-            | Selector::InInterface
-            | Selector::OutInterface
-            | Selector::User
-            | Selector::Group
-            | Selector::Mark
-            | Selector::ConnMark
-            | Selector::State
-            | Selector::Direction
-            | Selector::TcpFlags => None,
+    let port = |number: u128| u16::try_from(number).ok();
+    let ports = port(range.0).zip(port(range.1)).and_then(|(first, last)| PortRange::new(first, last));
+    match (selector, ports) {
+        (Selector::SourcePort, Some(value)) => Condition::Plain(Match::SourcePort(Is { value, not })),
+        (Selector::DestinationPort, Some(value)) => {
+            Condition::Plain(Match::DestinationPort(Is { value, not }))
         }
-    };
-    as_ports()
-        .map_or_else(|| Condition::Among(Is { value: Among::range(selector, range), not }), Condition::Plain)
+        _ => Condition::Among(Is { value: Among::range(selector, range), not }),
+    }
 }
 
 /// What a comparison of a register with a value says.
@@ -100,11 +85,12 @@ pub(super) fn compared(
 }
 
 fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Option<Vec<Condition>> {
-    if let Field::Payload { base: base::TRANSPORT, offset: 0, length: 4 } = field
+    if let Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 } = field
         && !not
     {
         return Some(both_ports(value)?.map(Condition::Plain).into());
     }
+    let one_port = || Some(Is { value: PortRange::single(port(value)?), not });
     let condition = match field {
         Field::Meta(key) => meta_is(key, not, value)?,
         Field::Ct(ct::MARK) => {
@@ -121,8 +107,11 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
             Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } }
         }
-        Field::Payload { base: base::TRANSPORT, .. } => {
-            Condition::Plain(ports(field, Is { value: PortRange::single(decode::port(value)?), not })?)
+        Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 2 } => {
+            Condition::Plain(Match::SourcePort(one_port()?))
+        }
+        Field::Payload { base: base::TRANSPORT, offset: DESTINATION_PORT, length: 2 } => {
+            Condition::Plain(Match::DestinationPort(one_port()?))
         }
         Field::Payload { base: base::NETWORK, offset, .. } => {
             let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
@@ -132,6 +121,13 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
     };
     Some([condition].into())
+}
+
+/// Both ports, compared at once.
+fn both_ports(value: &[u8]) -> Option<[Match; 2]> {
+    let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
+    let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
+    Some([Match::SourcePort(is([a, b])), Match::DestinationPort(is([c, d]))])
 }
 
 fn masked_is(
@@ -179,12 +175,8 @@ fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
             Condition::Family(Is { value: of, not })
         }
         meta::PROTOCOL => protocol(*value.first()?, not),
-        meta::IN_INTERFACE => {
-            Condition::Plain(Match::InInterface(Is { value: decode::interface(value)?, not }))
-        }
-        meta::OUT_INTERFACE => {
-            Condition::Plain(Match::OutInterface(Is { value: decode::interface(value)?, not }))
-        }
+        meta::IN_INTERFACE => Condition::Plain(Match::InInterface(Is { value: interface(value)?, not })),
+        meta::OUT_INTERFACE => Condition::Plain(Match::OutInterface(Is { value: interface(value)?, not })),
         // The first interface of every network namespace is lo.
         meta::IN_INDEX if number(value)? == LOOPBACK_INDEX => {
             Condition::Plain(Match::InInterface(Is { value: "lo".parse().ok()?, not }))
@@ -204,6 +196,23 @@ fn protocol(number: u8, not: bool) -> Condition {
     match known {
         Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
         Some(_) | None => Condition::Protocol(Is { value: number, not }),
+    }
+}
+
+/// A name with a NUL behind it is a whole one, without it the beginning of names.
+fn interface(value: &[u8]) -> Option<InterfaceName> {
+    let end = value.iter().position(|byte| *byte == 0);
+    let name = core::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
+    let whole =
+        end.is_some_and(|end| value.get(end..).is_some_and(|rest| rest.iter().all(|byte| *byte == 0)));
+    match (whole, end) {
+        (true, _) => name.parse().ok(),
+        (false, Some(_)) => None,
+        (false, None) => {
+            let mut beginning = String::from(name);
+            beginning.push('+');
+            beginning.parse().ok()
+        }
     }
 }
 
@@ -237,6 +246,14 @@ fn address(
     };
     let is = Is { value: net.trunc(), not };
     Some(Condition::Plain(if is_source { Match::Source(is) } else { Match::Destination(is) }))
+}
+
+/// The prefix length of a mask whose set bits come first.
+fn prefix_of(mask: &[u8]) -> Option<u8> {
+    let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+    let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
+    let leading = bits.by_ref().take_while(|bit| *bit == 1).count();
+    (u32::try_from(leading) == Ok(ones)).then(|| u8::try_from(ones).ok()).flatten()
 }
 
 #[cfg(test)]

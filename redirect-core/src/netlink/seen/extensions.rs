@@ -1,6 +1,9 @@
 //! Matches and targets of x_tables, of which plans have some.
 
-use super::{super::xt, LOCAL_TYPE};
+use super::{
+    super::xt::{self, CONNTRACK_DIRECTION, OWNER_GID, OWNER_UID, RESTORE_MARK, SAVE_MARK, SET_MARK},
+    LOCAL_TYPE,
+};
 use crate::{
     interference::{
         marked, owned_by,
@@ -14,21 +17,12 @@ use alloc::{borrow::ToOwned, vec::Vec};
 
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
-/// Bits of `xt_owner_match_info.match` and `.invert`.
-const XT_OWNER_USER: u8 = 1;
-const XT_OWNER_GROUP: u8 = 2;
-/// `XT_CONNTRACK_DIRECTION`.
-const XT_DIRECTION: u16 = 1 << 12;
 /// `XT_CONNTRACK_STATE_UNTRACKED`.
 const XT_UNTRACKED: u32 = 1 << 8;
 /// `XT_CONNTRACK_STATE_ALIAS`: it was written as `-m state`, which asks the same.
 const XT_WRITTEN_AS_STATE: u16 = 1 << 13;
 /// `XT_MULTIPORT_SOURCE`.
 const MULTIPORT_SOURCE: u8 = 0;
-/// Modes of CONNMARK.
-const SET_MARK: u8 = 0;
-const SAVE_MARK: u8 = 1;
-const RESTORE_MARK: u8 = 2;
 
 /// The set of the type [`LOCAL_TYPE`] alone.
 const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
@@ -46,14 +40,16 @@ pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) 
             let untracked = if states & XT_UNTRACKED != 0 { state::UNTRACKED } else { 0 };
             let (rest, states) = (states & !XT_UNTRACKED & !known, states & known | untracked);
             // The direction is the other one where it is inverted.
-            let is_reply = inverted & XT_DIRECTION != 0;
+            let is_reply = inverted & CONNTRACK_DIRECTION != 0;
             let state = Is { value: states, not: inverted & 1 != 0 };
-            let condition = match (flags & !XT_DIRECTION & !XT_WRITTEN_AS_STATE, flags & XT_DIRECTION != 0) {
-                (1, false) => Condition::State(state),
-                (1, true) => Condition::StateAndDirection { states: state, is_reply },
-                (0, true) => Condition::IsReply(Is { value: is_reply, not: false }),
-                _ => return None,
-            };
+            let condition =
+                match (flags & !CONNTRACK_DIRECTION & !XT_WRITTEN_AS_STATE, flags & CONNTRACK_DIRECTION != 0)
+                {
+                    (1, false) => Condition::State(state),
+                    (1, true) => Condition::StateAndDirection { states: state, is_reply },
+                    (0, true) => Condition::IsReply(Is { value: is_reply, not: false }),
+                    _ => return None,
+                };
             (rest == 0).then(|| [condition].into())
         }
         ("mark" | "connmark", 1) => {
@@ -82,8 +78,8 @@ pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) 
 /// `xt_owner_match_info`: first and last user, first and last group, what is asked, and what of that is inverted.
 fn owner(info: &[u8]) -> Option<Vec<Condition>> {
     let (asked, inverted) = (*info.get(16)?, *info.get(17)?);
-    let each = [(XT_OWNER_USER, Selector::User, 0), (XT_OWNER_GROUP, Selector::Group, 8)];
-    if asked & !(XT_OWNER_USER | XT_OWNER_GROUP) != 0 {
+    let each = [(OWNER_UID, Selector::User, 0), (OWNER_GID, Selector::Group, 8)];
+    if asked & !(OWNER_UID | OWNER_GID) != 0 {
         return None;
     }
     let of_one = |(bit, selector, at): (u8, Selector, usize)| {
@@ -177,12 +173,12 @@ mod tests {
         assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1, 0), None, "a state of translated connections");
         let untracked = Condition::State(Is { value: state::UNTRACKED, not: true });
         assert_eq!(seen(3, 0x100_u16.to_ne_bytes(), 1, 1), Some([untracked].into()));
-        for (inverted, is_reply) in [(0, false), (XT_DIRECTION, true)] {
+        for (inverted, is_reply) in [(0, false), (CONNTRACK_DIRECTION, true)] {
             let direction = Condition::IsReply(Is { value: is_reply, not: false });
-            assert_eq!(seen(3, wide, XT_DIRECTION, inverted), Some([direction].into()));
+            assert_eq!(seen(3, wide, CONNTRACK_DIRECTION, inverted), Some([direction].into()));
             let states = Is { value: state::INVALID | state::NEW, not: false };
             let both = Condition::StateAndDirection { states, is_reply };
-            assert_eq!(seen(3, wide, 1 | XT_DIRECTION, inverted), Some([both].into()));
+            assert_eq!(seen(3, wide, 1 | CONNTRACK_DIRECTION, inverted), Some([both].into()));
         }
     }
     /// The info of an extension: numbers of 32 bits, one after the other.
