@@ -8,6 +8,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Redirect, RulePlan, json,
+    options::BackendChoice,
     trace::{Detail, Rules},
 };
 use redirect_core_fuzz::{parts, plan, text};
@@ -15,7 +16,7 @@ use redirectctl::{
     packet::{Said, packet},
     paper::Layout,
     picture::{Language, of_trace},
-    traffic::{Compared, told},
+    traffic::{Compared, Programmed, told},
 };
 
 /// How many rules a plan has at most whose traffic is compared: the work grows faster than their number.
@@ -68,6 +69,18 @@ fn trace(said: &Said<'_>, plan: &RulePlan) {
 }
 
 fn compare(one: &RulePlan, other: &RulePlan) {
+    // Native nftables are about both families; the rules in words are the same.
+    for backend in [BackendChoice::NativeNft, BackendChoice::Auto] {
+        let of = |plan: &RulePlan| Programmed { plan: plan.clone(), backend };
+        compare_programmed(
+            &of(one),
+            &of(other),
+            one.policy_routes().is_some() == other.policy_routes().is_some(),
+        );
+    }
+}
+
+fn compare_programmed(one: &Programmed, other: &Programmed, are_routed_alike: bool) {
     let same = Compared::of(one, one);
     assert!(same.traffic.is_empty() && same.rules.iter().all(Vec::is_empty));
     let (there, back) = (Compared::of(one, other), Compared::of(other, one));
@@ -75,7 +88,7 @@ fn compare(one: &RulePlan, other: &RulePlan) {
     assert_eq!(there.traffic.is_empty(), back.traffic.is_empty());
     let [gone, new] = &there.rules;
     assert_eq!([new, gone], [&back.rules[0], &back.rules[1]]);
-    if gone.is_empty() && new.is_empty() && one.policy_routes().is_some() == other.policy_routes().is_some() {
+    if gone.is_empty() && new.is_empty() && are_routed_alike {
         assert!(there.traffic.is_empty(), "the same rules, and other traffic: {:?}", there.traffic);
     }
 }
