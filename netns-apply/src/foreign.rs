@@ -8,18 +8,18 @@ use crate::{
     facts,
     netlink::{Connection, NetlinkError},
     observe::legacy_tables,
-    pause::deadline,
+    pause::{deadline, pause},
     routes::{Links, RouteSocket},
 };
 use redirect_core::{
     Family, RulePlan,
-    interference::{self, Finding, Pod, ruleset::Ruleset},
+    interference::{self, Effect, Finding, Pod, ruleset::Ruleset},
     options::Variant,
     route_tables::RouteTables,
     routing::FoundRouting,
     trace::Rules,
 };
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 /// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
 /// the rules are in force; [`verify`](crate::verify()) checks that first.
@@ -30,6 +30,24 @@ use std::net::IpAddr;
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
+    let mut looks = 1;
+    loop {
+        let findings = look(plan, options)?;
+        let is_about_routes = findings.iter().any(|finding| finding.effect == Effect::Routes);
+        if !is_about_routes || looks == MOST_LOOKS {
+            return Ok(findings);
+        }
+        pause(BETWEEN_LOOKS);
+        looks += 1;
+    }
+}
+
+/// How often routing is looked at that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
+/// address a moment before its work queue has added the local route to it.
+const MOST_LOOKS: usize = 6;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+
+fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
     let mut routes = RouteSocket::open()?;
     let links = routes.links()?;
     let Live { ruleset, addresses, interfaces, route_tables, .. } =

@@ -303,7 +303,8 @@ impl Judge<'_> {
     /// what may lose them then does.
     fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
-        if may {
+        let is_unknown = self.found.ways.get(number).is_none_or(|way| way.fate == Fate::Unknown);
+        if may || is_unknown {
             return Severity::May;
         }
         if !self.found.are_doubtful {
