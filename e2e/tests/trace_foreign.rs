@@ -67,6 +67,9 @@ impl Pod {
         let about = || format!("{words}\n{foreign:?}");
         ground.pod().sh(&foreign.before).with_context(about)?;
         ground.pod().enter(|| apply(&plan, &options))?.with_context(about)?;
+        if !foreign.before.contains("route del local") {
+            ground.settled()?;
+        }
         ground.pod().sh(&foreign.after).with_context(about)?;
         let live = ground.pod().enter(|| Live::now(&options))?.with_context(about)?;
         let live = Family::BOTH.map(|family| live.rules(family, Some(&plan)));

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use e2e::netns::{Families, Namespace, Topology, client_address, pod_address, remote_address};
-use e2e::process::Patience;
+use e2e::process::{self, Patience};
 use e2e::traffic::{PROXY_ID, as_user, listener};
 use nix::errno::Errno;
 use nix::libc;
@@ -97,6 +97,8 @@ impl Ground {
             let set = || fs::write("/proc/sys/net/ipv4/tcp_fastopen", FAST_OPEN.to_string());
             namespace.enter(set)?.context("cannot switch on TCP Fast Open")?;
         }
+        settled(pod)?;
+        settled(client)?;
         let arrivals = Arrivals::default();
         let ears = [Ear::new(pod, &of_pod(), &arrivals)?, Ear::new(client, &of_client(), &arrivals)?];
         Ok(Self { topology, arrivals, _ears: ears, next: AtomicU32::new(0) })
@@ -104,6 +106,11 @@ impl Ground {
 
     pub fn pod(&self) -> &Namespace {
         &self.topology.pod
+    }
+
+    /// Waits until the kernel has routes to all addresses of the pod.
+    pub fn settled(&self) -> Result<()> {
+        settled(self.pod())
     }
 
     /// Sends packets, one right after the other, each from a port of its own.
@@ -194,6 +201,28 @@ impl Shot {
             getpeername::<SockaddrStorage>(self.fd.as_raw_fd()).is_ok()
         }
     }
+}
+
+/// The kernel takes a moment until a new IPv6 address has its route.
+fn settled(namespace: &Namespace) -> Result<()> {
+    let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+    process::until("routes to all addresses", process::SHORT, &[], || {
+        let (addresses, routes) = namespace.enter(|| (read("if_inet6"), read("ipv6_route")))?;
+        let (addresses, routes) = (addresses?, routes?);
+        // Nobody sends to those of the link, for which the kernel takes seconds.
+        let addresses = addresses.lines().filter_map(|line| line.split_whitespace().next());
+        let mut addresses = addresses.filter(|address| !address.starts_with("fe80"));
+        let has_route = |address: &str| routes.lines().any(|line| is_local_route(line, address));
+        Ok(addresses.all(has_route).then_some(()))
+    })
+}
+
+/// Whether a line of `ipv6_route` is the route that delivers packets to this address.
+fn is_local_route(line: &str, address: &str) -> bool {
+    const LOCAL: u32 = 0x8000_0000;
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let flags = fields.get(8).and_then(|flags| u32::from_str_radix(flags, 16).ok());
+    fields.first() == Some(&address) && flags.is_some_and(|flags| flags & LOCAL != 0)
 }
 
 fn fix_neighbours(at: &Namespace, own: u8, other: u8, address: impl Fn(bool) -> IpAddr) -> Result<()> {
