@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::arrivals::{Ground, Shot, agrees};
+use common::arrivals::{Ground, Shot, agrees, is_unsent};
 use common::in_parallel;
 use common::packets::{FORMS, Said, Seen, plan};
 use e2e::netns::{client_address, pod_address, remote_address};
@@ -431,7 +431,7 @@ impl Pod {
             let (planned, trace) = (planned(probe, shot), trace(shot));
             let is_lost = !agrees(seen, planned, &shot.packet);
             let is_captured = matches!(planned, Fate::Proxy { .. });
-            is_captured_lost |= is_captured && is_lost;
+            is_captured_lost |= is_captured && is_lost && !is_unsent(&trace);
             is_answer_lost |= is_captured && !shot.is_answered();
             // What is captured by the group alone depends on the mode.
             if probe != GroupToSelf443 && is_lost != case.lost.contains(&probe) {

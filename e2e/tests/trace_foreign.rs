@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::arrivals::{Ground, Shot, agrees, elsewhere};
+use common::arrivals::{Ground, Shot, agrees, elsewhere, is_unsent};
 use common::foreign::{Foreign, random};
 use common::in_parallel;
 use common::mesh::{loopback, other_address, passthrough};
@@ -153,7 +153,7 @@ impl Pod {
                 || kinds.is_empty()
                 || kinds.contains(&(shot.packet.family(), traffic))
         };
-        if shot.packet.mark != 0 || findings.iter().any(is_about) {
+        if shot.packet.mark != 0 || findings.iter().any(is_about) || is_unsent(&self.trace(&shot.packet)) {
             return Ok(None);
         }
         // It may have been late.

@@ -28,7 +28,7 @@ use nix::sys::socket::{
 use redirect_core::{
     Family,
     rule::Protocol,
-    trace::{Fate, Packet, Sender},
+    trace::{Fate, Packet, Sender, Step, Trace},
 };
 
 use super::mesh::{any, loopback, other_address};
@@ -445,12 +445,19 @@ pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
         // The first packet has come to a listener, and what follows it has not; or it stays in the pod, whose own it is not, where those who
         // listen are transparent, as few are.
         (Seen::At(_, at), Fate::Broken) => *at != packet.destination || is_far(packet),
+        // What another program has translated is not followed: it may be dropped behind that.
         (Seen::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
+        (Seen::Nothing | Seen::Refused, Fate::Translated) => true,
         // Nobody answers for what is lost; whether the sender hears of it depends on what becomes of that answer.
         (Seen::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
         | (Seen::Refused, Fate::Rejected | Fate::Broken) => true,
         (_, _) => false,
     }
+}
+
+/// Whether no packet is ever sent: a socket finds no route for it. That is no finding of CHECK's.
+pub fn is_unsent(trace: &Trace) -> bool {
+    matches!(trace.steps.first(), Some(Step::Route { .. }))
 }
 
 fn is_far(packet: &Packet) -> bool {

@@ -87,9 +87,15 @@ struct Start {
 pub(crate) fn search(planned: &Rules, live: &Rules, pod: &Pod<'_>, findings: &mut Findings) {
     let mut work = Work { left: MOST_WORK };
     for mut start in starts(planned.family, pod) {
-        if let Some(routes) = live.routes.as_ref().filter(|_| start.traffic == Traffic::Inbound) {
-            let sources = start.packets.get(Field::Source).without(&routes.of_nobody_else);
-            start.packets.set(Field::Source, sources);
+        // Of those out there.
+        let of_others = match start.traffic {
+            Traffic::Inbound => Some(Field::Source),
+            Traffic::Outbound | Traffic::Dns => Some(Field::Destination),
+            Traffic::ProxyToSelf => None,
+        };
+        if let Some((field, routes)) = of_others.zip(live.routes.as_ref()) {
+            let others = start.packets.get(field).without(&routes.of_nobody_else);
+            start.packets.set(field, others);
         }
         let captured = walk::all(planned, &start.packets, &start.given, &mut work, false);
         for wanted in captured.ways.iter().filter(|way| matches!(way.fate, Fate::Proxy { .. })) {
@@ -163,7 +169,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
             .with(Field::Interface, by.clone())
     };
     let one = |address: IpAddr| Set::one(number(address));
-    let sent = || Given { is_local: true, ..Given::default() };
+    let sent = || Given { is_local: true, asks_route: true, ..Given::default() };
     let mut starts = Vec::new();
     for address in &own {
         let packets = between(first(Protocol::Tcp), far.clone(), one(*address), &interfaces);
@@ -244,6 +250,10 @@ impl Judge<'_> {
     fn blame(&self, way: &Way) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
+        // Nobody keeps from the proxy what is never sent.
+        if way.is_unsent {
+            return None;
+        }
         if way.fate == self.wanted.fate {
             let is_handed_over = matches!(way.fate, Fate::Proxy { rewritten: false, .. });
             if way.zone != self.wanted.zone {
@@ -252,6 +262,9 @@ impl Judge<'_> {
             // Routing looks at TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
             let differs = is_handed_over && !self.is_sent && way.mark != self.wanted.mark;
             return of(Effect::Remarks, causes.marked.filter(|_| differs));
+        }
+        if let Some(words) = causes.kept {
+            return Some((Effect::Routes, Cause::Route(words)));
         }
         match (way.fate, causes.last) {
             (_, Some(Cause::Rule(rule))) if self.live.is_own(rule) && !self.is_lost_before(way) => {

@@ -55,6 +55,8 @@ pub(super) struct Way {
     pub(super) steps: Vec<Step>,
     /// The step that decides, where steps are recorded.
     pub(super) decided: Option<usize>,
+    /// Whether no packet is sent at all, for want of a route.
+    pub(super) is_unsent: bool,
     /// What is responsible for where it ends.
     pub(super) causes: Causes,
     /// The zone of connection tracking it was given.
@@ -74,6 +76,8 @@ pub(super) struct Causes {
     pub(super) untracked: Option<ChainRule>,
     /// The last rule of others that changed its mark or its connection's.
     pub(super) marked: Option<ChainRule>,
+    /// The route that keeps in the pod what is sent to others: the number of its words.
+    pub(super) kept: Option<usize>,
 }
 
 /// What may decide about packets.
@@ -252,6 +256,10 @@ struct Walk<'a> {
     base_rule: Option<usize>,
     came_in: Interface,
     goes_out: Interface,
+    /// Whether it was never sent, for want of a route.
+    is_unsent: bool,
+    /// What routing says of a packet for the pod itself that it sends out: the number of its words.
+    strays: Option<usize>,
     /// By which it leaves behind the hook, where rules of the hook have had it routed anew: they see the one it had before.
     routed: Option<Interface>,
     has_owner: bool,
@@ -312,6 +320,8 @@ impl<'a> Walk<'a> {
             base_rule: None,
             came_in: if is_local { Interface::None } else { Interface::Own },
             goes_out: Interface::None,
+            is_unsent: false,
+            strays: None,
             routed: None,
             has_owner: is_local,
             mark,
@@ -343,6 +353,7 @@ impl<'a> Walk<'a> {
             fate,
             steps: self.steps,
             decided: self.decided.filter(|_| self.records),
+            is_unsent: self.is_unsent,
             causes: self.causes,
             zone: self.zone,
             mark,
@@ -710,7 +721,8 @@ impl<'a> Walk<'a> {
             }
             (None, Hook::Input) => return self.arrives().map(Some),
             (Some(Direction::Egress), _) | (None, Hook::Forward) => {
-                return Ok(Some(self.captured.unwrap_or(Fate::Untouched)));
+                let lost = self.strays.filter(|_| self.captured.is_none()).map(|words| self.is_lost(words));
+                return Ok(lost.or(self.captured).or(Some(Fate::Untouched)));
             }
         };
         self.device = None;

@@ -33,17 +33,31 @@ impl<'a> Walk<'a> {
         let asks = self.given.asks_route || over_loopback;
         let Some(routes) = rules.routes.as_ref().filter(|_| asks) else { return Ok(None) };
         let (leads, words) = self.route(routes, Lookup::Sent)?;
+        // IPv4 sends nothing from a loopback address by another interface.
+        let loopback = Set::range(0x7f00_0000, 0x7fff_ffff);
+        if matches!(leads, RouteEnd::Out(_))
+            && self.packets.family == Family::V4
+            && self.ask(Field::Source, &loopback)?
+        {
+            return Ok(Some(self.is_lost(words)));
+        }
         Ok(match leads {
             RouteEnd::Local => {
                 let lost = self.goes_to_itself(routes)?;
+                self.causes.kept = Some(words).filter(|_| !over_loopback);
                 self.goes_out = Interface::Loopback;
                 lost
             }
+            // Nobody else has its address, but REDIRECT may still bring it back.
             RouteEnd::Out(by) if over_loopback => {
+                self.strays = Some(words);
                 self.goes_out = by.map_or(Interface::Own, Interface::Named);
                 None
             }
-            RouteEnd::Lost => Some(self.is_lost(words)),
+            RouteEnd::Lost => {
+                self.is_unsent = !over_loopback;
+                Some(self.is_lost(words))
+            }
             RouteEnd::Out(_) | RouteEnd::Unknown | RouteEnd::Next(_) => None,
         })
     }
@@ -246,7 +260,7 @@ impl<'a> Walk<'a> {
     }
 
     /// It goes no farther, because of what these words say.
-    fn is_lost(&mut self, words: usize) -> Fate {
+    pub(super) fn is_lost(&mut self, words: usize) -> Fate {
         self.causes.last = Some(Cause::Route(words));
         let text = self.rules.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
         self.note(|_| Step::Route { decides: text.unwrap_or_default() });
