@@ -1,12 +1,16 @@
 //! Everything that hangs on the hooks for one family, made ready to be walked.
 
 mod conditions;
+mod planned;
+mod runs;
 
 pub(super) use conditions::Test;
+use planned::Planned;
+use runs::{Run, find_runs};
 
 use super::{
     Origin, Place,
-    packets::{Field, number, of_names},
+    packets::{number, of_names},
     routes::Routes,
     set::Set,
 };
@@ -117,14 +121,6 @@ pub(super) struct WalkedRule {
     pub(super) run: Option<Run>,
     /// What it costs to ask it.
     pub(super) cost: usize,
-}
-
-/// Rules, one behind the other, that do the same with packets that differ in one field. They are asked at once.
-#[derive(Debug, Clone)]
-pub(super) struct Run {
-    pub(super) count: usize,
-    /// What a packet has to fulfil for one of them.
-    pub(super) tests: Vec<Test>,
 }
 
 /// Where a statement leads to.
@@ -473,111 +469,6 @@ fn of_both_families(rule: &Rule) -> SeenRule {
     seen
 }
 
-/// Joins rules, one behind the other, that do the same and together are about packets that one list of tests describes: first those
-/// that differ in one field (a port of TCP and of UDP), then what came of them (many such ports).
-fn find_runs(rules: &mut [WalkedRule]) {
-    let mut runs: Vec<(usize, Run)> = rules
-        .iter()
-        .enumerate()
-        .map(|(first, rule)| (first, Run { count: 1, tests: rule.tests.clone() }))
-        .collect();
-    loop {
-        let before = runs.len();
-        runs = joined(runs, rules);
-        if runs.len() == before {
-            break;
-        }
-    }
-    for (first, run) in runs {
-        if let Some(rule) = rules.get_mut(first).filter(|_| run.count > 1) {
-            rule.cost = cost(&run.tests);
-            rule.run = Some(run);
-        }
-    }
-}
-
-fn joined(runs: Vec<(usize, Run)>, rules: &[WalkedRule]) -> Vec<(usize, Run)> {
-    let mut all: Vec<(usize, Run)> = Vec::with_capacity(runs.len());
-    // The test by which those that are being joined differ, and the ranges of its field.
-    let mut varies: Option<(usize, Vec<(u128, u128)>)> = None;
-    for (first, run) in runs {
-        let joins = all.last().and_then(|(last, known)| {
-            let (one, other) = (rules.get(*last)?, rules.get(first)?);
-            let number = differing(
-                (one, &known.tests),
-                (other, &run.tests),
-                varies.as_ref().map(|(number, _)| *number),
-            )?;
-            let (Some(Test::In(_, had)), Some(Test::In(_, has))) =
-                (known.tests.get(number), run.tests.get(number))
-            else {
-                return None;
-            };
-            let ranges = varies.as_ref().map_or_else(|| had.ranges(), |(_, ranges)| ranges);
-            // What comes back from a chain would meet the next of them, too, if their values overlapped.
-            let is_behind = ranges.last().map(|(_, last)| *last) < has.first();
-            (ends(one) || is_behind).then(|| (number, ranges.iter().chain(has.ranges()).copied().collect()))
-        });
-        match (joins, all.last_mut()) {
-            (Some(now), Some((_, known))) => {
-                known.count = known.count.saturating_add(run.count);
-                varies = Some(now);
-            }
-            (None, _) | (_, None) => {
-                close(&mut all, varies.take());
-                all.push((first, run));
-            }
-        }
-    }
-    close(&mut all, varies);
-    all
-}
-
-/// Gives the last run all ranges of the field in which its rules differ.
-fn close(runs: &mut [(usize, Run)], varies: Option<(usize, Vec<(u128, u128)>)>) {
-    let Some((number, ranges)) = varies else { return };
-    if let Some(Test::In(_, set)) = runs.last_mut().and_then(|(_, run)| run.tests.get_mut(number)) {
-        *set = Set::of(ranges);
-    }
-}
-
-/// Whether no packet that meets a rule comes to the next one.
-fn ends(rule: &WalkedRule) -> bool {
-    matches!(
-        rule.seen.statements.as_slice(),
-        [Statement::Accept
-            | Statement::Return
-            | Statement::Drop
-            | Statement::Reject
-            | Statement::Redirect(_)]
-    )
-}
-
-/// The test by which rules that do the same differ, if it is one, of one field; once rules have been joined by a test, that one.
-fn differing(
-    (one, tests): (&WalkedRule, &[Test]),
-    (other, other_tests): (&WalkedRule, &[Test]),
-    only: Option<usize>,
-) -> Option<usize> {
-    let jumps = matches!(one.seen.statements.as_slice(), [Statement::Jump(_)]);
-    if one.is_own != other.is_own
-        || tests.len() != other_tests.len()
-        || !(jumps || ends(one))
-        || one.seen.statements != other.seen.statements
-    {
-        return None;
-    }
-    let differ = |number: &usize| tests.get(*number) != other_tests.get(*number);
-    let mut numbers = (0..tests.len()).filter(|number| only == Some(*number) || differ(number));
-    let (Some(number), None) = (numbers.next(), numbers.next()) else { return None };
-    match (tests.get(number), other_tests.get(number)) {
-        (Some(Test::In(field, _)), Some(Test::In(of, _))) if field == of && *field != Field::State => {
-            Some(number)
-        }
-        _ => None,
-    }
-}
-
 /// What it costs to ask these.
 fn cost(tests: &[Test]) -> usize {
     tests.iter().map(Test::size).sum::<usize>().saturating_div(8).saturating_add(1)
@@ -677,80 +568,6 @@ impl<'a> Reading<'a> {
             }
         };
         self.hooks?.on(self.family, hook).iter().position(|entry| is_it(&entry.owner))
-    }
-}
-
-/// The rules that a plan has for a chain, by what they mean.
-#[derive(Default)]
-struct Planned(Vec<(Meaning, Origin)>);
-
-impl Planned {
-    fn of(candidates: &[&PlannedRule], family: Family) -> Self {
-        let meaning = |planned: &&PlannedRule| {
-            (Meaning::of(&SeenRule::from(planned.rule()), family), Origin::of(planned))
-        };
-        let mut all: Vec<(Meaning, Origin)> = candidates.iter().map(meaning).collect();
-        // Of equal ones the first counts: the sort is stable.
-        all.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Self(all)
-    }
-
-    /// Those that a rule is, or stands for.
-    fn origins(&self, seen: &SeenRule, family: Family) -> Vec<(Option<Test>, Origin)> {
-        if self.0.is_empty() {
-            return Vec::new();
-        }
-        let of = Meaning::of(seen, family);
-        let first = self.0.partition_point(|(meaning, _)| *meaning < of);
-        if let Some((_, origin)) = self.0.get(first).filter(|(meaning, _)| *meaning == of) {
-            return [(None, *origin)].into();
-        }
-        let stands_for = |(meaning, origin): &(Meaning, Origin)| Some((Some(of.extends(meaning)?), *origin));
-        self.0.iter().filter_map(stands_for).collect()
-    }
-}
-
-/// What a rule means, however it is written.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Meaning {
-    tests: Vec<Test>,
-    acts: Vec<String>,
-}
-
-impl Meaning {
-    fn of(seen: &SeenRule, family: Family) -> Self {
-        let tests = seen.conditions.iter().map(|condition| Test::of(condition, family));
-        let mut tests: Vec<Test> = tests.filter(|test| *test != Test::Always(true)).collect();
-        tests.sort();
-        tests.dedup();
-        let mut acts: Vec<String> = Vec::new();
-        for statement in &seen.statements {
-            if let Statement::Jump(to) | Statement::Goto(to) = statement {
-                acts.push(to.to_ascii_uppercase().replace('-', "_"));
-            } else if let Statement::Tproxy { port, .. } = statement {
-                // In native tables the mark and the end are statements of their own.
-                acts.push(alloc::format!("tproxy {port:?}"));
-                break;
-            } else {
-                acts.push(alloc::format!("{statement:?}"));
-            }
-        }
-        Self { tests, acts }
-    }
-
-    /// The test of a rule that it also holds for where it stands for several that differ in one test; none where it does not.
-    fn extends(&self, one: &Self) -> Option<Test> {
-        let mut others = one.tests.iter().filter(|test| !self.tests.contains(test));
-        let mut ours = self.tests.iter().filter(|test| !one.tests.contains(test));
-        let (Some(narrow), None, Some(wide), None) = (others.next(), others.next(), ours.next(), ours.next())
-        else {
-            return None;
-        };
-        let (Test::In(field, narrow_set), Test::In(wide_field, wide_set)) = (narrow, wide) else {
-            return None;
-        };
-        let is_within = field == wide_field && narrow_set.without(wide_set).is_empty();
-        (is_within && self.acts == one.acts).then(|| narrow.clone())
     }
 }
 
