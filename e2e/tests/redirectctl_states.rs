@@ -105,6 +105,8 @@ fn a_difference_says_what_the_rule_is_for_and_who_asked_for_it() -> Result<()> {
 
 #[test]
 fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
+    // These pods have a route to their own network only.
+    const NEIGHBOUR: &str = "10.1.0.9:80";
     let trace = |name: &str, who: &str, to: &str| -> Result<String> {
         let patient = States::named(name).context("is a state")?.patient(0)?;
         let netns = patient.namespace().path().display().to_string();
@@ -113,11 +115,11 @@ fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
                 .ok()?;
         Ok(output.stdout)
     };
-    let whole = trace("redirected", "app", "198.51.100.1:80")?;
+    let whole = trace("redirected", "app", NEIGHBOUR)?;
     assert!(whole.contains("ends at: proxy, outbound listener (port 15001)"), "{whole}");
-    let broken = trace("foreign accept", "app", "198.51.100.1:80")?;
+    let broken = trace("foreign accept", "app", NEIGHBOUR)?;
     assert!(broken.contains("ends at: untouched"), "{broken}");
-    let dropped = trace("foreign drop", "app", "198.51.100.1:80")?;
+    let dropped = trace("foreign drop", "app", NEIGHBOUR)?;
     assert!(dropped.contains("ends at: dropped"), "{dropped}");
     let excluded = trace("port excluded", "outside", "10.1.0.2:8080")?;
     assert!(

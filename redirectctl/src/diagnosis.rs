@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netns_apply::Mismatch;
 use redirect_core::change::DifferenceKind;
 use redirect_core::differences::{Difference, Differences};
-use redirect_core::interference::{self, Severity as Sureness};
+use redirect_core::interference::{self, Effect, Severity as Sureness};
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, misspelt, unreadable_switches};
 use redirect_core::routing::RoutingItem;
 use redirect_core::rule::{Protocol, Target};
@@ -114,7 +114,7 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
         None | Some(Mismatch::TwoBackends) => {}
         Some(Mismatch::Different(differences)) => all.extend(different(&plan, differences)),
         Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
-        Some(Mismatch::Interference(findings)) => all.extend(foreign(findings)),
+        Some(Mismatch::Interference(findings)) => all.extend(foreign(findings, seen)),
         // A kind that this program does not know yet.
         Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),
     }
@@ -161,12 +161,16 @@ fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> boo
     wanted > 0 && missing.count() >= wanted
 }
 
-fn foreign(findings: &[interference::Finding]) -> Vec<Finding> {
+/// Without the routing that is missing because `lo` has no address, which is told by itself.
+fn foreign(findings: &[interference::Finding], seen: &Inspection) -> Vec<Finding> {
+    let has_loopback = seen.addresses.iter().any(IpAddr::is_loopback);
+    let is_told = |finding: &&interference::Finding| has_loopback || finding.effect != Effect::Routes;
     [(Cause::Foreign, Sureness::Does), (Cause::ForeignMaybe, Sureness::May)]
         .into_iter()
         .filter_map(|(cause, sureness)| {
             let seen: Vec<String> = findings
                 .iter()
+                .filter(is_told)
                 .filter(|finding| finding.severity == sureness)
                 .map(ToString::to_string)
                 .collect();
