@@ -24,11 +24,7 @@ use crate::{
     interference::ruleset::{Direction, Statement},
     rule::Hook,
 };
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    string::ToString,
-    vec::Vec,
-};
+use alloc::{collections::BTreeSet, string::ToString, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
 
 /// How many chains deep a ruleset is followed; the kernel allows 16.
@@ -120,7 +116,7 @@ impl Work {
 /// knows whether it does.
 pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
     let mut found = Ways { are_all: true, ..Ways::default() };
-    let mut known = BTreeMap::new();
+    let mut known = BTreeSet::new();
     let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
     while let Some(mut walk) = open.pop() {
         let fate = loop {
@@ -134,7 +130,7 @@ pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Wo
             match walk.step() {
                 Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
                     // Two walks that differ in nothing any more go on as one.
-                    if known.insert(walk.state(), ()).is_some() {
+                    if !known.insert(walk.state()) {
                         break None;
                     }
                 }

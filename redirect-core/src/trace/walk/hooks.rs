@@ -150,7 +150,7 @@ impl Walk<'_> {
 
     pub(super) fn policy(&mut self) -> Option<Fate> {
         self.point = Point::Left;
-        let index = self.current_base()?;
+        let index = self.in_base?;
         let (chain, base) = self.rules.base(index)?;
         if !base.drops {
             return None;
@@ -163,7 +163,7 @@ impl Walk<'_> {
 
     /// Behind a base chain: whatever was changed in it may lead elsewhere.
     pub(super) fn leaves(&mut self) -> Result<Option<Fate>, Split> {
-        let base = self.current_base().and_then(|index| self.rules.base(index)).map(|(_, base)| base);
+        let base = self.in_base.and_then(|index| self.rules.base(index)).map(|(_, base)| base);
         let moved = self.destination != self.destination_before;
         let remarked = base.is_some_and(|base| base.reroutes) && self.mark != self.mark_before;
         if self.hook == Hook::Output
@@ -176,11 +176,6 @@ impl Walk<'_> {
         self.calls.clear();
         self.point = Point::Base;
         Ok(None)
-    }
-
-    /// The base chain it is in, or has just left.
-    const fn current_base(&self) -> Option<usize> {
-        self.in_base
     }
 
     /// What comes behind the last base chain of a hook or interface.

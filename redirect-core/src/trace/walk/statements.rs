@@ -201,7 +201,12 @@ impl<'a> Walk<'a> {
         Some(ChainRule { base: self.in_base?, chain: call.chain, rule: call.rule, count: call.count })
     }
 
-    /// Likewise, if it is not one of the mesh's.
+    /// The chain of a plan it is in.
+    fn chain_of_plan(&self) -> Option<OurChain> {
+        self.here()?.0.ours
+    }
+
+    /// The rule at hand, if it is not one of the mesh's.
     fn foreign_rule(&self) -> Option<ChainRule> {
         let is_own = self.here().is_some_and(|(_, rule)| rule.is_own);
         self.rule_here().filter(|_| !is_own)
@@ -238,8 +243,7 @@ impl<'a> Walk<'a> {
     }
 
     fn decides(&mut self) {
-        let ours = self.here().and_then(|(chain, _)| chain.ours);
-        let only_carries_out = match ours {
+        let only_carries_out = match self.chain_of_plan() {
             Some(
                 OurChain::Redirect
                 | OurChain::InRedirect
@@ -306,8 +310,7 @@ impl<'a> Walk<'a> {
         }
         let to = SocketAddr::new(at, port);
         (self.destination, self.is_bound) = (Some(to), true);
-        let ours = self.here().and_then(|(chain, _)| chain.ours);
-        self.captured = Some(match listener(ours) {
+        self.captured = Some(match listener(self.chain_of_plan()) {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
             None => Fate::Redirected(port),
         });
@@ -334,9 +337,8 @@ impl<'a> Walk<'a> {
         if let Some((mask, value)) = mark {
             self.set_mark(self.mark.changed(mask, value));
         }
-        let ours = self.here().and_then(|(chain, _)| chain.ours);
         let port = port.or_else(|| self.port());
-        self.captured = Some(match (listener(ours), port) {
+        self.captured = Some(match (listener(self.chain_of_plan()), port) {
             (Some(listener), Some(port)) => Fate::Proxy { listener, port, rewritten: false },
             (None, Some(port)) => Fate::Redirected(port),
             (_, None) => Fate::Unknown,
