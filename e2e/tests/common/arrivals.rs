@@ -22,8 +22,8 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind, connect,
-    getpeername, getsockname, getsockopt, sendto, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getpeername, getsockopt,
+    sendto, setsockopt, socket, sockopt,
 };
 use redirect_core::{
     Family,
@@ -32,7 +32,7 @@ use redirect_core::{
 };
 
 use super::mesh::{any, loopback, other_address};
-use super::packets::{STRANGER, Seen};
+use super::packets::{STRANGER, Seen, open};
 
 /// For packets that nobody expects to arrive, counted from when all others have.
 pub const QUIET: Duration = Duration::from_millis(100);
@@ -125,7 +125,7 @@ impl Ground {
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let act = || -> Result<Shot> {
-            let (fd, packet) = open(packet)?;
+            let (fd, packet) = open(packet, bind_freely)?;
             let refused = Cell::new(push_off(&fd, &packet, number).err());
             Ok(Shot { packet, number, fd, refused })
         };
@@ -235,25 +235,11 @@ fn fix_neighbours(at: &Namespace, own: u8, other: u8, address: impl Fn(bool) -> 
     ))
 }
 
-/// A socket for a packet, and the packet with the socket's port.
-fn open(packet: &Packet) -> Result<(OwnedFd, Packet)> {
-    let family = if packet.family() == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let kind = if packet.protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
-    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
-    if packet.mark != 0 {
-        setsockopt(&fd, sockopt::Mark, &packet.mark).context("cannot set the mark")?;
-    }
-    let source = SocketAddr::new(packet.source.context("no source")?, 0);
-    // Also where a route of others is missing by which the kernel would know the address for its own. For IPv6 too: the kernel keeps one flag.
-    setsockopt(&fd, sockopt::IpFreebind, &true)?;
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(source))
-        .with_context(|| format!("cannot bind to {source}"))?;
-    let bound: SockaddrStorage = getsockname(fd.as_raw_fd())?;
-    let port = bound
-        .as_sockaddr_in()
-        .map(SockaddrIn::port)
-        .or_else(|| bound.as_sockaddr_in6().map(SockaddrIn6::port));
-    Ok((fd, Packet { source_port: port, ..packet.clone() }))
+/// Also where a route of others is missing by which the kernel would know the address for its own.
+fn bind_freely(fd: &OwnedFd, source: SocketAddr) -> Result<()> {
+    // For IPv6 too: the kernel keeps one flag.
+    setsockopt(fd, sockopt::IpFreebind, &true)?;
+    Ok(bind(fd.as_raw_fd(), &SockaddrStorage::from(source))?)
 }
 
 /// What the kernel says at once, such as that it has no route, is as good as an answer.

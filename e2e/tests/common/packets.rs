@@ -188,7 +188,7 @@ impl World {
             Sender::Outside => (&self.mesh.topology.client, (0, 0)),
             Sender::Local { uid, gid } => (self.pod(), (uid, gid)),
         };
-        let sent = |packet: &Packet| as_user(owner.0, owner.1, || open(packet));
+        let sent = |packet: &Packet| as_user(owner.0, owner.1, || open(packet, bind_in_time));
         let (fd, sent) = namespace.enter(|| sent(packet))??;
         let is_tcp = packet.protocol == Protocol::Tcp;
         let seen = match connected(&fd, packet.destination, is_tcp, patience) {
@@ -264,8 +264,8 @@ fn addressed(packet: &Packet) -> &'static str {
     }
 }
 
-/// A socket for a packet, and the packet with the socket's port.
-fn open(packet: &Packet) -> Result<(OwnedFd, Packet)> {
+/// A socket for a packet, and the packet with the socket's port. Its address is given to it by `bind`.
+pub fn open(packet: &Packet, bind: impl Fn(&OwnedFd, SocketAddr) -> Result<()>) -> Result<(OwnedFd, Packet)> {
     let family = if packet.family() == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let kind = if packet.protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
     let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
@@ -273,19 +273,23 @@ fn open(packet: &Packet) -> Result<(OwnedFd, Packet)> {
         setsockopt(&fd, sockopt::Mark, &packet.mark).context("cannot set the mark")?;
     }
     let source = SocketAddr::new(packet.source.context("no source")?, 0);
-    // The kernel takes a moment until an address that was just added can be used.
-    process::until("the address of the packet", process::SHORT, &[], || {
-        match bind(fd.as_raw_fd(), &SockaddrStorage::from(source)) {
-            Err(Errno::EADDRNOTAVAIL) => Ok(None),
-            bound => Ok(Some(bound.with_context(|| format!("cannot bind to {source}"))?)),
-        }
-    })?;
+    bind(&fd, source).with_context(|| format!("cannot bind to {source}"))?;
     let bound: SockaddrStorage = getsockname(fd.as_raw_fd())?;
     let port = bound
         .as_sockaddr_in()
         .map(SockaddrIn::port)
         .or_else(|| bound.as_sockaddr_in6().map(SockaddrIn6::port));
     Ok((fd, Packet { source_port: port, ..packet.clone() }))
+}
+
+/// The kernel takes a moment until an address that was just added can be used.
+fn bind_in_time(fd: &OwnedFd, source: SocketAddr) -> Result<()> {
+    process::until("the address of the packet", process::SHORT, &[], || {
+        match bind(fd.as_raw_fd(), &SockaddrStorage::from(source)) {
+            Err(Errno::EADDRNOTAVAIL) => Ok(None),
+            bound => Ok(Some(bound?)),
+        }
+    })
 }
 
 fn connected(fd: &OwnedFd, to: SocketAddr, is_tcp: bool, patience: Duration) -> nix::Result<()> {
