@@ -232,6 +232,12 @@ const TPROXY_V6: &str = "nft 'table inet theirs {
     chain in { type filter hook prerouting priority 10; iifname eth0 meta l4proto tcp tproxy ip6 to :3128 meta mark set 1 accept; } }'";
 const NO_OWN_ADDRESS: &str = "ip route del local 10.1.0.2 table local";
 
+const OWN_ADDRESS_ELSEWHERE: &str = "ip route del local 10.1.0.2 table local
+    ip route add local 10.1.0.2 dev lo table 300; ip rule add pref 5 lookup 300";
+const MARKED_FOR_LATER: &str = "nft 'table ip theirs {
+    chain out { type filter hook output priority -1; tcp dport 15001 ct mark set 0x539; }
+    chain in { type filter hook input priority -149; tcp dport 15001 meta mark != 0x539 drop; } }'";
+
 const CASES: &[Case] = &[
     // Marks from hook to hook.
     case("P1 nat and filter", &[Redirect, Tproxy, Legacy, LegacyTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443]),
@@ -330,6 +336,15 @@ const CASES: &[Case] = &[
          $ipt -A INPUT -m mark --mark 7 -j DROP",
         &[In],
     ),
+    // Calls to the inbound listener's own port reach it without TPROXY as well.
+    case(
+        "marked on lo, for the listener",
+        &[Tproxy, NativeTproxy, LegacyTproxy],
+        "nft 'table netdev f { chain c { type filter hook ingress device lo priority 0; tcp dport 15006 meta mark set 7; } }'",
+        NONE,
+    ),
+    // The first packet marks its connection and is lost, and the mark lets TCP's repetition in.
+    Case { untold: true, ..case("lost at first", &[Tproxy], MARKED_FOR_LATER, NONE) },
     // Routes.
     case(
         "P10 main before local",
@@ -340,6 +355,7 @@ const CASES: &[Case] = &[
     case("P10 no loopback", ALL, "ip route del local 127.0.0.1 dev lo table local; ip route del local 127.0.0.0/8 dev lo table local
          ip route add blackhole 127.0.0.0/8 table local", &[Out, Out443, ToSelf]),
     case("P10 no own address", &[Redirect, Native, Legacy], NO_OWN_ADDRESS, &[In, Out, Out443, ToSelf, AppToSelf]),
+    case("own address in another table", &[Redirect, Native, Legacy], OWN_ADDRESS_ELSEWHERE, NONE),
     // What TPROXY has marked is delivered by the mark's table.
     case("P10 no own address, TPROXY", &[Tproxy, NativeTproxy, LegacyTproxy], NO_OWN_ADDRESS, &[Out, Out443, ToSelf, AppToSelf]),
     case("P10 lo is down", ALL, "ip link set lo down", &[Out, Out443, Out6, ToSelf, AppToSelf]),

@@ -242,7 +242,15 @@ impl Judge<'_> {
 
     /// Whether packets do not come to the proxy. One with another mark, or in another zone, does.
     fn is_lost(&self, way: &Way) -> bool {
-        way.fate != self.wanted.fate
+        way.fate != self.wanted.fate && !self.is_for_the_listener(way)
+    }
+
+    /// Whether packets that nobody touches are for the listener's own port in this pod, so that they reach it all the same.
+    fn is_for_the_listener(&self, way: &Way) -> bool {
+        let Fate::Proxy { port, .. } = self.wanted.fate else { return false };
+        matches!(self.traffic.1, Traffic::Inbound | Traffic::ProxyToSelf)
+            && way.fate == Fate::Untouched
+            && way.packets.get(Field::Port).single() == Some(port.into())
     }
 
     /// What takes packets of a way from the proxy, and how; none where they reach it as planned, or where nobody but the mesh
@@ -251,7 +259,7 @@ impl Judge<'_> {
         let causes = &way.causes;
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
         // Nobody keeps from the proxy what is never sent.
-        if way.is_unsent {
+        if way.is_unsent || self.is_for_the_listener(way) {
             return None;
         }
         if way.fate == self.wanted.fate {

@@ -224,6 +224,7 @@ impl Packet {
             translated_to: self.connection.translated_to,
             own: None,
             asks_route: true,
+            repeats: None,
         }
     }
 }
@@ -403,6 +404,8 @@ pub enum Unknown {
     Tracking(String),
     /// Whether a policy rule or route, in words, is about it.
     Route(String),
+    /// What becomes of a lost packet when TCP repeats it.
+    Repeated,
     /// What comes after as many rules as are followed.
     Work,
 }
@@ -423,6 +426,9 @@ impl core::fmt::Display for Unknown {
                 write!(f, "whether connection tracking comes before {chain}, at its own priority")
             }
             Self::Route(rule) => write!(f, "whether this applies: {rule}"),
+            Self::Repeated => f.write_str(
+                "what happens when TCP repeats the lost packet: its connection keeps the mark that a rule has set",
+            ),
             Self::Work => f.write_str("what the rules say that come after as many as are followed"),
         }
     }

@@ -19,9 +19,7 @@ use core::cmp::Reverse;
 pub(super) struct Routes {
     pub(super) steps: Vec<RouteStep>,
     pub(super) loopback_is_up: bool,
-    /// The addresses with a local route.
-    pub(super) local: Set,
-    /// Those, and broadcast addresses: nobody outside has them.
+    /// The addresses with a local route, and broadcast addresses: no other host has them.
     pub(super) of_nobody_else: Set,
     /// Whether a mark may lead elsewhere than no mark.
     pub(super) looks_at_marks: bool,
@@ -84,7 +82,7 @@ pub(super) const LOOPBACK_IS_DOWN: usize = 0;
 pub(super) const NO_ROUTE: usize = 1;
 pub(super) const SOURCE_NOT_LOCAL: usize = 2;
 const WORDS: [&str; 3] =
-    ["the interface lo is down", "there is no route", "the source address has no local route (table local)"];
+    ["the interface lo is down", "there is no route", "the source address has no local route"];
 
 impl Routes {
     pub(super) fn of(tables: &RouteTables, family: Family) -> Self {
@@ -92,12 +90,7 @@ impl Routes {
         let mut routes = Self {
             steps: Vec::new(),
             loopback_is_up: tables.loopback_is_up,
-            local: delivered_here(tables, family, &[RouteKind::Local]),
-            of_nobody_else: delivered_here(
-                tables,
-                family,
-                &[RouteKind::Local, RouteKind::Broadcast, RouteKind::Anycast],
-            ),
+            of_nobody_else: delivered_here(tables, family),
             looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
             validates_sources: family == Family::V4
                 && (rules.iter().any(is_added) || has_local_of_others(tables)),
@@ -199,9 +192,12 @@ fn has_local_of_others(tables: &RouteTables) -> bool {
 }
 
 /// The addresses with routes of these kinds in the table of the namespace's own addresses.
-fn delivered_here(tables: &RouteTables, family: Family, kinds: &[RouteKind]) -> Set {
+fn delivered_here(tables: &RouteTables, family: Family) -> Set {
     let is_local = |route: &&Route| {
-        route.family == family && route.table == LOCAL_TABLE && kinds.contains(&route.kind) && !route.unknown
+        route.family == family
+            && route.table == LOCAL_TABLE
+            && matches!(route.kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast)
+            && !route.unknown
     };
     let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
     Set::of(ranges.collect())

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     interference::ruleset::{Direction, Statement},
-    rule::Hook,
+    rule::{Hook, Protocol},
 };
 use alloc::{collections::BTreeSet, string::ToString, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
@@ -41,6 +41,8 @@ pub(super) struct Given {
     pub(super) own: Option<IpAddr>,
     /// Whether it is asked if what the pod sends to others has a route; otherwise it is taken to have one.
     pub(super) asks_route: bool,
+    /// What the connection remembers of its first packet, if this one repeats it: nat has decided, and is not asked again.
+    pub(super) repeats: Option<Remembered>,
 }
 
 /// One way through the rules.
@@ -60,6 +62,16 @@ pub(super) struct Way {
     pub(super) zone: Option<u16>,
     /// The mark with which TPROXY's routing sees it; none where that is not known.
     pub(super) mark: Option<u32>,
+    /// What the connection remembers of a packet that is lost, if its repetition may fare otherwise.
+    remembered: Option<Remembered>,
+}
+
+/// What a connection remembers of its first packet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Remembered {
+    mark: u32,
+    /// Where nat sends it, and who has captured it by that.
+    translated: Option<(SocketAddr, Option<Fate>)>,
 }
 
 /// What on a way may be why it ends where it does.
@@ -99,6 +111,12 @@ pub(super) struct Ways {
     pub(super) unknown: BTreeSet<Unknown>,
 }
 
+impl Ways {
+    fn may_arrive(&self) -> bool {
+        self.ways.iter().any(|way| !matches!(way.fate, Fate::Dropped | Fate::Rejected))
+    }
+}
+
 /// How much work may be done: a rule met counts as one, and more where it is asked of many ranges.
 #[derive(Debug)]
 pub(super) struct Work {
@@ -115,6 +133,38 @@ impl Work {
 /// Every way that packets take. If they are asked for, the steps of one way are recorded: of the one on which no rule holds of which nobody
 /// knows whether it does.
 pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+    let mut found = first(rules, packets, given, work, records);
+    let repeated: Vec<Ways> = found
+        .ways
+        .iter()
+        .filter_map(|way| repeated(rules, way, given, work))
+        .filter(Ways::may_arrive)
+        .collect();
+    for ways in repeated {
+        found.ways.extend(ways.ways);
+        found.are_doubtful = true;
+        found.unknown.insert(Unknown::Repeated);
+    }
+    found
+}
+
+/// The ways of a lost packet when TCP repeats it, if they may differ. What a pod sends to itself is lost on its way in, when
+/// connection tracking has kept the connection on its way out, mark and all; rules that ask for that mark then treat the
+/// repetition otherwise.
+fn repeated(rules: &Rules, way: &Way, given: &Given, work: &mut Work) -> Option<Ways> {
+    let remembered = way.remembered?;
+    let packets = way.packets.clone().with(Field::ConnMark, Set::one(remembered.mark.into()));
+    let given = Given { repeats: Some(remembered), ..given.clone() };
+    let mut ways = first(rules, &packets, &given, work, false);
+    for way_again in &mut ways.ways {
+        // They are the packets that were lost, whatever the connection remembers.
+        way_again.packets.set(Field::ConnMark, way.packets.get(Field::ConnMark).clone());
+    }
+    Some(ways)
+}
+
+/// Every way that packets take, if they are sent once.
+fn first(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
     let mut found = Ways { are_all: true, ..Ways::default() };
     let mut known = BTreeSet::new();
     let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
@@ -344,6 +394,7 @@ impl<'a> Walk<'a> {
     }
 
     fn ended(self, fate: Fate) -> Way {
+        let remembered = self.remembered(fate);
         let mark = self.mark_routed.unwrap_or(self.mark).value(&self.packets);
         Way {
             packets: self.packets,
@@ -354,7 +405,22 @@ impl<'a> Walk<'a> {
             causes: self.causes,
             zone: self.zone,
             mark,
+            remembered,
         }
+    }
+
+    /// What connection tracking has kept of a lost connection, if rules have changed its mark.
+    fn remembered(&self, fate: Fate) -> Option<Remembered> {
+        let is_kept = self.has_been_sent() && self.tracking == Tracking::Seen;
+        let is_tcp = self.packets.get(Field::Protocol).single() == Some(Protocol::Tcp.number().into());
+        let is_marked = self.connection_mark != MarkNow::of(Field::ConnMark);
+        let is_lost = matches!(fate, Fate::Dropped | Fate::Rejected);
+        if !(is_lost && is_kept && is_tcp && is_marked) || self.given.repeats.is_some() {
+            return None;
+        }
+        let mark = self.connection_mark.value(&self.packets)?;
+        let translated = self.destination.map(|to| (to, self.captured));
+        Some(Remembered { mark, translated })
     }
 
     /// The other of two walks: for what the split asks, this one is left with no, that one with yes.

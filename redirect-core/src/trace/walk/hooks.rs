@@ -130,14 +130,16 @@ impl Walk<'_> {
         if self.has_been_sent() {
             return Ok(false);
         }
-        let first = Set::range(state::NEW, state::RELATED);
-        if self.ask(Field::State, &first)? {
+        let repeats = self.given.repeats;
+        if repeats.is_none() && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))? {
             return Ok(true);
         }
-        if let (Some(to), None) = (self.given.translated_to, self.destination)
+        let earlier = self.given.translated_to.map(|to| (to, None));
+        let translated = repeats.map_or(earlier, |first| first.translated);
+        if let (Some((to, captured)), None) = (translated, self.destination)
             && of_destination
         {
-            self.destination = Some(to);
+            (self.destination, self.captured) = (Some(to), captured.or(self.captured));
             self.changed(Change::Destination(to));
         }
         Ok(false)

@@ -64,17 +64,25 @@ impl<'a> Walk<'a> {
 
     /// Where a packet ends that goes over `lo`, if it does not get there: `lo` may be down; and without a local route to
     /// its source, nobody can answer it.
-    fn goes_to_itself(&mut self, routes: &Routes) -> Result<Option<Fate>, Split> {
+    fn goes_to_itself(&mut self, routes: &'a Routes) -> Result<Option<Fate>, Split> {
         if !routes.loopback_is_up {
             return Ok(Some(self.is_lost(LOOPBACK_IS_DOWN)));
         }
         // A datagram needs no answer, and IPv6 lets one from a loopback address out.
         let needs_answer = self.packets.family == Family::V4
             && self.ask(Field::Protocol, &Set::one(Protocol::Tcp.number().into()))?;
-        let is_local = Holds::of(&self.packets, Field::Source, &routes.local);
-        let arrives =
-            !needs_answer || self.is_source_translated || self.decide(is_local, || Unknown::Source)?;
-        Ok(if arrives { None } else { Some(self.is_lost(SOURCE_NOT_LOCAL)) })
+        if !needs_answer || self.is_source_translated {
+            return Ok(None);
+        }
+        let (answer_leads, _) = self.route(routes, Lookup::Source)?;
+        Ok(match answer_leads {
+            RouteEnd::Local => None,
+            RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(SOURCE_NOT_LOCAL)),
+            RouteEnd::Unknown | RouteEnd::Next(_) => {
+                self.causes.last = Some(Cause::Route(SOURCE_NOT_LOCAL));
+                Some(Fate::Unknown)
+            }
+        })
     }
 
     /// Where a packet of the pod goes that has another destination, or only another mark, than when it was routed first; where it
