@@ -13,6 +13,10 @@ pub struct Fingerprint {
     rest: u64,
 }
 
+/// How many bytes of policy rules are read. A namespace with more of them, or with more routes than are read, has no
+/// fingerprint.
+const MOST_READ: usize = 1 << 20;
+
 impl Fingerprint {
     /// The fingerprint of the calling thread's network namespace. Fingerprints taken with different keys cannot be compared; keys that nobody
     /// outside knows keep a container from making two states that look alike.
@@ -26,9 +30,11 @@ impl Fingerprint {
         }
         let generation = Connection::open().ok()?.generation().ok()?;
         let mut hasher = keys.build_hasher();
-        for FoundRouting { item, flaw, condemned, message: _ } in RouteSocket::open().ok()?.observe().ok()? {
+        let mut routes = RouteSocket::open(MOST_READ).ok()?;
+        for FoundRouting { item, flaw, condemned, message: _ } in routes.observe().ok()? {
             (item.to_string(), flaw, condemned).hash(&mut hasher);
         }
+        routes.tables().ok().filter(|tables| tables.complete)?.hash(&mut hasher);
         facts::addresses_and_interfaces().ok()?.hash(&mut hasher);
         Some(Self { generation, rest: hasher.finish() })
     }
@@ -63,6 +69,10 @@ mod tests {
             "ip link add other type veth peer name end; ip link set other up; ip addr add 192.0.2.8/32 dev other",
             "ip link set other name renamed; ip link set renamed up",
             "ip link set renamed down",
+            "ip rule add pref 50 iif lo prohibit",
+            "ip -6 rule add pref 50 uidrange 1000-1000 blackhole",
+            "ip route add blackhole 198.51.100.1/32",
+            "ip route del local 192.0.2.7 table local",
         ] {
             there.sh(change).unwrap();
             let after = take().expect("a fingerprint");

@@ -48,7 +48,7 @@ const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
-    let mut routes = RouteSocket::open()?;
+    let mut routes = RouteSocket::open(options.most_read())?;
     let links = routes.links()?;
     let Live { ruleset, addresses, interfaces, route_tables, .. } =
         Live::hooks(options, &mut routes, &links)?;
@@ -82,8 +82,7 @@ impl Live {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let mut routes = RouteSocket::open()?;
-        routes.limit(options.most_read());
+        let mut routes = RouteSocket::open(options.most_read())?;
         let links = routes.links()?;
         let mut live = Self::hooks(options, &mut routes, &links)?;
         live.routing = routes.observe()?;
@@ -119,7 +118,7 @@ impl Live {
 /// # Errors
 /// The kernel does not say.
 pub fn unexamined() -> Result<Vec<String>, ApplyError> {
-    let mut routes = RouteSocket::open()?;
+    let mut routes = RouteSocket::open(usize::MAX)?;
     let links = routes.links()?;
     Ok(routes.unexamined(&links)?)
 }

@@ -97,17 +97,13 @@ const LOOPBACK: u32 = 1;
 const CONDEMNED: u8 = 0x69;
 
 impl RouteSocket {
-    /// Opens one in the calling thread's network namespace.
+    /// Opens one in the calling thread's network namespace, which keeps at most `most_read` bytes of each answer: a container with
+    /// CAP_NET_ADMIN may add as many policy rules as it likes.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn open() -> Result<Self, RouteError> {
-        Ok(Self { socket: socket()?, most: usize::MAX })
-    }
-
-    /// Keeps at most this many bytes of each answer from now on: policy rules may come from somebody who wants to fill our memory.
-    pub const fn limit(&mut self, bytes: usize) {
-        self.most = bytes;
+    pub fn open(most_read: usize) -> Result<Self, RouteError> {
+        Ok(Self { socket: socket()?, most: most_read })
     }
 
     /// A new socket: what an answer left unread would come before every other answer.

@@ -25,7 +25,7 @@ fn after(batches: [&str; 2]) -> (RouteTables, String) {
             run("ip", &["-batch", "-"], batches[0]);
             run("ip", &["-6", "-batch", "-"], batches[1]);
             let told = [["-4", "rule"], ["-6", "rule"]].map(|words| run("ip", &words, "")).concat();
-            (RouteSocket::open().unwrap().tables().unwrap(), told)
+            (RouteSocket::open(usize::MAX).unwrap().tables().unwrap(), told)
         })
         .unwrap()
 }
@@ -85,7 +85,7 @@ route add local default dev lo table 133
         .enter(|| {
             run("ip", &["-batch", "-"], v4);
             run("ip", &["-6", "-batch", "-"], v6);
-            let tables = RouteSocket::open().unwrap().tables().unwrap();
+            let tables = RouteSocket::open(usize::MAX).unwrap().tables().unwrap();
             for (family, flag) in [(Family::V4, "-4"), (Family::V6, "-6")] {
                 let told = run("ip", &[flag, "route", "show", "table", "all"], "");
                 let wanted: BTreeSet<String> = told.lines().map(words_of_route).collect();
@@ -157,7 +157,7 @@ fn more_routes_than_are_read_are_said_to_be_more() {
     pod()
         .enter(|| {
             run("ip", &["-batch", "-"], &many);
-            let mut socket = RouteSocket::open().unwrap();
+            let mut socket = RouteSocket::open(usize::MAX).unwrap();
             let tables = socket.tables().unwrap();
             assert!(!tables.complete && tables.routes.len() > 5_000 && tables.routes.len() < 40_000);
             // The other family is read, and what is asked next is answered.
@@ -204,7 +204,7 @@ fn a_look_has_the_routing_the_addresses_and_the_order_of_hooks() {
         .enter(|| {
             run("nft", &["-f", "-"], "table ip t { chain a { type filter hook input priority 0; }; chain b { type filter hook input priority 0; }; }");
             let live = Live::now(&ApplyOptions::default()).unwrap();
-            assert_eq!(live.route_tables, RouteSocket::open().unwrap().tables().unwrap());
+            assert_eq!(live.route_tables, RouteSocket::open(usize::MAX).unwrap().tables().unwrap());
             assert!(live.addresses.len() > 2 && live.interfaces.contains(&"eth0".to_owned()), "{live:?}");
             let chains = &live.ruleset.tables.values().next().unwrap().chains;
             assert_eq!(chains.values().map(|chain| chain.handle).collect::<Vec<_>>(), [1, 2]);

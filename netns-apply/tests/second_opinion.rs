@@ -123,7 +123,7 @@ fn others_that_change_routing_all_the_time_interrupt_no_look() {
                 .unwrap();
         });
         let looks = namespace.enter(|| {
-            let mut socket = netns_apply::routes::RouteSocket::open().unwrap();
+            let mut socket = netns_apply::routes::RouteSocket::open(usize::MAX).unwrap();
             (0..2_000).map(|_| socket.observe().unwrap().len()).collect::<Vec<_>>()
         });
         done.store(true, Ordering::Relaxed);

@@ -15,7 +15,7 @@ pub const MAIN_TABLE: u32 = 254;
 pub const DEFAULT_TABLE: u32 = 253;
 
 /// Policy rules and routes of both families.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct RouteTables {
     /// Its policy rules, each family's in the order in which the kernel asks them.
     pub rules: Vec<PolicyRule>,
@@ -29,7 +29,7 @@ pub struct RouteTables {
 }
 
 /// A policy rule. A packet that meets all its conditions (or, with `not`, fails one) meets its action.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PolicyRule {
     /// Its family.
     pub family: Family,
@@ -88,7 +88,7 @@ impl PolicyRule {
 }
 
 /// What a policy rule does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RuleAction {
     /// It looks for a route in this table; if there is none for the packet, the next rule is asked.
@@ -108,7 +108,7 @@ pub enum RuleAction {
 }
 
 /// A route.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Route {
     /// Its family.
     pub family: Family,

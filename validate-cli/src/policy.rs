@@ -12,8 +12,9 @@ use redirect_core::{Family, routing};
 pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family>) -> Vec<Check> {
     let plan = request.redirect.plan();
     let Some(routes) = plan.policy_routes() else { return Vec::new() };
-    let found =
-        RouteSocket::open().and_then(|mut socket| socket.observe()).map_err(|error| error.to_string());
+    let found = RouteSocket::open(usize::MAX)
+        .and_then(|mut socket| socket.observe())
+        .map_err(|error| error.to_string());
     let check = |family| {
         let missing = found.as_ref().map(|found| {
             routing::missing(&plan, found).into_iter().find(|item| item.family() == Some(family))

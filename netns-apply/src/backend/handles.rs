@@ -33,8 +33,7 @@ impl<'a> Handles<'a> {
         };
         let by_programs = matches!(options.backend, BackendChoice::Restore(_));
         let nft_in_transaction = netlink.is_some() && !by_programs;
-        let (programs, mut routes) = (&options.programs, RouteSocket::open()?);
-        routes.limit(most_read);
+        let (programs, routes) = (&options.programs, RouteSocket::open(most_read)?);
         Ok(Self { programs, most_read, routes, netlink, nft_in_transaction })
     }
 }
