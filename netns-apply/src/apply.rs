@@ -14,7 +14,7 @@ use crate::{
     exec::Programs,
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
-    observe::{self, Seen, Unreadable},
+    observe::Seen,
     pause::{deadline, grace},
 };
 use redirect_core::{
@@ -43,7 +43,8 @@ pub struct ApplyOptions {
     /// How long to wait for somebody else who is changing the same namespace, or the same rules.
     pub patience: Duration,
     /// How many bytes of rules one look reads at most, whoever made them; `None` for all of them. If there are more, the run or the
-    /// look fails with [`NetlinkError::TooMuch`] or [`ExecError::TooMuch`](crate::ExecError::TooMuch). The same limit holds for routing.
+    /// look fails with [`NetlinkError::TooMuch`], [`LegacyError::TooMuch`](crate::LegacyError::TooMuch) or
+    /// [`ExecError::TooMuch`](crate::ExecError::TooMuch). The same limit holds for routing.
     pub most_read: Option<usize>,
     /// TPROXY routing that counts as the mesh's even though no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
@@ -239,10 +240,6 @@ impl<'a> Run<'a> {
                 return Err(asleep.into());
             }
         }
-        let unreadable = &seen.unreadable;
-        if !unreadable.is_empty() && observe::judge_unreadable(unreadable) == Unreadable::MadeHere {
-            return Err(ApplyError::UnreadableTables(words(unreadable)));
-        }
         Ok(())
     }
 
@@ -264,13 +261,6 @@ impl<'a> Run<'a> {
             let name = other.name();
             warnings.push(format!(
                 "another program has iptables-{name} rules in this network namespace; the kernel obeys both variants"
-            ));
-        }
-        let unreadable = &seen.unreadable;
-        if !unreadable.is_empty() && observe::judge_unreadable(unreadable) == Unreadable::Unknown {
-            let tables = words(unreadable);
-            warnings.push(format!(
-                "this network namespace has legacy tables ({tables}) and no iptables-legacy-save is installed here; rules in them are not seen"
             ));
         }
         warnings
@@ -364,10 +354,6 @@ fn only_adds(steps: &[Step]) -> bool {
     let transactions = steps.iter().filter(|step| matches!(step, Step::Transaction(_))).count();
     let additions = steps.iter().filter(|step| matches!(step, Step::AddRouting(_))).count();
     transactions <= 1 && transactions + additions == steps.len()
-}
-
-fn words(tables: &[(redirect_core::Family, String)]) -> String {
-    tables.iter().map(|(family, table)| format!("{family} {table}")).collect::<Vec<_>>().join(", ")
 }
 
 impl RunError {

@@ -1,6 +1,8 @@
 //! Why a plan could not be put in force, or looked at.
 
-use crate::{exec::ExecError, lock::LockError, netlink::NetlinkError, routes::RouteError};
+use crate::{
+    exec::ExecError, legacy::LegacyError, lock::LockError, netlink::NetlinkError, routes::RouteError,
+};
 use redirect_core::{Family, options::Variant};
 use std::fmt;
 
@@ -89,11 +91,9 @@ pub enum ApplyError {
         /// What is wrong with the other.
         legacy: Box<ExecError>,
     },
-    /// Legacy tables that somebody has used here cannot be read: rules of the mesh may be in them.
-    #[error(
-        "this network namespace has legacy tables ({0}) and no iptables-legacy-save is installed here, so rules of the mesh may be in force that cannot be seen; install it (Debian: apt-get install iptables)"
-    )]
-    UnreadableTables(String),
+    /// Tables of legacy iptables could not be read.
+    #[error(transparent)]
+    Legacy(#[from] LegacyError),
     /// The rules would not be accepted.
     #[error("{family}: iptables-{variant} does not accept the plan: {cause}{hint}", variant = .variant.name())]
     Rejected {

@@ -2,19 +2,14 @@
 //! the pod's traffic looks like.
 
 use crate::{
-    ApplyError, ApplyOptions,
-    backend::restore,
-    exec::Programs,
-    facts,
+    ApplyError, ApplyOptions, facts, legacy,
     netlink::{Connection, NetlinkError},
-    observe::legacy_tables,
     pause::{deadline, pause},
     routes::{Links, RouteSocket},
 };
 use redirect_core::{
     Family, RulePlan,
     interference::{self, Effect, Finding, Pod, ruleset::Ruleset},
-    options::Variant,
     route_tables::RouteTables,
     routing::FoundRouting,
     trace::Rules,
@@ -23,9 +18,6 @@ use std::{net::IpAddr, time::Duration};
 
 /// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
 /// the rules are in force; [`verify`](crate::verify()) checks that first.
-///
-/// Legacy tables that nothing installed here can list are passed over; see
-/// [`unreadable_tables`](crate::unreadable_tables).
 ///
 /// # Errors
 /// The namespace cannot be inspected.
@@ -76,9 +68,6 @@ pub struct Live {
 impl Live {
     /// Looks at the calling thread's network namespace.
     ///
-    /// Legacy tables that nothing installed here can list are passed over; see
-    /// [`unreadable_tables`](crate::unreadable_tables).
-    ///
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
@@ -102,7 +91,7 @@ impl Live {
     fn hooks(options: &ApplyOptions, routes: &mut RouteSocket, links: &Links) -> Result<Self, ApplyError> {
         let mut ruleset = nf_tables(options)?;
         for family in Family::BOTH {
-            legacy(&options.programs, family, options.most_read(), &mut ruleset)?;
+            legacy::add_to(&mut ruleset, family, options.most_read())?;
         }
         // Inspecting a namespace is no use if its addresses cannot be read: without them no traffic can be judged.
         let (addresses, interfaces) =
@@ -135,18 +124,4 @@ fn nf_tables(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
         Err(NetlinkError::NotPermitted) => Err(ApplyError::NotPermitted),
         ruleset => Ok(ruleset?),
     }
-}
-
-fn legacy(
-    programs: &Programs,
-    family: Family,
-    most_read: usize,
-    ruleset: &mut Ruleset,
-) -> Result<(), ApplyError> {
-    if legacy_tables(family).is_empty() || restore::find(programs, Variant::Legacy, family, "save").is_err() {
-        return Ok(());
-    }
-    let (program, text) = restore::saved(programs, Variant::Legacy, family, &["--counters"], most_read)?;
-    let program = program.display().to_string();
-    interference::add_saved(ruleset, family, &text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }

@@ -23,6 +23,8 @@ mod fingerprint;
 #[cfg(feature = "write")]
 mod foreign;
 #[cfg(feature = "write")]
+mod legacy;
+#[cfg(feature = "write")]
 mod lock;
 #[cfg(feature = "write")]
 pub mod netlink;
@@ -54,13 +56,15 @@ pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
 pub use foreign::{Live, interference, unexamined};
 #[cfg(feature = "write")]
+pub use legacy::LegacyError;
+#[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
 pub use observe::observe;
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, Snapshot, unreadable_tables, verify};
+pub use verify::{Mismatch, Snapshot, verify};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

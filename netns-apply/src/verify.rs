@@ -3,13 +3,12 @@
 use crate::{
     ApplyError, ApplyOptions,
     backend::{self, Backend, Handles},
-    exec::Programs,
     foreign::interference,
-    observe::{self, Seen},
+    observe::Seen,
     pause::deadline,
 };
 use redirect_core::{
-    Family, RulePlan,
+    RulePlan,
     differences::Differences,
     interference::Finding,
     options::Variant,
@@ -125,19 +124,4 @@ impl<'a> Snapshot<'a> {
 /// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
     Snapshot::take(options)?.compare(plan, options)
-}
-
-/// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for them
-/// is installed here. If there are any, they may hold rules that [`verify`] misses.
-#[must_use]
-pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
-    // If the program cannot even be looked for, none of them can be read.
-    let all = |_| {
-        Family::BOTH
-            .into_iter()
-            .flat_map(|family| observe::legacy_tables(family).into_iter().map(move |table| (family, table)))
-            .collect()
-    };
-    let tables = observe::unreadable(programs).unwrap_or_else(all).into_iter();
-    tables.map(|(family, table)| format!("{family} {table}")).collect()
 }

@@ -177,9 +177,6 @@ causes! {
     NodeTainted: "node-tainted", Warning,
         "the node has the mesh's taint: pods that do not tolerate it are not put there",
         "it goes when pods that start here are verified to be redirected: see whether the node agent is ready; docs/taint.md says who removes it";
-    HiddenTables: "hidden-tables", Warning,
-        "there are legacy tables that no program on this machine can list: rules may be in them that are not seen here",
-        "install iptables-legacy-save (package iptables) where this runs";
     NotSetUp: "not-set-up", Error,
         "the runtime cannot set up the pod's network, and tries again and again: the pod does not start",
         "the message names the plugin that failed; where it is istio-cni, redirectctl why cni-CODE explains its code";

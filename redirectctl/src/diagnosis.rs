@@ -78,9 +78,6 @@ fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
     if !seen.addresses.iter().any(is_reachable) {
         all.push(Finding::new(Cause::NoAddress, format!("it has {}", list(&seen.addresses))));
     }
-    if !seen.hidden.is_empty() {
-        all.push(Finding::new(Cause::HiddenTables, list(&seen.hidden)));
-    }
     if !seen.unexamined.is_empty() {
         all.push(Finding { cause: Cause::Unexamined, seen: seen.unexamined.clone() });
     }

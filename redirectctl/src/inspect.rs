@@ -8,7 +8,7 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsError};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unexamined, unreadable_tables};
+use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unexamined};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
@@ -33,8 +33,6 @@ pub struct Inspection {
     pub in_force: Vec<InForce>,
     /// Who listens.
     pub listeners: BTreeSet<Listener>,
-    /// Legacy tables that nothing here can list.
-    pub hidden: Vec<String>,
     /// What sees its packets besides rules and is not examined.
     pub unexamined: Vec<String>,
     /// How it compares with a plan, where there was one: what differs, if anything.
@@ -96,7 +94,6 @@ pub fn inspect<T: Send>(
         let observed = snapshot.observation();
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
-        let hidden = unreadable_tables(&options.programs);
         let unexamined = unexamined().map_err(|error| kernel(&error))?;
         let in_force = in_force(observed);
         // Where there is nothing, nothing is to be compared: every rule would be told as missing.
@@ -109,7 +106,7 @@ pub fn inspect<T: Send>(
         };
         let listeners = listeners().map_err(|error| kernel(&error))?;
         let inspection =
-            Inspection { addresses, in_force, listeners, hidden, unexamined, mismatch, lacking, foreign };
+            Inspection { addresses, in_force, listeners, unexamined, mismatch, lacking, foreign };
         Ok((inspection, more))
     })?
 }

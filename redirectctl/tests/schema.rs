@@ -99,7 +99,6 @@ fn reports() -> Vec<Value> {
             Listener { is_udp: false, port: 1, user: 1337 },
         ]
         .into(),
-        hidden: Vec::new(),
         unexamined: vec!["the XDP program 7 of eth0".into()],
         mismatch: None,
         lacking: Vec::new(),

@@ -7,9 +7,7 @@ use cni_core::conf::Conf;
 use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{
-    ApplyError, ApplyOptions, Fingerprint, Mismatch, cleanup_preview, unreadable_tables, verify,
-};
+use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, cleanup_preview, verify};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
@@ -185,13 +183,6 @@ pub fn compare_here(candidate: &Candidate, rules: &Rules, is_foreign: bool) -> R
 fn judge(mismatch: &Mismatch, options: &ApplyOptions) -> Result<Comparison, Trouble> {
     if matches!(mismatch, Mismatch::Interference(_)) {
         return Ok(Comparison::Interference(mismatch.to_string()));
-    }
-    let hidden = unreadable_tables(&options.programs);
-    if !hidden.is_empty() {
-        let hidden = hidden.join(", ");
-        return Err(Trouble::Failed(format!(
-            "{mismatch}; but there are legacy tables ({hidden}), and no iptables-legacy-save here to read them"
-        )));
     }
     let is_bare = cleanup_preview(options).is_ok_and(|ours| ours.is_empty());
     let text = mismatch.to_string();

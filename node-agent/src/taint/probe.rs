@@ -86,7 +86,7 @@ fn redirect(rules: &Rules, there: &[IpAddr]) -> Result<(), ProbeError> {
 
 /// Helper programs that are missing here may be there on the node, where the plugin runs.
 fn of_apply(error: &ApplyError) -> ProbeError {
-    if matches!(error, ApplyError::NoIptables { .. } | ApplyError::UnreadableTables(_)) {
+    if matches!(error, ApplyError::NoIptables { .. }) {
         return ProbeError::Impossible(format!(
             "the node's iptables is needed for it, which the agent's container does not see: {error}"
         ));

@@ -17,7 +17,7 @@ pub use opening::{Captures, Opener, Opening, is_own, proxy_users};
 pub use save::add_saved;
 #[cfg(test)]
 pub(crate) use save::saved_rule;
-pub(crate) use save::{marked, owned_by, target_named};
+pub(crate) use save::{chain_priority, marked, owned_by, target_named};
 
 use crate::{
     plan::RulePlan,

@@ -65,7 +65,7 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
     let drops = words.next() == Some("DROP");
     let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name);
     let base = hook.and_then(|hook| {
-        let priority = priority(&table.name, hook)?;
+        let priority = chain_priority(&table.name, hook)?;
         let reroutes = table.name == "mangle" && hook == Hook::Output;
         Some(Base { hook, priority, is_nat: table.name == "nat", drops, reroutes })
     });
@@ -74,7 +74,7 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
 }
 
 /// The priority of a built-in chain (`enum nf_ip_hook_priorities`).
-fn priority(table: &str, hook: Hook) -> Option<i32> {
+pub(crate) fn chain_priority(table: &str, hook: Hook) -> Option<i32> {
     match (Table::named(table), table) {
         (Some(table), _) => Some(table.priority(hook)),
         (None, "filter") => Some(0),

@@ -148,7 +148,7 @@ pub(super) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
 }
 
 /// What a rule does, if it does anything; `None` where plans do not do that.
-fn done(statements: &[Statement]) -> Option<Option<Target>> {
+pub(super) fn done(statements: &[Statement]) -> Option<Option<Target>> {
     Some(Some(match statements {
         [] => return Some(None),
         [Statement::Accept] => Target::Accept,

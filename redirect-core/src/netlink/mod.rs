@@ -33,6 +33,7 @@ mod seen;
 pub(crate) mod sets;
 mod wire;
 mod xt;
+mod xtables;
 
 #[cfg(test)]
 pub(crate) mod recorded;
@@ -51,3 +52,4 @@ pub use part::{Part, Place, extensions};
 pub(crate) use reading::sets::Sets;
 pub use wire::{Answer, Message, Messages};
 pub use xt::Extension;
+pub use xtables::{LegacyChains, LegacyTable, MalformedTable};

@@ -22,6 +22,7 @@ use alloc::{
     string::String,
     vec::Vec,
 };
+pub(super) use comparisons::{address, interface, prefix_of, protocol};
 use comparisons::{compared, ranged};
 pub(super) use extensions::{extension_match, extension_target};
 

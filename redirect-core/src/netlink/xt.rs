@@ -117,7 +117,7 @@ const CONNTRACK_STATE: u16 = 1;
 /// `XT_CONNTRACK_DIRECTION`: the original direction; inverted, the other.
 pub(super) const CONNTRACK_DIRECTION: u16 = 1 << 12;
 /// `XT_TCP_INV_FLAGS`.
-const TCP_INVERTED_FLAGS: u8 = 8;
+const TCP_INVERTED_FLAGS: u8 = 4;
 /// Modes of CONNMARK.
 pub(super) const SET_MARK: u8 = 0;
 pub(super) const SAVE_MARK: u8 = 1;
@@ -486,7 +486,7 @@ mod tests {
         let flags = |not| Match::TcpFlags(Is { value: TcpFlags::OPENING, not });
         let port = Match::DestinationPort(Is::not_equals(range));
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
-        tcp[11] |= 8;
+        tcp[11] |= 4;
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
         tcp[8] = 1;
         assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");

@@ -191,7 +191,7 @@ fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
     })
 }
 
-fn protocol(number: u8, not: bool) -> Condition {
+pub(in super::super) fn protocol(number: u8, not: bool) -> Condition {
     let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|known| known.number() == number);
     match known {
         Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
@@ -200,7 +200,7 @@ fn protocol(number: u8, not: bool) -> Condition {
 }
 
 /// A name with a NUL behind it is a whole one, without it the beginning of names.
-fn interface(value: &[u8]) -> Option<InterfaceName> {
+pub(in super::super) fn interface(value: &[u8]) -> Option<InterfaceName> {
     let end = value.iter().position(|byte| *byte == 0);
     let name = core::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
     let whole =
@@ -218,7 +218,7 @@ fn interface(value: &[u8]) -> Option<InterfaceName> {
 
 /// What the first bytes of a header's field were compared with: of an address as many as its prefix has, or the transport protocol. Where the field
 /// begins says which it is, once the family is known: where IPv6 has the source, IPv4 has the time to live.
-fn address(
+pub(in super::super) fn address(
     (offset, family): (u32, Option<Family>),
     not: bool,
     value: &[u8],
@@ -249,7 +249,7 @@ fn address(
 }
 
 /// The prefix length of a mask whose set bits come first.
-fn prefix_of(mask: &[u8]) -> Option<u8> {
+pub(in super::super) fn prefix_of(mask: &[u8]) -> Option<u8> {
     let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
     let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
     let leading = bits.by_ref().take_while(|bit| *bit == 1).count();

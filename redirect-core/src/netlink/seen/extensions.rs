@@ -30,7 +30,6 @@ const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
 /// The conditions an xt match stands for.
 pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
     match (name, revision) {
-        ("comment", _) => Some(Vec::new()),
         ("conntrack", 1..=3) => {
             let (flags, inverted) = (xt::read_u16(info, 146)?, xt::read_u16(info, 148)?);
             let states = if revision == 1 { u16::from(*info.get(150)?) } else { xt::read_u16(info, 150)? };
@@ -67,6 +66,7 @@ pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) 
             Some([Condition::SourcePorts(is)].into())
         }
         ("owner", 1) => owner(info),
+        ("comment", _) => Some(Vec::new()),
         ("addrtype", 0 | 1) => address_type(revision, info),
         _ => {
             let conditions = xt::decode_match(name, revision, info)?;

@@ -1,0 +1,135 @@
+//! Tables of legacy iptables in the calling thread's network namespace, read without a helper program.
+
+use crate::{
+    ApplyError,
+    backend::restore,
+    exec::{ExecError, Programs},
+};
+use redirect_core::{
+    Family,
+    interference::ruleset::Ruleset,
+    netlink::{LegacyChains, LegacyTable, MalformedTable},
+    options::Variant,
+    rule::Table,
+    state::RuleState,
+};
+use std::{fs, io};
+
+/// Why a table of legacy iptables could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LegacyError {
+    /// The kernel refuses.
+    #[error("cannot read table {table} of legacy iptables ({family}): {cause}")]
+    Refused {
+        /// Its family.
+        family: Family,
+        /// Its name.
+        table: String,
+        /// Why.
+        cause: io::Error,
+    },
+    /// It holds more than a run may read.
+    #[error("table {table} of legacy iptables ({family}) takes more than {most} bytes")]
+    TooMuch {
+        /// Its family.
+        family: Family,
+        /// Its name.
+        table: String,
+        /// How many bytes may be read.
+        most: usize,
+    },
+    /// Its entries are not as the kernel lays them out.
+    #[error(transparent)]
+    Malformed(#[from] MalformedTable),
+}
+
+/// Adds the tables of a family to a ruleset.
+pub(crate) fn add_to(ruleset: &mut Ruleset, family: Family, most_read: usize) -> Result<(), ApplyError> {
+    for name in names(family) {
+        if let Some(chains) = read(family, &name, most_read)? {
+            chains.add_to(ruleset, family, &name);
+        }
+    }
+    Ok(())
+}
+
+/// The rules of a family in tables that plans use. Those that no plan can have are as iptables-legacy-save prints them, where that is
+/// installed: a run may have to remove them.
+pub(crate) fn state(programs: &Programs, family: Family, most_read: usize) -> Result<RuleState, ApplyError> {
+    let (mut state, mut used, mut are_understood) = (RuleState::new(), Vec::new(), true);
+    for name in names(family) {
+        if Table::named(&name).is_none() {
+            continue;
+        }
+        if let Some(chains) = read(family, &name, most_read)? {
+            chains.add_to_state(&mut state, &name);
+            are_understood &= chains.are_understood();
+            used.push(name);
+        }
+    }
+    if are_understood {
+        return Ok(state);
+    }
+    let used = used.iter().map(String::as_str);
+    match restore::save_tables(programs, Variant::Legacy, family, used, most_read) {
+        Err(ApplyError::Exec(ExecError::Missing { .. })) => Ok(state),
+        saved => saved,
+    }
+}
+
+/// Whether any table lets anything but everything pass. An empty table is none: looking at one with iptables-legacy leaves it
+/// behind.
+pub(crate) fn is_in_use(most_read: usize) -> Result<bool, ApplyError> {
+    for family in Family::BOTH {
+        for name in names(family) {
+            if read(family, &name, most_read)?.is_some() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// A table; none if it is empty, or is gone by now.
+fn read(family: Family, name: &str, most: usize) -> Result<Option<LegacyChains>, ApplyError> {
+    let of = match family {
+        Family::V4 => xtables_read::Family::V4,
+        Family::V6 => xtables_read::Family::V6,
+    };
+    let table = match xtables_read::table(of, name, most) {
+        Ok(table) => table,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(refused(family, name, most, cause)),
+    };
+    let chains = LegacyTable {
+        family,
+        name,
+        valid_hooks: table.valid_hooks,
+        begins: table.begins,
+        policies: table.policies,
+        entries: &table.entries,
+    };
+    let chains = chains.chains().map_err(LegacyError::from)?;
+    Ok(Some(chains).filter(|chains| !chains.is_empty()))
+}
+
+fn refused(family: Family, name: &str, most: usize, cause: io::Error) -> ApplyError {
+    let table = name.to_owned();
+    if cause.kind() == io::ErrorKind::PermissionDenied {
+        ApplyError::NotPermitted
+    } else if cause.kind() == io::ErrorKind::ArgumentListTooLong {
+        LegacyError::TooMuch { family, table, most }.into()
+    } else {
+        LegacyError::Refused { family, table, cause }.into()
+    }
+}
+
+/// The tables that this namespace has (`ip_tables_names`). Reading this creates none; asking for another one would.
+fn names(family: Family) -> Vec<String> {
+    let file = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    fs::read_to_string(file).map(|text| text.lines().map(str::to_owned).collect()).unwrap_or_default()
+}
