@@ -9,7 +9,7 @@ const DOCUMENTS: [(&str, usize); 4] =
 
 #[test]
 fn every_test_that_a_document_names_exists() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for (document, claims) in DOCUMENTS {
         let text = fs::read_to_string(root.join(document)).expect(document);
         let named = named_tests(&text);

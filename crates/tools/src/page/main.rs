@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         fs::remove_dir_all(folder)?;
     }
     fs::create_dir_all(folder)?;
-    copied(&project.join("web/static"), folder)?;
+    copied(&project.join("crates/web/static"), folder)?;
     let mut bindgen = Bindgen::new();
     bindgen.input_path(program).web(true)?.typescript(false).omit_default_module_path(false);
     bindgen.remove_name_section(true).remove_producers_section(true);

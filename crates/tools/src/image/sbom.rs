@@ -245,7 +245,7 @@ fn output(command: &mut Command) -> Result<String> {
 }
 
 fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ const FORBIDDEN: &str = "acct add_key adjtimex bpf chroot clock_adjtime clock_se
     umount2 uselib userfaultfd ustat vhangup vm86 vm86old vmsplice";
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/seccomp")
 }
 
 fn written(what: &str) -> String {
@@ -76,6 +76,6 @@ fn the_page_tells_how_many_calls_are_let_through() {
     let rules = profile["syscalls"].as_array().expect("rules");
     let allowing = rules.iter().filter(|rule| rule["action"] == "SCMP_ACT_ALLOW");
     let calls: BTreeSet<&str> = allowing.flat_map(names).collect();
-    let page = include_str!("../../docs/privileges.md");
+    let page = include_str!("../../../docs/privileges.md");
     assert!(page.contains(&format!("is the agent's own: {} calls", calls.len())), "{} calls", calls.len());
 }

@@ -11,7 +11,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn run(folder: &Path, program: &str, args: &[&str]) -> Output {

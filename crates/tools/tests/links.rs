@@ -28,7 +28,7 @@ fn every_link_leads_somewhere() {
 
 /// The Markdown files that belong to the project: those that git has, or would take.
 fn documents() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the project's folder");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project's folder");
     let arguments =
         ["-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
     let output = Command::new("git").args(arguments).current_dir(&root).output().expect("git");
@@ -108,7 +108,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn links_that_lead_nowhere_are_found() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let fault = |link: &str| fault(&here, link, &mut BTreeMap::new());
     assert_eq!(fault("docs/agent.md#metrics"), None);
     assert_eq!(fault("docs/agent.md#no-such-heading"), Some("there is no such heading"));

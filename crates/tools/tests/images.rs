@@ -94,7 +94,7 @@ fn folders_may_have_spaces_in_their_names() {
     fs::set_permissions(&cargo, Permissions::from_mode(0o755)).expect("it has a mode");
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").expect("a path"));
     let images = folder.path().join("the images");
-    let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/build-images.sh"))
+    let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/build-images.sh"))
         .arg(&images)
         .envs([("PATH", path.as_str()), ("ARCHITECTURES", "amd64")])
         .env("PROGRAMS_AMD64", &built)
@@ -280,7 +280,7 @@ fn check_list_of_parts(file: &Path, image: &str, files: &BTreeMap<PathBuf, (u32,
 
 /// The size of an image for amd64 in MiB, as docs/images.md has it.
 fn recorded_size(image: &str) -> f64 {
-    let page = include_str!("../../docs/images.md");
+    let page = include_str!("../../../docs/images.md");
     let row =
         page.lines().find_map(|line| line.strip_prefix(&format!("| `{image}` | "))?.strip_suffix(" MiB |"));
     row.expect("a size").parse().expect("a number")
@@ -291,7 +291,7 @@ fn recorded_size(image: &str) -> f64 {
 fn shipped_archives_are_as_the_specification_has_it_and_as_large_as_recorded() {
     let folder = std::env::var_os("IMAGES").expect("IMAGES names the folder of the archives");
     // Relative to the workspace, where make runs, and not to this package, where cargo runs tests.
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
     for image in NAMES {
         let layout = Layout(files(&fs::read(folder.join(format!("{image}.tar"))).expect("an archive")));
         layout.check_platforms();

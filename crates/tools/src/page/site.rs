@@ -43,7 +43,7 @@ fn complete(project: &Path) -> Result<()> {
     let missing = contents::without_a_place(project)?;
     ensure!(
         missing.is_empty(),
-        "no place in the contents of the page (tools/src/page/contents.rs): {}",
+        "no place in the contents of the page (crates/tools/src/page/contents.rs): {}",
         missing.join(", ")
     );
     Ok(())

@@ -5,7 +5,7 @@ use std::{env, fs, path::Path};
 
 #[test]
 fn the_reference_says_what_the_code_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cni-plugin.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cni-plugin.md");
     let mut text = fs::read_to_string(&path).expect("docs/cni-plugin.md");
     let begin = "<!-- keys -->\n";
     let start = text.find(begin).expect("a place for the table") + begin.len();
