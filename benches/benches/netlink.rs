@@ -9,7 +9,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use redirect_core::{
     Family, RulePlan,
     change::Change,
-    netlink::{Batch, Messages, NativeForm, NativeState, Observed},
+    netlink::{Batch, Messages, NativeState, Observed},
+    options::NativeForm,
     state::RuleState,
 };
 use std::hint::black_box;

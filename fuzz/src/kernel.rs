@@ -3,7 +3,8 @@
 use redirect_core::{
     Family, RulePlan,
     change::Change,
-    netlink::{Batch, Messages, NativeForm, NativeState, Observed},
+    netlink::{Batch, Messages, NativeState, Observed},
+    options::NativeForm,
     state::RuleState,
 };
 

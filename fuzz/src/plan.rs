@@ -1,17 +1,7 @@
 //! What must be true of every plan, whatever text it was made of: each renderer writes its rules, all of them and nothing else.
 
 use crate::{kernel, text};
-use redirect_core::{
-    Family, Redirect, RulePlan,
-    change::{Change, RuleDifference},
-    json,
-    netlink::NativeForm,
-    parse::{entry, rule_state},
-    plan::FamilyRules,
-    render,
-    rule::{Table, Target},
-    state::{Entry, RuleState},
-};
+use redirect_core::{Family, Redirect, RulePlan, change::{Change, RuleDifference}, json, options::NativeForm, parse::{entry, rule_state}, plan::FamilyRules, render, rule::{Table, Target}, state::{Entry, RuleState}};
 use redirectctl::{
     paper::Layout,
     plan::{Format, written},

@@ -19,8 +19,8 @@ use crate::{
 };
 use redirect_core::{
     RulePlan, Tproxy,
-    netlink::{self, BatchError, NativeForm},
-    options::{BackendChoice, Variant},
+    netlink::{self, BatchError},
+    options::{BackendChoice, NativeForm, Variant},
     routing,
     steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
 };

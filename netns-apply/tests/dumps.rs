@@ -14,7 +14,8 @@ use netns_apply::netlink::{Connection, Transaction};
 use redirect_core::{
     Family, Redirect, RulePlan,
     interference::ruleset::Ruleset,
-    netlink::{Messages, NativeForm, NativeState, Observed, request},
+    netlink::{Messages, NativeState, Observed, request},
+    options::NativeForm,
     render::{nft_text, restore_text},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };

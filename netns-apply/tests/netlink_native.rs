@@ -7,12 +7,7 @@ mod common;
 use common::{Recording, namespace, observe, recordings, run, soon, strict_recordings};
 use e2e::netns::State;
 use netns_apply::netlink::{Connection, Transaction};
-use redirect_core::{
-    RulePlan,
-    netlink::{NativeForm, NativeState},
-    render::nft_text,
-    rule::Table,
-};
+use redirect_core::{RulePlan, netlink::NativeState, options::NativeForm, render::nft_text, rule::Table};
 
 fn commit(native: NativeState) {
     let mut connection = Connection::open().unwrap();

@@ -191,7 +191,7 @@ impl fmt::Display for Differences {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::NativeForm;
+    use crate::options::NativeForm;
 
     fn told(wanted: &str, found: &str) -> Vec<alloc::string::String> {
         let letters = |text: &str| text.chars().collect::<Vec<char>>();

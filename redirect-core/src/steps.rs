@@ -7,8 +7,8 @@
 
 use crate::{
     change::Change,
-    netlink::{NativeForm, NativeState},
-    options::Variant,
+    netlink::NativeState,
+    options::{NativeForm, Variant},
     plan::{FamilyRules, RulePlan},
     redirect::Tproxy,
     routing::{self, FoundRouting, RoutingItem},

@@ -9,8 +9,8 @@ use in_force::in_force;
 use redirect_core::{
     Family, Redirect, RulePlan,
     model::Kernel,
-    netlink::{NativeForm, NativeState},
-    options::Variant,
+    netlink::NativeState,
+    options::{NativeForm, Variant},
     routing::{self, FoundRouting},
     rule::Table,
     settings::{Key, NamespaceFacts, RawSettings, Source},

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::IpAddr;
 
-use redirect_core::netlink::NativeForm;
+use redirect_core::options::NativeForm;
 use redirect_core::parse::rule_state;
 use redirect_core::settings::{NameLookup, NamespaceFacts};
 use redirect_core::state::RuleState;

@@ -2,8 +2,7 @@
 
 use crate::{conf::Conf, pod_name::PodName};
 use redirect_core::{
-    netlink::NativeForm,
-    options::BackendChoice,
+    options::{BackendChoice, NativeForm},
     pod::SkipReason,
     settings::{Key, RawSettings, Source},
 };

@@ -3,7 +3,7 @@
 use redirect_core::plan::PlannedRule;
 use redirect_core::rule::{Chain, Scope, Table};
 use redirect_core::settings::{Key, Source};
-use redirect_core::{Family, RulePlan, json, netlink::NativeForm, render};
+use redirect_core::{Family, RulePlan, json, options::NativeForm, render};
 
 use crate::paper::{Layout, Paper};
 use crate::picture::{self, Language};

@@ -1,8 +1,7 @@
 //! How a run is carried out: what to do with the plan, by which means, and whether to validate.
 
 use redirect_core::{
-    netlink::NativeForm,
-    options::{BackendChoice, Variant},
+    options::{BackendChoice, NativeForm, Variant},
     settings::{InputErrors, Key, Notice, RawSettings},
     values::{Port, Problem, parse_bool, parse_duration, parse_word},
 };

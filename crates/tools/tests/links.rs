@@ -28,7 +28,8 @@ fn every_link_leads_somewhere() {
 
 /// The Markdown files that belong to the project: those that git has, or would take.
 fn documents() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project's folder");
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project's folder");
     let arguments =
         ["-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
     let output = Command::new("git").args(arguments).current_dir(&root).output().expect("git");

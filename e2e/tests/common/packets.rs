@@ -20,8 +20,7 @@ use nix::sys::socket::{
 };
 use redirect_core::{
     Family, Redirect, RulePlan,
-    netlink::NativeForm,
-    options::{BackendChoice, Variant},
+    options::{BackendChoice, NativeForm, Variant},
     rule::Protocol,
     settings::{Key, NamespaceFacts, RawSettings, Source},
     trace::{Fate, Packet, Sender},

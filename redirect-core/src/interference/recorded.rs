@@ -10,10 +10,8 @@ use super::{
 };
 use crate::{
     Family, RulePlan,
-    netlink::{
-        NativeForm,
-        recorded::{dumps, read_saved},
-    },
+    netlink::recorded::{dumps, read_saved},
+    options::NativeForm,
     rule::Hook,
 };
 use std::{

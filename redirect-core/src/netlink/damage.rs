@@ -27,7 +27,7 @@ impl NativeState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Families, Redirect, netlink::NativeForm, rule::Hook};
+    use crate::{Families, Redirect, options::NativeForm, rule::Hook};
 
     #[test]
     fn rules_are_deleted_by_numbers_from_1_to_the_last() {

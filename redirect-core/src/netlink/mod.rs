@@ -43,7 +43,6 @@ pub(crate) use abi::family_number;
 pub use batch::{Batch, BatchError, FinishedBatch};
 pub(crate) use foreign::RawRule;
 pub use iptables::Unencodable;
-pub use native::NativeForm;
 pub use native_difference::{NativeDifference, NativeDifferenceKind};
 pub use native_state::NativeState;
 pub use observed::{Observed, Obstacle};

@@ -4,27 +4,21 @@ use super::{
     abi::{self, base, ct, family, meta, state, verdict},
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     native_state::{NativeHook, NativeRule, SetKey, TableState},
-    sets::{self, Line},
+    sets,
     wire::Writer,
 };
 use crate::{
-    plan::{PlannedRule, RulePlan},
+    options::NativeForm,
+    plan::{
+        PlannedRule, RulePlan,
+        native::{Kind, Line, lines},
+    },
     render,
     rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
 use ipnet::IpNet;
-
-/// How native rules are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NativeForm {
-    /// One rule for each planned one, as the reference writes them.
-    Plain,
-    /// Lists of ports and ranges with the same consequence become sets: what a packet costs does not grow with them.
-    Sets,
-}
 
 /// The length of an interface's name, padding included (`IFNAMSIZ`).
 const INTERFACE_LENGTH: usize = 16;
@@ -48,12 +42,8 @@ fn table(
     let mut state = TableState::default();
     let mut expressions = Writer::default();
     for (chain, planned) in chains {
-        let lines = match form {
-            NativeForm::Plain => planned.into_iter().map(Line::Rule).collect(),
-            NativeForm::Sets => sets::gather(&planned),
-        };
-        let mut rules = Vec::with_capacity(lines.len());
-        for line in lines.into_iter().flat_map(Line::complete) {
+        let mut rules = Vec::new();
+        for line in lines(&planned, form) {
             let set = line.set().map(|ranges| {
                 *sets = sets.saturating_add(1);
                 state.sets.insert(SetKey::Number(*sets), sets::state(&ranges));
@@ -85,7 +75,7 @@ fn rule(out: &mut Expressions<'_>, line: &Line<'_>, set: Option<u32>) {
     for (index, condition) in rule.matches.iter().enumerate() {
         match (line, set) {
             (Line::Set { variable, ranges, .. }, Some(set)) if *variable == index => {
-                in_set(out, rule, ranges.kind, set);
+                in_set(out, rule, ranges.kind(), set);
             }
             _ => self::condition(out, rule, condition, set),
         }
@@ -93,10 +83,10 @@ fn rule(out: &mut Expressions<'_>, line: &Line<'_>, set: Option<u32>) {
     target(out, line.target(), planned.scope);
 }
 
-fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: sets::Kind, set: u32) {
+fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: Kind, set: u32) {
     match kind {
-        sets::Kind::Ports => load_port(out, rule, DESTINATION_PORT),
-        sets::Kind::Addresses(family) => {
+        Kind::Ports => load_port(out, rule, DESTINATION_PORT),
+        Kind::Addresses(family) => {
             out.family(abi::family_number(family));
             let length = match family {
                 Family::V4 => 4,

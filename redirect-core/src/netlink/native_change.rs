@@ -389,11 +389,8 @@ fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, number
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{NativeForm, abi::DORMANT},
-        *,
-    };
-    use crate::{Families, Redirect};
+    use super::{super::abi::DORMANT, *};
+    use crate::{Families, Redirect, options::NativeForm};
     use alloc::vec;
 
     #[test]

@@ -1,7 +1,6 @@
 //! What the mesh's native tables hold: compared with what a plan puts there, and complete enough to be made again.
 
 use super::{
-    NativeForm,
     abi::{self, attribute, family, kind},
     native, native_change,
     reading::{self, Expression, Field},
@@ -9,6 +8,7 @@ use super::{
     wire::{Attribute, Attributes, Message},
 };
 use crate::{
+    options::NativeForm,
     plan::RulePlan,
     render::{NFT_TABLES, nft_table},
     rule::{Hook, OurChain, Table},

@@ -1,4 +1,4 @@
-//! Sets of native tables: many ports or ranges looked up at once.
+//! Sets of native tables as the kernel is told them.
 
 use super::{
     abi::{attribute, key_type, set},
@@ -6,128 +6,61 @@ use super::{
     wire::Writer,
 };
 use crate::{
-    plan::PlannedRule,
-    rule::{Is, Match, Scope, Target},
-    values::{Family, PortRange},
+    plan::native::{Kind, Ranges},
+    values::Family,
 };
-use alloc::{collections::BTreeMap, vec::Vec};
-use ipnet::IpNet;
+use alloc::vec::Vec;
 
 /// The name of a set that belongs to one rule; the kernel puts a number in.
 pub(super) const ANONYMOUS_NAME: &str = "__set%d";
-/// From how many rules on a set takes their place.
-const WORTHWHILE: usize = 3;
-
-/// What a set holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    Ports,
-    Addresses(Family),
-}
-
-impl Kind {
-    const fn key_type(self) -> u32 {
-        match self {
-            Self::Ports => key_type::PORT,
-            Self::Addresses(Family::V4) => key_type::IPV4_ADDRESS,
-            Self::Addresses(Family::V6) => key_type::IPV6_ADDRESS,
-        }
-    }
-
-    /// The length of a key in bytes.
-    const fn length(self) -> usize {
-        match self {
-            Self::Ports => 2,
-            Self::Addresses(Family::V4) => 4,
-            Self::Addresses(Family::V6) => 16,
-        }
-    }
-
-    /// The greatest key.
-    const fn greatest(self) -> u128 {
-        match self {
-            Self::Ports => u16::MAX as u128,
-            Self::Addresses(Family::V4) => u32::MAX as u128,
-            Self::Addresses(Family::V6) => u128::MAX,
-        }
-    }
-}
-
-/// Ranges of keys, in order, none touching another.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Ranges {
-    pub(crate) kind: Kind,
-    /// First and last key of each.
-    pub(crate) ranges: Vec<(u128, u128)>,
-}
 
 /// An element of a set: a key, and whether an interval ends before it.
 type Element = (u128, bool);
 
-impl Ranges {
-    fn new(kind: Kind, mut all: Vec<(u128, u128)>) -> Self {
-        all.sort_unstable();
-        let mut ranges: Vec<(u128, u128)> = Vec::with_capacity(all.len());
-        for (first, last) in all {
-            match ranges.last_mut() {
-                // The kernel refuses intervals that overlap.
-                Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
-                Some(_) | None => ranges.push((first, last)),
-            }
-        }
-        Self { kind, ranges }
-    }
-
-    fn of_ports(ports: &[PortRange]) -> Self {
-        let all = ports.iter().map(|range| (u128::from(range.first()), u128::from(range.last())));
-        Self::new(Kind::Ports, all.collect())
-    }
-
-    fn has_intervals(&self) -> bool {
-        self.ranges.iter().any(|(first, last)| first != last)
-    }
-
-    /// The elements. Intervals are a key where one starts and a key where it has ended.
-    fn elements(&self) -> Vec<Element> {
-        let mut elements: Vec<Element> = Vec::new();
-        if self.has_intervals() {
-            if self.ranges.first().is_some_and(|(first, _)| *first > 0) {
-                elements.push((0, true));
-            }
-            for (first, last) in &self.ranges {
-                elements.push((*first, false));
-                if *last < self.kind.greatest() {
-                    elements.push((last.saturating_add(1), true));
-                }
-            }
-        } else {
-            elements.extend(self.ranges.iter().map(|(first, _)| (*first, false)));
-        }
-        elements
-    }
-}
-
 /// A set that belongs to one rule and holds these ranges.
 pub(super) fn state(ranges: &Ranges) -> SetState {
-    let elements: Vec<Element> = ranges.elements();
+    let elements = elements(ranges);
     let mut body = Writer::default();
     declare(&mut body, ranges, elements.len());
     let mut set = SetState::default();
     set.attributes = raw(body.attributes());
     for (key, ends) in elements {
         let mut body = Writer::default();
-        element(&mut body, ranges.kind, key, ends);
+        element(&mut body, ranges.kind(), key, ends);
         set.add(body.attributes());
     }
     set
 }
 
+/// The elements. Intervals are a key where one starts and a key where it has ended.
+fn elements(ranges: &Ranges) -> Vec<Element> {
+    let all = ranges.list();
+    if !has_intervals(ranges) {
+        return all.iter().map(|(first, _)| (*first, false)).collect();
+    }
+    let mut elements: Vec<Element> = Vec::new();
+    if all.first().is_some_and(|(first, _)| *first > 0) {
+        elements.push((0, true));
+    }
+    for (first, last) in all {
+        elements.push((*first, false));
+        if *last < greatest(ranges.kind()) {
+            elements.push((last.saturating_add(1), true));
+        }
+    }
+    elements
+}
+
+fn has_intervals(ranges: &Ranges) -> bool {
+    ranges.list().iter().any(|(first, last)| first != last)
+}
+
 /// Writes what a set is.
 fn declare(body: &mut Writer, ranges: &Ranges, size: usize) {
-    let interval = if ranges.has_intervals() { set::INTERVAL } else { 0 };
+    let interval = if has_intervals(ranges) { set::INTERVAL } else { 0 };
     body.u32(attribute::set::FLAGS, set::ANONYMOUS | set::CONSTANT | interval);
-    body.u32(attribute::set::KEY_TYPE, ranges.kind.key_type());
-    body.u32(attribute::set::KEY_LENGTH, u32::try_from(ranges.kind.length()).unwrap_or_default());
+    body.u32(attribute::set::KEY_TYPE, key_type(ranges.kind()));
+    body.u32(attribute::set::KEY_LENGTH, u32::try_from(length(ranges.kind())).unwrap_or_default());
     body.nested(attribute::set::DESCRIPTION, |description| {
         description.u32(attribute::set_description::SIZE, u32::try_from(size).unwrap_or(u32::MAX));
     });
@@ -139,166 +72,35 @@ fn element(body: &mut Writer, kind: Kind, key: u128, ends: bool) {
         body.u32(attribute::element::FLAGS, set::END_OF_INTERVAL);
     }
     let bytes = key.to_be_bytes();
-    let start = bytes.len().saturating_sub(kind.length());
+    let start = bytes.len().saturating_sub(length(kind));
     body.nested(attribute::element::KEY, |data| {
         data.bytes(attribute::data::VALUE, bytes.get(start..).unwrap_or(&bytes));
     });
 }
 
-/// A rule of a native chain, or several that a set makes one.
-#[derive(Debug)]
-pub(crate) enum Line<'a> {
-    /// A planned rule as it is.
-    Rule(&'a PlannedRule),
-    /// A set in the place of one condition of a planned rule, and of others like it.
-    Set {
-        /// The first of the rules.
-        planned: &'a PlannedRule,
-        /// Which of its conditions the set replaces.
-        variable: usize,
-        /// What the set holds.
-        ranges: Ranges,
-    },
-    /// Drops what a planned rule was to hand over and did not: nft's tproxy lets a packet that it finds no listener for
-    /// go on to the application, iptables' target drops it.
-    OrDrop(&'a PlannedRule),
-}
-
-impl<'a> Line<'a> {
-    /// The line, and behind it what it takes to mean what the planned rule means.
-    pub(crate) fn complete(self) -> impl Iterator<Item = Self> {
-        let planned = self.planned();
-        let or_drop = matches!(planned.rule.target, Target::Tproxy { .. }).then_some(Self::OrDrop(planned));
-        [Some(self), or_drop].into_iter().flatten()
-    }
-
-    pub(crate) const fn planned(&self) -> &'a PlannedRule {
-        match self {
-            Self::Rule(planned) | Self::Set { planned, .. } | Self::OrDrop(planned) => planned,
-        }
-    }
-
-    pub(crate) const fn target(&self) -> &'a Target {
-        match self {
-            Self::Rule(planned) | Self::Set { planned, .. } => &planned.rule.target,
-            Self::OrDrop(_) => &Target::Drop,
-        }
-    }
-
-    /// The set it needs.
-    pub(super) fn set(&self) -> Option<Ranges> {
-        match self {
-            Self::Set { ranges, .. } => Some(ranges.clone()),
-            Self::Rule(planned) | Self::OrDrop(planned) => {
-                planned.rule.matches.iter().find_map(|condition| {
-                    let Match::DestinationPorts(is) = condition else { return None };
-                    Some(Ranges::of_ports(&is.value))
-                })
-            }
-        }
+const fn key_type(kind: Kind) -> u32 {
+    match kind {
+        Kind::Ports => key_type::PORT,
+        Kind::Addresses(Family::V4) => key_type::IPV4_ADDRESS,
+        Kind::Addresses(Family::V6) => key_type::IPV6_ADDRESS,
     }
 }
 
-/// What rules have in common that a set can make one of.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Shape<'a> {
-    scope: Scope,
-    kind: Kind,
-    others: Vec<&'a Match>,
-}
-
-/// One rule with what a set would hold of it.
-struct Candidate<'a> {
-    planned: &'a PlannedRule,
-    variable: usize,
-    range: (u128, u128),
-}
-
-/// Makes rules that stand behind each other, have the same target and differ in one port or destination into one rule.
-///
-/// Within such a run the order of rules means nothing: whichever matches, the same happens.
-pub(crate) fn gather<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
-    rules.chunk_by(|a, b| a.rule.target == b.rule.target && decides(&a.rule.target)).flat_map(run).collect()
-}
-
-/// Whether a packet is done with a run of rules with this target once it has met one of them: it goes elsewhere, or comes back from where the others would
-/// only lead it again.
-const fn decides(target: &Target) -> bool {
-    match target {
-        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) | Target::Redirect(_) => true,
-        Target::Tproxy { .. }
-        | Target::SetMark(_)
-        | Target::SaveMark
-        | Target::RestoreMark
-        | Target::SetConnMark(_)
-        | Target::ConntrackZone(_) => false,
+/// The length of a key in bytes.
+const fn length(kind: Kind) -> usize {
+    match kind {
+        Kind::Ports => 2,
+        Kind::Addresses(Family::V4) => 4,
+        Kind::Addresses(Family::V6) => 16,
     }
 }
 
-fn run<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
-    let mut groups: BTreeMap<Shape<'a>, Vec<Candidate<'a>>> = BTreeMap::new();
-    for (shape, candidate) in rules.iter().filter_map(|planned| candidate(planned)) {
-        groups.entry(shape).or_default().push(candidate);
-    }
-    groups.retain(|_, members| members.len() >= WORTHWHILE);
-    let mut lines = Vec::new();
-    for planned in rules {
-        let Some((shape, candidate)) = candidate(planned) else {
-            lines.push(Line::Rule(planned));
-            continue;
-        };
-        let Some(members) = groups.get_mut(&shape) else {
-            lines.push(Line::Rule(planned));
-            continue;
-        };
-        // The first of a group stands for all; those behind it are in its set.
-        if members.first().is_some_and(|first| core::ptr::eq(first.planned, candidate.planned)) {
-            let all = members.iter().map(|member| member.range).collect();
-            let ranges = Ranges::new(shape.kind, all);
-            lines.push(Line::Set { planned, variable: candidate.variable, ranges });
-        }
-    }
-    lines
-}
-
-fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, Candidate<'_>)> {
-    let matches = &planned.rule.matches;
-    if matches.iter().any(|condition| matches!(condition, Match::DestinationPorts(_))) {
-        return None;
-    }
-    let find = |of: fn(&Match) -> Option<Span>| {
-        matches.iter().enumerate().find_map(|(index, condition)| Some((index, of(condition)?)))
-    };
-    let (variable, Span { kind, range }) = find(Span::of_destination).or_else(|| find(Span::of_port))?;
-    let others = matches.iter().enumerate().filter(|(index, _)| *index != variable).map(|(_, other)| other);
-    let shape = Shape { scope: planned.scope, kind, others: others.collect() };
-    Some((shape, Candidate { planned, variable, range }))
-}
-
-/// What a condition covers, as a range of keys.
-struct Span {
-    kind: Kind,
-    range: (u128, u128),
-}
-
-impl Span {
-    fn of_destination(condition: &Match) -> Option<Self> {
-        let Match::Destination(Is { value, not: false }) = condition else { return None };
-        Some(match value {
-            IpNet::V4(net) => Self {
-                kind: Kind::Addresses(Family::V4),
-                range: (u128::from(u32::from(net.network())), u128::from(u32::from(net.broadcast()))),
-            },
-            IpNet::V6(net) => Self {
-                kind: Kind::Addresses(Family::V6),
-                range: (u128::from(net.network()), u128::from(net.broadcast())),
-            },
-        })
-    }
-
-    fn of_port(condition: &Match) -> Option<Self> {
-        let Match::DestinationPort(Is { value, not: false }) = condition else { return None };
-        Some(Self { kind: Kind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
+/// The greatest key.
+const fn greatest(kind: Kind) -> u128 {
+    match kind {
+        Kind::Ports => u16::MAX as u128,
+        Kind::Addresses(Family::V4) => u32::MAX as u128,
+        Kind::Addresses(Family::V6) => u128::MAX,
     }
 }
 
@@ -306,42 +108,20 @@ impl Span {
 mod tests {
     use super::*;
 
-    #[test]
-    fn ranges_that_overlap_or_touch_become_one() {
-        let ranges =
-            Ranges::new(Kind::Ports, [(80, 90), (85, 100), (101, 101), (7, 7), (65535, 65535)].into());
-        assert_eq!(ranges.ranges, [(7, 7), (80, 101), (65535, 65535)]);
-        let wanted = [(0, true), (7, false), (8, true), (80, false), (102, true), (65535, false)];
-        assert_eq!(ranges.elements(), wanted);
-        let from_the_first = Ranges::new(Kind::Ports, [(0, 5), (60_000, 65_535)].into());
-        assert_eq!(from_the_first.elements(), [(0, false), (6, true), (60_000, false)]);
-        let single = Ranges::new(Kind::Ports, [(0, 0), (5, 5)].into());
-        assert_eq!(single.elements(), [(0, false), (5, false)], "no intervals at all");
+    fn elements_of(ranges: &[(u128, u128)]) -> Vec<Element> {
+        elements(&Ranges::new(Kind::Ports, ranges.into()))
     }
 
-    /// They are few, and so tables that earlier versions have programmed keep their form.
     #[test]
-    fn rules_that_a_packet_goes_on_behind_stay_what_they_are() {
-        let servers = (1..=9).map(|last| [10, 96, 0, last].into()).collect();
-        let redirect = crate::Redirect::sidecar(crate::Families::V4);
-        let plan = redirect.dns(crate::redirect::DnsCapture::Servers(servers)).build().unwrap().plan();
-        let chains = plan.merged_rules();
-        let rules: Vec<_> = chains.values().flat_map(BTreeMap::values).collect();
-        let number = |lines: Vec<Line<'_>>, of: fn(&Target) -> bool| {
-            lines.iter().filter(|line| of(line.target())).count()
-        };
-        let both = |of: fn(&Target) -> bool| {
-            let plain = rules.iter().flat_map(|rules| rules.iter().copied().map(Line::Rule));
-            let gathered = rules.iter().flat_map(|rules| gather(rules));
-            (number(plain.collect(), of), number(gathered.collect(), of))
-        };
-        assert_eq!(both(|target| matches!(target, Target::ConntrackZone(_))), (22, 22));
-        assert_eq!(both(|target| matches!(target, Target::Redirect(_))), (20, 4));
+    fn intervals_are_keys_where_they_begin_and_where_they_have_ended() {
+        let wanted = [(0, true), (7, false), (8, true), (80, false), (102, true), (65535, false)];
+        assert_eq!(elements_of(&[(7, 7), (80, 101), (65535, 65535)]), wanted);
+        assert_eq!(elements_of(&[(0, 5), (60_000, 65_535)]), [(0, false), (6, true), (60_000, false)]);
+        assert_eq!(elements_of(&[(0, 0), (5, 5)]), [(0, false), (5, false)], "no intervals at all");
     }
 
     #[test]
     fn single_keys_are_no_intervals() {
-        let ranges = Ranges::new(Kind::Ports, [(15008, 15008), (53, 53)].into());
-        assert_eq!(ranges.elements(), [(53, false), (15008, false)]);
+        assert_eq!(elements_of(&[(15008, 15008), (53, 53)]), [(53, false), (15008, false)]);
     }
 }

@@ -1,7 +1,7 @@
 //! What is encoded is what iptables-nft sends, and what is encoded can be read back.
 
 use super::{
-    Batch, BatchError, Messages, NativeForm, NativeState, Observed, Obstacle,
+    Batch, BatchError, Messages, NativeState, Observed, Obstacle,
     abi::{self, attribute, flags, kind, meta},
     decode,
     expression::Expressions,
@@ -11,6 +11,7 @@ use super::{
 use crate::{
     Family,
     change::{Change, Step, TableChange},
+    options::NativeForm,
     parse,
     plan::FamilyRules,
     render,

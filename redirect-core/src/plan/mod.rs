@@ -7,6 +7,7 @@ mod builder;
 mod dns;
 mod groups;
 mod guard;
+pub mod native;
 
 use crate::{
     redirect::{InboundPorts, InterceptionMode, Redirect, Tproxy},

@@ -6,8 +6,8 @@ use crate::{
     Family, RulePlan,
     change::Change,
     differences::Differences,
-    netlink::{NativeForm, recorded::dumps},
-    options::Variant,
+    netlink::recorded::dumps,
+    options::{NativeForm, Variant},
     values::Mark,
 };
 use std::{

@@ -8,7 +8,8 @@ mod damaged;
 #[cfg(target_endian = "little")]
 mod tests;
 
-use super::{Messages, NativeForm};
+use super::Messages;
+use crate::options::NativeForm;
 use crate::{
     Family, Redirect, RulePlan,
     interference::{add_saved, ruleset::Ruleset},

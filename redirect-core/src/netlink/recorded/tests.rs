@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        Batch, Extension, Message, Messages, NativeForm, NativeState, Observed,
+        Batch, Extension, Message, Messages, NativeState, Observed,
         abi::{attribute, family, kind},
         decode, extensions, request,
         ruleset::tests::packets,
@@ -15,6 +15,7 @@ use crate::{
     Family, RulePlan,
     change::Change,
     interference::ruleset::{Api, HookEntry, HookList, HookOwner, Ruleset, TableFamily, TableName},
+    options::NativeForm,
     render,
     routing::{self, FoundRouting},
     rule::{Chain, Hook, Is, Match, Table},
