@@ -75,7 +75,7 @@ fn decode(c: &mut Criterion) {
     for size in SIZES {
         let plan = plan(size);
         let bytes = listed(&encoded(&changes(&plan)));
-        assert_eq!(observed(&bytes).state(Family::V6), plan.rules(Family::V6).state());
+        assert_eq!(*observed(&bytes).state(Family::V6), RuleState::from(&plan.rules(Family::V6)));
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.sample_size(if size > 1_000 { 10 } else { 50 });
         group.bench_with_input(BenchmarkId::from_parameter(size), &bytes, |b, bytes| {

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use common::recording::Recording;
+use redirect_core::Family;
 use redirect_core::change::Change;
 use redirect_core::netlink::{Batch, Observed};
 use redirect_core::parse::rule_state;
 use redirect_core::settings::SETTINGS;
 use redirect_core::state::RuleState;
-use redirect_core::{Family, plan::FamilyRules};
 use serde_json::{Value, json};
 
 /// How many recordings become seeds: each of so many.
@@ -287,7 +287,7 @@ fn saved(tables: &Value) -> Result<String> {
 /// The same as the kernel's answer over netlink.
 fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
     let (state, nothing) = (rule_state(text)?, Observed::at(1));
-    ensure!(state != *FamilyRules::default().state(), "nothing is recorded");
+    ensure!(state != RuleState::new(), "nothing is recorded");
     let change = Change::back(&RuleState::new(), &state, &Change::default());
     let mut batch = Batch::new(&nothing);
     batch.change(family, &change)?;

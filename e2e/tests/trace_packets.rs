@@ -19,8 +19,8 @@ use e2e::traffic::ANSWER;
 use netns_apply::{ApplyOptions, Live, apply};
 use redirect_core::{
     Family, RulePlan,
-    interference::ruleset::{Condition, Ruleset, SeenRule, Statement},
     rule::TcpFlags,
+    ruleset::{Condition, Ruleset, SeenRule, Statement},
     trace::{Change, Connection, ConnectionState, Detail, Fate, Outcome, Packet, Rules, Sender, Step, Trace},
 };
 

@@ -4,15 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{
-    Family, RulePlan,
-    change::Change,
-    interference::{
-        Pod, find,
-        ruleset::{HookList, Ruleset},
-    },
-    netlink::{Batch, Messages, NativeState, Observed},
-};
+use redirect_core::{Family, RulePlan, change::Change, interference::{Pod, find}, netlink::{Batch, Messages, NativeState, Observed}, ruleset::{HookList, Ruleset}};
 use redirect_core_fuzz::kernel::dumped;
 
 fuzz_target!(|bytes: &[u8]| {

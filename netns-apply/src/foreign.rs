@@ -13,10 +13,11 @@ use crate::{
 };
 use redirect_core::{
     Family, RulePlan,
-    interference::{self, Effect, Finding, Pod, ruleset::Ruleset},
+    interference::{self, Effect, Finding, Pod},
     options::Variant,
     route_tables::RouteTables,
     routing::FoundRouting,
+    ruleset::{self, Ruleset},
     trace::Rules,
 };
 use std::{net::IpAddr, time::Duration};
@@ -149,5 +150,5 @@ fn legacy(
     }
     let (program, text) = restore::saved(programs, Variant::Legacy, family, &["--counters"], most_read)?;
     let program = program.display().to_string();
-    interference::add_saved(ruleset, family, &text).map_err(|cause| ApplyError::Unreadable { program, cause })
+    ruleset::add_saved(ruleset, family, &text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }

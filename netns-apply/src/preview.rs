@@ -53,7 +53,7 @@ fn changes(variant: Variant, family: Family, change: &Change) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "# {family} (iptables-{})", variant.name());
-    text + &render::change_text(change)
+    text + &change.restore_text()
 }
 
 /// The command that removes an item.

@@ -13,10 +13,10 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
 use redirect_core::{
     Family, Redirect, RulePlan,
-    interference::ruleset::Ruleset,
     netlink::{Messages, NativeState, Observed, request},
     options::NativeForm,
     render::{nft_text, restore_text},
+    ruleset::Ruleset,
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use std::{env, fs};

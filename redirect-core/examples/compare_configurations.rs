@@ -48,8 +48,8 @@ fn rules(plan: &RulePlan) -> BTreeSet<String> {
     let rules = plan.rules(Family::V4);
     let mut texts = BTreeSet::new();
     for table in Table::ALL {
-        for (chain, entries) in rules.state().chains(*table) {
-            for rule in entries.iter().filter_map(|entry| entry.understood()) {
+        for (chain, entries) in rules.chains(*table) {
+            for rule in entries {
                 texts.insert(format!("{} {chain}: {}", table.name(), rule_text(rule)));
             }
         }

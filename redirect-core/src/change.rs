@@ -1,14 +1,13 @@
 //! From the rules in force to the rules wanted: the steps, and the differences.
 
 use crate::{
-    differences::{Aligned, align},
+    align::{Aligned, align},
     plan::FamilyRules,
-    render,
-    rule::{Chain, Hook, Table},
-    state::{Entry, RuleState},
+    rule::{Chain, Table},
+    state::{self, Entry, RuleState},
 };
-use alloc::vec::Vec;
-use core::fmt;
+use alloc::{string::String, vec::Vec};
+use core::fmt::{self, Write as _};
 
 /// One step within a table. Closed on purpose: who renders or sends a change has to know every kind of step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,14 +46,16 @@ impl Change {
     /// The change from what is in force to what is wanted. Rules of others stay where they are.
     #[must_use]
     pub fn between(observed: &RuleState, wanted: &FamilyRules) -> Self {
-        Self::tables(observed, wanted, |table| differs(table, observed, wanted))
+        let state = RuleState::from(wanted);
+        Self::tables(observed, wanted, &state, |table| differs(table, observed, &state))
     }
 
     /// The change that writes what is wanted anew even where it is in force.
     #[must_use]
     pub fn rewriting(observed: &RuleState, wanted: &FamilyRules) -> Self {
-        Self::tables(observed, wanted, |table| {
-            observed.has_mesh_chain(table) || wanted.state().has_mesh_chain(table)
+        let state = RuleState::from(wanted);
+        Self::tables(observed, wanted, &state, |table| {
+            observed.has_mesh_chain(table) || state.has_mesh_chain(table)
         })
     }
 
@@ -110,30 +111,35 @@ impl Change {
         })
     }
 
+    /// Text for `iptables-restore --noflush`, table by table, each committed at once.
+    #[must_use]
+    pub fn restore_text(&self) -> String {
+        let mut text = String::new();
+        for table in &self.tables {
+            table_text(table, &mut text);
+        }
+        text
+    }
+
     /// Whether there is nothing to do.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
-    fn tables(observed: &RuleState, wanted: &FamilyRules, changes: impl Fn(Table) -> bool) -> Self {
-        let add = |table, steps: &mut Vec<Step>| add_wanted(table, wanted, steps);
-        let mut tables = Table::ALL;
-        if captures_inbound(Table::Nat, wanted.state()) {
-            // The table that takes over inbound capture goes first, so that there is no moment without it.
-            tables = &[Table::Raw, Table::Nat, Table::Mangle];
-        }
-        let changed = tables.iter().copied().filter(|table| changes(*table));
-        let to = wanted.state();
-        let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
-            state.owns_beside(to, table, chain, entry)
+    fn tables(
+        observed: &RuleState,
+        wanted: &FamilyRules,
+        state: &RuleState,
+        changes: impl Fn(Table) -> bool,
+    ) -> Self {
+        let add = |table, steps: &mut Vec<Step>| add_wanted(table, wanted, state, steps);
+        let changed = wanted.table_order().iter().copied().filter(|table| changes(*table));
+        let ours = |found: &RuleState, table, chain: &Chain, entry: &Entry| {
+            found.owns_beside(state, table, chain, entry)
         };
-        Self { tables: changed.map(|table| replace(table, observed, to, &ours, add)).collect() }
+        Self { tables: changed.map(|table| replace(table, observed, state, &ours, add)).collect() }
     }
-}
-
-fn captures_inbound(table: Table, state: &RuleState) -> bool {
-    !state.rules(table, &Chain::Hook(Hook::Prerouting)).is_empty()
 }
 
 /// The steps that take away the mesh's rules of `from` and let `add` put those of `to` in their place.
@@ -161,17 +167,37 @@ fn replace(
     TableChange { table, steps }
 }
 
-fn add_wanted(table: Table, wanted: &FamilyRules, steps: &mut Vec<Step>) {
-    for (chain, entries) in wanted.state().chains(table) {
-        let leading = match chain {
-            Chain::Hook(hook) => wanted.leading(table, *hook),
-            Chain::Ours(_) | Chain::Other(_) => 0,
-        };
+fn add_wanted(table: Table, wanted: &FamilyRules, state: &RuleState, steps: &mut Vec<Step>) {
+    for (chain, entries) in state.chains(table) {
+        let leading = wanted.leading(table, chain);
         let (first, last) = entries.split_at_checked(leading).unwrap_or((entries, &[]));
         let numbered = (1_usize..).zip(first);
         steps.extend(numbered.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())));
         steps.extend(last.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
     }
+}
+
+fn table_text(change: &TableChange, text: &mut String) {
+    line(text, format_args!("*{}", change.table.name()));
+    for step in &change.steps {
+        match step {
+            // With --noflush, declaring a chain that is there empties it.
+            Step::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
+            Step::Append(chain, entry) => line(text, format_args!("-A {chain} {}", entry)),
+            Step::Insert(chain, number, entry) => {
+                line(text, format_args!("-I {chain} {number} {}", entry));
+            }
+            Step::Delete(chain, entry) => line(text, format_args!("-D {chain} {}", entry)),
+            Step::Flush(chain) => line(text, format_args!("-F {chain}")),
+            Step::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
+        }
+    }
+    text.push_str("COMMIT\n");
+}
+
+fn line(text: &mut String, words: fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{words}");
 }
 
 /// A place where the rules in force are not those wanted.
@@ -223,15 +249,17 @@ impl RuleDifference {
     /// passed over.
     #[must_use]
     pub fn first(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
-        let in_table = |table| in_table(table, observed, wanted).into_iter().next();
-        Table::ALL.iter().copied().filter(|table| differs(*table, observed, wanted)).find_map(in_table)
+        let wanted = RuleState::from(wanted);
+        let in_table = |table| in_table(table, observed, &wanted).into_iter().next();
+        Table::ALL.iter().copied().filter(|table| differs(*table, observed, &wanted)).find_map(in_table)
     }
 
     /// All of them, table by table: first the chains that are wanted, then those that are not.
     #[must_use]
     pub fn all(observed: &RuleState, wanted: &FamilyRules) -> Vec<Self> {
-        let differing = Table::ALL.iter().copied().filter(|table| differs(*table, observed, wanted));
-        differing.flat_map(|table| in_table(table, observed, wanted)).collect()
+        let wanted = RuleState::from(wanted);
+        let differing = Table::ALL.iter().copied().filter(|table| differs(*table, observed, &wanted));
+        differing.flat_map(|table| in_table(table, observed, &wanted)).collect()
     }
 }
 
@@ -261,18 +289,18 @@ impl<'a> Chains<'a> {
 }
 
 /// Whether anything in a table is not as wanted.
-fn differs(table: Table, observed: &RuleState, wanted: &FamilyRules) -> bool {
-    let chains = Chains { table, observed, wanted: wanted.state() };
+fn differs(table: Table, observed: &RuleState, wanted: &RuleState) -> bool {
+    let chains = Chains { table, observed, wanted };
     let differs = |(chain, entries)| chains.is_missing(chain) || !chains.found(chain).eq(entries);
-    wanted.state().chains(table).any(differs)
+    wanted.chains(table).any(differs)
         || chains.unplanned().any(|chain| chain.belongs_to_mesh() || chains.found(chain).next().is_some())
 }
 
-fn in_table(table: Table, observed: &RuleState, wanted: &FamilyRules) -> Vec<RuleDifference> {
-    let chains = Chains { table, observed, wanted: wanted.state() };
+fn in_table(table: Table, observed: &RuleState, wanted: &RuleState) -> Vec<RuleDifference> {
+    let chains = Chains { table, observed, wanted };
     let mut all = Vec::new();
     let mut tell = |chain: &Chain, kind| all.push(RuleDifference { table, chain: chain.clone(), kind });
-    for (chain, entries) in wanted.state().chains(table) {
+    for (chain, entries) in wanted.chains(table) {
         if chains.is_missing(chain) {
             tell(chain, DifferenceKind::MissingChain);
             continue;
@@ -306,7 +334,7 @@ impl From<Aligned<&Entry>> for DifferenceKind {
 
 impl fmt::Display for RuleDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = render::place(self.table, &self.chain);
+        let place = state::place(self.table, &self.chain);
         match &self.kind {
             DifferenceKind::MissingChain => write!(f, "chain {place} is missing"),
             DifferenceKind::StrayChain => write!(f, "chain {place} should not be there"),
@@ -326,8 +354,8 @@ impl fmt::Display for RuleDifference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Families, Family, Redirect, parse::rule_state};
-    use alloc::string::{String, ToString};
+    use crate::{Families, Family, Redirect, parse::rule_state, render, rule::Hook};
+    use alloc::string::ToString;
 
     fn wanted() -> FamilyRules {
         Redirect::sidecar(Families::V4).build().unwrap().plan().rules(Family::V4)

@@ -34,6 +34,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod align;
 pub mod change;
 pub mod differences;
 pub mod interference;
@@ -53,6 +54,7 @@ pub mod render;
 pub mod route_tables;
 pub mod routing;
 pub mod rule;
+pub mod ruleset;
 pub mod settings;
 pub mod state;
 pub mod steps;

@@ -2,6 +2,7 @@
 
 use crate::{
     netlink::RawRule,
+    plan::FamilyRules,
     render,
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
     values::Mark,
@@ -301,6 +302,25 @@ impl Entry {
             Self::Rule(rule) => Some(rule),
             Self::Foreign(_) => None,
         }
+    }
+}
+
+/// The name of a chain in a table, as an operator would point at it: `nat OUTPUT`.
+pub(crate) fn place(table: Table, chain: &Chain) -> String {
+    alloc::format!("{} {chain}", table.name())
+}
+
+/// The rules of a plan, as if nobody else had any.
+impl From<&FamilyRules> for RuleState {
+    fn from(rules: &FamilyRules) -> Self {
+        let mut state = Self::new();
+        for table in Table::ALL.iter().copied() {
+            for (chain, planned) in rules.chains(table) {
+                // They are canonical already.
+                *state.declare(table, chain.clone()) = planned.iter().cloned().map(Entry::Rule).collect();
+            }
+        }
+        state
     }
 }
 

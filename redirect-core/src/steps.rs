@@ -321,7 +321,7 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
 }
 
 fn captures_inbound(plan: &RulePlan, table: Table) -> bool {
-    Family::BOTH.into_iter().any(|family| plan.rules(family).state().captures_inbound(table))
+    Family::BOTH.into_iter().any(|family| RuleState::from(&plan.rules(family)).captures_inbound(table))
 }
 
 /// Changes of rules: those that let the new ones capture, and those that take the old ones away.
@@ -356,8 +356,9 @@ fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (Change, C
     let wanted = goal.plan.rules(family);
     let change = if goal.force { Change::rewriting } else { Change::between };
     let change = change(observed, &wanted);
-    let moves = Table::ALL.iter().copied().any(|table| wanted.state().captures_inbound(table));
-    let loses = |table| moves && observed.captures_inbound(table) && !wanted.state().captures_inbound(table);
+    let wanted = RuleState::from(&wanted);
+    let moves = Table::ALL.iter().copied().any(|table| wanted.captures_inbound(table));
+    let loses = |table| moves && observed.captures_inbound(table) && !wanted.captures_inbound(table);
     let (second, first) = change.tables.into_iter().partition(|change| loses(change.table));
     (Change { tables: first }, Change { tables: second })
 }

@@ -319,6 +319,17 @@ impl PortRange {
     }
 }
 
+/// As iptables and settings have it: `80`, or `8000:8099`.
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}:{}", self.first, self.last)
+        }
+    }
+}
+
 /// How ports are written, by place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortSyntax {

@@ -498,18 +498,15 @@ proptest! {
             for table in &listed.tables {
                 for chain in &table.chains {
                     let (table, name) = (Table::named(&table.table).unwrap(), Chain::named(&chain.chain));
-                    let wanted: Vec<String> = rules.state().rules(table, &name).iter()
-                        .map(|entry| rule_text(entry.understood().unwrap())).collect();
+                    let wanted: Vec<String> = rules.rules(table, &name).iter().map(rule_text).collect();
                     count += wanted.len();
                     prop_assert_eq!(chain.rules.iter().map(|rule| rule.text.clone()).collect::<Vec<_>>(), wanted);
                     let leading = chain.rules.iter().filter(|rule| rule.before_others).count();
                     prop_assert!(chain.rules[..leading].iter().all(|rule| rule.before_others));
-                    if let Chain::Hook(hook) = name {
-                        prop_assert_eq!(leading, rules.leading(table, hook));
-                    }
+                    prop_assert_eq!(leading, rules.leading(table, &name));
                 }
             }
-            let all = Table::ALL.iter().flat_map(|table| rules.state().chains(*table));
+            let all = Table::ALL.iter().flat_map(|table| rules.chains(*table));
             prop_assert_eq!(all.map(|(_, rules)| rules.len()).sum::<usize>(), count);
         }
     }

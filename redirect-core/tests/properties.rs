@@ -20,29 +20,24 @@ use redirect_core::{
     parse,
     plan::{FamilyRules, PlannedRule},
     render,
-    rule::{Chain, Hook, Match, Table, Target},
+    rule::{Chain, Hook, Match, Rule, Table, Target},
     settings::{Key, NamespaceFacts, RawSettings, SETTINGS, Source},
     state::{Entry, RuleState},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-fn entries(state: &RuleState) -> impl Iterator<Item = &Entry> {
-    Table::ALL.iter().copied().flat_map(|table| state.chains(table)).flat_map(|(_, rules)| rules)
-}
-
 /// The chain a rule of a plan jumps to.
-fn goes_to(entry: &Entry) -> Option<Chain> {
-    let rule = entry.understood()?;
+fn goes_to(rule: &Rule) -> Option<Chain> {
     if let Target::Jump(chain) = &rule.target { Some(chain.clone()) } else { None }
 }
 
 /// What is not the mesh's while a plan is put in force, in order.
 fn others(kernel: &Tables, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec<Entry>> {
-    let state = kernel.observe();
+    let (state, wanted_state) = (kernel.observe(), RuleState::from(wanted));
     let mut others = BTreeMap::new();
     for table in Table::ALL.iter().copied() {
         for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
-            let is_kept = |rule: &&Entry| !state.owns_beside(wanted.state(), table, chain, rule);
+            let is_kept = |rule: &&Entry| !state.owns_beside(&wanted_state, table, chain, rule);
             let kept: Vec<Entry> = rules.iter().filter(is_kept).cloned().collect();
             if !kept.is_empty() || !matches!(chain, Chain::Hook(_)) {
                 others.insert((table, chain.clone()), kept);
@@ -152,14 +147,16 @@ fn kernel_with(before: &[Event], rules: &FamilyRules, after: &[Event], writer: W
 /// Whether a plan is in force exactly: nothing of the mesh but what is wanted, in order, and what leads in front.
 fn check(kernel: &Tables, wanted: &FamilyRules) -> Result<(), TestCaseError> {
     let observed = kernel.observe();
-    let ours = observed.of_mesh_beside(wanted.state());
-    prop_assert_eq!(Tables::holding(&ours), Tables::holding(wanted.state()));
+    let state = RuleState::from(wanted);
+    let ours = observed.of_mesh_beside(&state);
+    prop_assert_eq!(Tables::holding(&ours), Tables::holding(&state));
     prop_assert_eq!(RuleDifference::first(&observed, wanted), None);
     for table in Table::ALL.iter().copied() {
         for hook in Hook::ALL.iter().copied() {
-            let (chain, leading) = (Chain::Hook(hook), wanted.leading(table, hook));
+            let chain = Chain::Hook(hook);
+            let leading = wanted.leading(table, &chain);
             let rules = observed.rules(table, &chain);
-            let first = &wanted.state().rules(table, &chain)[..leading];
+            let first = &state.rules(table, &chain)[..leading];
             prop_assert_eq!(&rules[..leading], first, "{} {}", table.name(), chain);
         }
     }
@@ -211,7 +208,7 @@ proptest! {
         for family in Family::BOTH {
             let rules = plan.rules(family);
             let text = render::restore_text(&rules);
-            prop_assert_eq!(&parse::rule_state(&text).unwrap(), rules.state(), "{}", text);
+            prop_assert_eq!(parse::rule_state(&text).unwrap(), RuleState::from(&rules), "{}", text);
         }
     }
 
@@ -274,7 +271,7 @@ proptest! {
         let mut batch = Batch::new(&nothing);
         for (family, change) in Family::BOTH.into_iter().zip(&changes) {
             let rules = plan.rules(family);
-            prop_assert_eq!(&parse::rule_state(&render::restore_text(&rules)).unwrap(), rules.state());
+            prop_assert_eq!(parse::rule_state(&render::restore_text(&rules)).unwrap(), RuleState::from(&rules));
             check(&kernel_with(&[], &rules, &[], Writer::Netlink), &rules)?;
             prop_assert!(batch.change(family, change).is_ok());
         }
@@ -290,15 +287,14 @@ proptest! {
         let plan = settings.plan();
         for family in Family::BOTH {
             let rules = plan.rules(family);
-            for entry in entries(rules.state()) {
-                let Entry::Rule(rule) = entry else { panic!("a planned rule that is not understood: {entry:?}") };
+            for rule in Table::ALL.iter().flat_map(|table| rules.chains(*table)).flat_map(|(_, rules)| rules) {
                 for condition in &rule.matches {
                     if let Match::Source(is) | Match::Destination(is) = condition {
                         prop_assert_eq!(Family::of(&is.value.addr()), family, "{:?}", rule);
                     }
                 }
             }
-            prop_assert!(plan.families().contains(&family) || rules == FamilyRules::default());
+            prop_assert!(plan.families().contains(&family) || rules.is_empty());
         }
     }
 
@@ -309,9 +305,9 @@ proptest! {
             let rules = plan.rules(family);
             for table in Table::ALL.iter().copied() {
                 let chains: BTreeSet<Chain> =
-                    rules.state().chains(table).map(|(chain, _)| chain.clone()).collect();
+                    rules.chains(table).map(|(chain, _)| chain.clone()).collect();
                 let jumps: BTreeSet<Chain> =
-                    rules.state().chains(table).flat_map(|(_, rules)| rules).filter_map(goes_to).collect();
+                    rules.chains(table).flat_map(|(_, rules)| rules).filter_map(goes_to).collect();
                 prop_assert!(jumps.is_subset(&chains), "{}: {jumps:?} {chains:?}", table.name());
             }
         }

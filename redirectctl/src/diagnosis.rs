@@ -152,7 +152,7 @@ const fn of_routing(item: RoutingItem) -> Cause {
 fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> bool {
     let rules = plan.rules(family);
     let chains = |table: &redirect_core::rule::Table| {
-        rules.state().chains(*table).filter(|(chain, _)| chain.belongs_to_mesh()).count()
+        rules.chains(*table).filter(|(chain, _)| chain.belongs_to_mesh()).count()
     };
     let wanted: usize = redirect_core::rule::Table::ALL.iter().map(chains).sum();
     let missing = differences.iter().filter(|difference| {

@@ -64,11 +64,8 @@ impl Backend {
 pub fn is_exactly(namespace: &Namespace, plan: &RulePlan, backend: Backend) -> Result<()> {
     let families = Family::BOTH.map(|family| {
         let rules = plan.rules(family);
-        let count = Table::ALL
-            .iter()
-            .flat_map(|table| rules.state().chains(*table))
-            .map(|(_, rules)| rules.len())
-            .sum();
+        let count =
+            Table::ALL.iter().flat_map(|table| rules.chains(*table)).map(|(_, rules)| rules.len()).sum();
         (family, rules, count)
     });
     for (family, rules, count) in &families {

@@ -11,7 +11,7 @@ use e2e::{
 };
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
-use redirect_core::{Family, RulePlan, change::Change, netlink::Observed, plan::FamilyRules};
+use redirect_core::{Family, RulePlan, change::Change, netlink::Observed, state::RuleState};
 use serde_json::Value;
 use std::{process::Command, time::Instant};
 
@@ -92,10 +92,7 @@ pub fn apply(plan: &RulePlan) -> Result<bool, NetlinkError> {
 
 /// Whether the rules observed are those of a plan, rule for rule.
 pub fn is_in_force(observed: &Observed, plan: &RulePlan) -> bool {
-    Family::BOTH.into_iter().all(|family| {
-        let wanted: FamilyRules = plan.rules(family);
-        observed.state(family) == wanted.state()
-    })
+    Family::BOTH.into_iter().all(|family| *observed.state(family) == RuleState::from(&plan.rules(family)))
 }
 
 /// Runs a program in this thread's namespace with some input.

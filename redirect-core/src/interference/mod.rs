@@ -10,15 +10,10 @@
 //! which a connection is opened.
 
 mod opening;
-pub mod ruleset;
-mod save;
 
 pub use opening::{Captures, Opener, Opening, is_own, proxy_users};
-pub use save::add_saved;
-#[cfg(test)]
-pub(crate) use save::saved_rule;
-pub(crate) use save::{marked, owned_by, target_named};
 
+use crate::ruleset::{ChainState, Plain, Ruleset, Statement, TableFamily, TableName};
 use crate::{
     plan::RulePlan,
     render::NFT_TABLES,
@@ -30,7 +25,6 @@ use crate::{
 };
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::{fmt, net::IpAddr};
-use ruleset::{ChainState, Plain, Ruleset, Statement, TableFamily, TableName};
 
 /// What captured packets look like in a pod.
 #[derive(Debug, Clone, Copy, Default)]

@@ -4,15 +4,13 @@
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{
-    Finding, Pod, Traffic, find,
-    ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName, TableState},
-};
+use super::{Finding, Pod, Traffic, find};
 use crate::{
     Family, RulePlan,
     netlink::recorded::{dumps, read_saved},
     options::NativeForm,
     rule::Hook,
+    ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName, TableState},
 };
 use std::{
     collections::BTreeSet,

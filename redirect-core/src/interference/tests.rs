@@ -1,10 +1,7 @@
-use super::{
-    ruleset::{Api, Base, ChainState, TableFamily, TableName, TableState},
-    save::{rule, words},
-    *,
-};
+use super::*;
 use crate::{
     Redirect, render,
+    ruleset::{Api, Base, ChainState, TableFamily, TableName, TableState, add_saved, saved_rule},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use std::{
@@ -57,12 +54,13 @@ fn in_force(plan: &RulePlan, others: &str) -> Ruleset {
             name = TableName { api: Api::NfTables, family, name: table.into() };
         }
         let table = ruleset.table(name.clone());
-        match words(line).as_slice() {
-            [dormant] if dormant == "!dormant" => table.dormant = true,
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words.as_slice() {
+            ["!dormant"] => table.dormant = true,
             [chain, rest @ ..] if chain.starts_with(':') => declare(table, &chain[1..], rest),
-            [command, chain, rest @ ..] if command == "-A" => chain_of(table, chain).rules.push(rule(rest)),
-            [command, chain, rest @ ..] if command == "-I" => {
-                chain_of(table, chain).rules.insert(0, rule(rest));
+            ["-A", chain, rest @ ..] => chain_of(table, chain).rules.push(saved_rule(&rest.join(" "))),
+            ["-I", chain, rest @ ..] => {
+                chain_of(table, chain).rules.insert(0, saved_rule(&rest.join(" ")));
             }
             _ => assert!(line.starts_with('*'), "{line}"),
         }
@@ -74,14 +72,14 @@ fn chain_of<'a>(table: &'a mut TableState, name: &str) -> &'a mut ChainState {
     table.chains.entry(name.into()).or_default()
 }
 
-fn declare(table: &mut TableState, name: &str, words: &[std::string::String]) {
+fn declare(table: &mut TableState, name: &str, words: &[&str]) {
     let chain = chain_of(table, name);
     let [hook, priority, kind, policy @ ..] = words else { return };
     chain.base = Some(Base {
         hook: Hook::ALL.iter().copied().find(|known| known.name().eq_ignore_ascii_case(hook)).unwrap(),
         priority: priority.parse().unwrap(),
-        is_nat: kind == "nat",
-        reroutes: kind == "route",
+        is_nat: *kind == "nat",
+        reroutes: *kind == "route",
         drops: policy == ["drop"],
     });
 }

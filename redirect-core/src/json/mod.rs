@@ -43,11 +43,7 @@ mod rule;
 mod settings;
 mod trace;
 
-use crate::{
-    render::Ports,
-    values::{self, PortRange},
-};
-use alloc::{format, string::String};
+use crate::values;
 use serde::{Deserialize, Serialize};
 
 pub use decision::{
@@ -81,9 +77,4 @@ impl From<values::Family> for Family {
             values::Family::V6 => Self::IPv6,
         }
     }
-}
-
-/// `80`, or `8000:8099`: as settings have it.
-fn ports(range: PortRange) -> String {
-    format!("{}", Ports(range))
 }

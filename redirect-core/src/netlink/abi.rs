@@ -1,6 +1,6 @@
 //! Numbers of the kernel's interface: `linux/netlink.h`, `linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nf_tables_compat.h`.
 
-use crate::{interference::ruleset::TableFamily, rule::Hook, values::Family};
+use crate::{rule::Hook, ruleset::TableFamily, values::Family};
 
 /// Flags of a message (`nlmsg_flags`).
 pub mod flags {

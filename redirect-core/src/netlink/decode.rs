@@ -9,8 +9,8 @@ use super::{
     xt,
 };
 use crate::{
-    interference::ruleset::{Condition, Statement},
     rule::{Chain, Direction, Is, Match, Rule, Target, TcpFlags, Tracked},
+    ruleset::{Condition, Statement},
     values::{Family, Mark, MaskedMark, Port},
 };
 use alloc::vec::Vec;

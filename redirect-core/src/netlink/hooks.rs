@@ -8,7 +8,7 @@ use super::{
     abi::{self, attribute, hooked, kind},
     wire::{Attribute, Attributes, Message},
 };
-use crate::interference::ruleset::{Api, HookEntry, HookList, HookOwner, TableName};
+use crate::ruleset::{Api, HookEntry, HookList, HookOwner, TableName};
 use alloc::{borrow::ToOwned, string::String};
 
 impl HookList {

@@ -6,7 +6,7 @@ use super::{
     wire::Attribute,
 };
 use crate::{
-    differences::{Aligned, align},
+    align::{Aligned, align},
     render::NFT_TABLES,
 };
 use alloc::{

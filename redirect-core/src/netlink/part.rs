@@ -2,7 +2,6 @@
 
 use super::{seen, wire::Attribute, xt::Extension};
 use crate::{
-    render,
     rule::{Chain, Rule, Table},
     state::Entry,
     values::Family,
@@ -30,8 +29,8 @@ impl Place<'_> {
 impl fmt::Display for Place<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.family {
-            Some(family) => write!(f, "{family} {}", render::place(self.table, self.chain)),
-            None => write!(f, "native {}", render::place(self.table, self.chain)),
+            Some(family) => write!(f, "{family} {}", crate::state::place(self.table, self.chain)),
+            None => write!(f, "native {}", crate::state::place(self.table, self.chain)),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
     abi::{attribute, operator, register},
     wire::{Attribute, Attributes},
 };
-use crate::interference::ruleset::End;
+use crate::ruleset::End;
 use alloc::string::String;
 
 /// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
@@ -345,7 +345,6 @@ mod tests {
     use super::*;
     use crate::{
         Family,
-        interference::ruleset::{Condition, Statement},
         netlink::{
             abi::{base, ct, meta, verdict},
             decode,
@@ -354,6 +353,7 @@ mod tests {
             wire::Writer,
         },
         rule::{Is, Match},
+        ruleset::{Condition, Statement},
         values::PortRange,
     };
     use alloc::string::ToString;

@@ -6,8 +6,8 @@ use super::{
     xt::Extension,
 };
 use crate::{
-    interference::ruleset::TableFamily,
     rule::{Chain, Hook, Table},
+    ruleset::TableFamily,
     values::Family,
 };
 use alloc::vec::Vec;

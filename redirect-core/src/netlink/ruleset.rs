@@ -6,9 +6,7 @@ use super::{
     seen,
     wire::{Attribute, Attributes, Message},
 };
-use crate::interference::ruleset::{
-    Api, Base, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState,
-};
+use crate::ruleset::{Api, Base, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
 /// The policy to drop (`NF_DROP`).
@@ -160,14 +158,12 @@ pub(super) mod tests {
     use crate::{
         Family, Redirect, RulePlan,
         change::Change,
-        interference::{
-            Effect, Pod, find,
-            ruleset::{Condition, Counter},
-        },
+        interference::{Effect, Pod, find},
         netlink::{Batch, NativeState, Observed, recorded::dumps::dumped},
         options::NativeForm,
         routing::{self, FoundRouting},
         rule::{Chain, Target},
+        ruleset::{Condition, Counter},
         settings::{Key, NamespaceFacts, RawSettings, Source},
         state::RuleState,
         trace::{Detail, Packet, Rules, Step, Trace},

@@ -13,8 +13,8 @@ use super::{
     wire::{Attribute, Attributes},
 };
 use crate::{
-    interference::ruleset::{Among, Condition, Counter, End, SeenRule, Selector, Statement, VerdictMap},
     rule::{Is, Match},
+    ruleset::{Among, Condition, Counter, End, SeenRule, Selector, Statement, VerdictMap},
     values::{Family, PortRange},
 };
 use alloc::{

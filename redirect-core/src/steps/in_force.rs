@@ -4,7 +4,7 @@ use super::{Family, FoundRouting, NativeState, Observation, PerFamily, RulePlan,
 
 /// What a namespace holds when a plan is in force.
 pub fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
-    let rules = |family| plan.rules(family).state().clone();
+    let rules = |family| (&plan.rules(family)).into();
     let both = PerFamily { v4: rules(Family::V4), v6: rules(Family::V6) };
     let routing = routing::wanted(plan).into_iter();
     let routing = routing.map(FoundRouting::working).collect();

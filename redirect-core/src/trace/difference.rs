@@ -2,12 +2,12 @@
 
 use super::{
     Connection, ConnectionState, Fate, Interface, Packet, Sender,
-    packets::{Field, Packets, address, interface, interface_name, state},
+    packets::{Field, Packets, interface, interface_name, state},
     rules::Rules,
     set::Set,
     walk::{self, Given, Work},
 };
-use crate::{plan::RulePlan, rule::Protocol, values::Family};
+use crate::{plan::RulePlan, rule::Protocol, ruleset::address, values::Family};
 use alloc::{
     collections::BTreeMap,
     string::{String, ToString},

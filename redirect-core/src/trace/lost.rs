@@ -13,11 +13,9 @@ use super::{
     walk::{self, Cause, Given, Way, Ways, Work},
 };
 use crate::{
-    interference::{
-        Effect, Finding, Place, Pod, Severity, Traffic,
-        ruleset::{Statement, TableName},
-    },
+    interference::{Effect, Finding, Place, Pod, Severity, Traffic},
     rule::{Hook, Protocol, TcpFlags},
+    ruleset::{Statement, TableName},
     values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6},
 };
 use alloc::{

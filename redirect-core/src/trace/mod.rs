@@ -31,14 +31,13 @@ mod walk;
 
 pub use difference::{Difference, Region, difference, difference_between};
 pub(crate) use lost::{Findings, search};
-pub(crate) use packets::address;
 pub use rules::{MeshRule, Rules};
 pub use text::Detail;
 
 use crate::{
-    interference::ruleset::TableName,
     plan::PlannedRule,
     rule::{Hook, Protocol, TcpFlags},
+    ruleset::TableName,
     settings::{Key, Source},
     values::Family,
 };

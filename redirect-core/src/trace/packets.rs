@@ -6,7 +6,7 @@ use crate::{
     values::{Family, InterfaceName},
 };
 use alloc::string::String;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::IpAddr;
 use ipnet::IpNet;
 
 /// What packets differ in.
@@ -236,14 +236,6 @@ pub(crate) fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u32::from(address).into(),
         IpAddr::V6(address) => address.into(),
-    }
-}
-
-/// The address of a number.
-pub(crate) fn address(family: Family, number: u128) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Ipv4Addr::BROADCAST, Ipv4Addr::from)),
-        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
     }
 }
 

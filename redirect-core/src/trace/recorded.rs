@@ -7,12 +7,10 @@
 use super::{Connection, ConnectionState, Detail, Packet, Rules};
 use crate::{
     Family, RulePlan,
-    interference::{
-        recorded::{Others, PLACES, in_force},
-        ruleset::{Ruleset, TableFamily},
-    },
+    interference::recorded::{Others, PLACES, in_force},
     netlink::recorded::dumps,
     routing::{self, FoundRouting},
+    ruleset::{Ruleset, TableFamily},
 };
 use std::{
     fmt::Write as _,

@@ -15,16 +15,16 @@ use super::{
     set::Set,
 };
 use crate::{
-    interference::ruleset::{
-        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement,
-        TableFamily, TableName,
-    },
     options::BackendChoice,
     plan::{PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
     route_tables::RouteTables,
     routing::{self, FoundRouting, RoutingItem},
     rule::{Chain, Hook, Is, Match, OurChain, Rule, Table},
+    ruleset::{
+        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement,
+        TableFamily, TableName,
+    },
     values::Family,
 };
 use alloc::{
@@ -474,7 +474,7 @@ fn cost(tests: &[Test]) -> usize {
     tests.iter().map(Test::size).sum::<usize>().saturating_div(8).saturating_add(1)
 }
 
-const fn base_of_device(device: &crate::interference::ruleset::DeviceBase) -> Base {
+const fn base_of_device(device: &crate::ruleset::DeviceBase) -> Base {
     // The hook is the nearest one of IP; the chain does not hang there.
     let hook = match device.direction {
         Direction::Ingress => Hook::Prerouting,

@@ -1,16 +1,12 @@
 use super::*;
 use crate::{
-    Families, Redirect,
-    interference::{
-        add_saved,
-        ruleset::{
-            Among, Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, Statement, TableFamily,
-            TableName, VerdictMap,
-        },
-    },
-    render,
+    Families, Redirect, render,
     routing::{FoundRouting, RoutingItem},
     rule::{Hook, Is},
+    ruleset::{
+        Among, Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, Statement, TableFamily,
+        TableName, VerdictMap, add_saved,
+    },
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::{Mark, RouteTable},
 };

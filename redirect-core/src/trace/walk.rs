@@ -21,8 +21,8 @@ use super::{
     set::Set,
 };
 use crate::{
-    interference::ruleset::{Direction, Statement},
     rule::Hook,
+    ruleset::{Direction, Statement},
 };
 use alloc::{collections::BTreeSet, string::ToString, vec::Vec};
 use core::net::{IpAddr, SocketAddr};

@@ -4,7 +4,6 @@ use ipnet::IpNet;
 use redirect_core::{
     plan::FamilyRules,
     rule::{Chain, ConnState, Direction, Hook, Is, Match, Protocol, Rule, Table, Target},
-    state::Entry,
     values::InterfaceName,
 };
 use std::net::SocketAddr;
@@ -78,8 +77,7 @@ impl<'a> Walk<'a> {
     /// `None` where the chain ends without a decision.
     fn chain(&mut self, table: Table, hook: Hook, chain: &Chain, depth: usize) -> Option<Verdict> {
         assert!(depth < DEEPEST, "chains jump in a circle");
-        for entry in self.rules.state().rules(table, chain) {
-            let Entry::Rule(rule) = entry else { panic!("a planned rule that is not understood: {entry:?}") };
+        for rule in self.rules.rules(table, chain) {
             if !self.matches(hook, rule) {
                 continue;
             }

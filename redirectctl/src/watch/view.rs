@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use redirect_core::interference::ruleset::Counter;
+use redirect_core::ruleset::Counter;
 use redirect_core::settings::Source;
 use redirect_core::trace::Origin;
 

@@ -3,9 +3,9 @@
 use super::{Connection, NetlinkError};
 use redirect_core::{
     Family,
-    interference::ruleset::{HookList, Ruleset, TableFamily},
     netlink::request,
     rule::Hook,
+    ruleset::{HookList, Ruleset, TableFamily},
 };
 use std::{
     sync::atomic::{AtomicBool, Ordering},

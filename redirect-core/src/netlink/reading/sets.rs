@@ -10,7 +10,7 @@ use super::{
     Bits, Field, Loaded,
 };
 use crate::{
-    interference::ruleset::{Among, Selector},
+    ruleset::{Among, Selector},
     values::Family,
 };
 use alloc::{

@@ -13,13 +13,9 @@ use super::{
     dumps::{self, dump},
 };
 use crate::{
-    Family,
-    interference::{
-        ruleset::{Ruleset, SeenRule},
-        saved_rule,
-    },
-    parse,
+    Family, parse,
     rule::{Match, Rule, Target},
+    ruleset::{Ruleset, SeenRule, saved_rule},
     state::Entry,
 };
 use std::{

@@ -12,7 +12,7 @@ use super::Messages;
 use crate::options::NativeForm;
 use crate::{
     Family, Redirect, RulePlan,
-    interference::{add_saved, ruleset::Ruleset},
+    ruleset::{Ruleset, add_saved},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use std::fs;

@@ -14,11 +14,11 @@ use super::{
 use crate::{
     Family, RulePlan,
     change::Change,
-    interference::ruleset::{Api, HookEntry, HookList, HookOwner, Ruleset, TableFamily, TableName},
     options::NativeForm,
     render,
     routing::{self, FoundRouting},
     rule::{Chain, Hook, Is, Match, Table},
+    ruleset::{Api, HookEntry, HookList, HookOwner, Ruleset, TableFamily, TableName},
     state::{Entry, RuleState},
     trace::{Detail, Rules},
 };
@@ -225,7 +225,7 @@ fn what_iptables_made_of_a_plan_is_read_as_that_plan() {
         let observed = observed(&dump(&dumps::of_iptables(name)));
         assert_eq!(observed.obstacles().count(), 0, "{name}");
         for family in Family::BOTH {
-            assert_eq!(observed.state(family), plan.rules(family).state(), "{name} {family}");
+            assert_eq!(*observed.state(family), RuleState::from(&plan.rules(family)), "{name} {family}");
         }
     }
 }

@@ -10,8 +10,8 @@ use super::{
     LOCAL_TYPE, number, port,
 };
 use crate::{
-    interference::ruleset::{Among, Condition, Selector},
     rule::{Is, Match, Protocol},
+    ruleset::{Among, Condition, Selector},
     values::{Family, InterfaceName, PortRange},
 };
 use alloc::{string::String, vec::Vec};

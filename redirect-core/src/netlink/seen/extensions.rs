@@ -5,12 +5,8 @@ use super::{
     LOCAL_TYPE,
 };
 use crate::{
-    interference::{
-        marked, owned_by,
-        ruleset::{Condition, End, Selector, Statement, state},
-        target_named,
-    },
     rule::Is,
+    ruleset::{Condition, End, Selector, Statement, marked, owned_by, state, target_named},
     values::Family,
 };
 use alloc::{borrow::ToOwned, vec::Vec};

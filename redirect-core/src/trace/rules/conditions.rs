@@ -5,8 +5,8 @@ use super::super::{
     set::Set,
 };
 use crate::{
-    interference::ruleset::{Among, Condition, End, Selector, state as bits},
     rule::{ConnState, Direction, Is, Match, TcpFlags},
+    ruleset::{Among, Condition, End, Selector, state as bits},
     values::{Family, PortRange},
 };
 use alloc::vec::Vec;

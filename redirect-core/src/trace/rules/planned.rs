@@ -3,8 +3,8 @@
 
 use super::Test;
 use crate::{
-    interference::ruleset::{SeenRule, Statement},
     plan::PlannedRule,
+    ruleset::{SeenRule, Statement},
     trace::Origin,
     values::Family,
 };

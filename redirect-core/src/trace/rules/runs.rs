@@ -2,7 +2,7 @@
 
 use super::{Test, WalkedRule, cost};
 use crate::{
-    interference::ruleset::Statement,
+    ruleset::Statement,
     trace::{packets::Field, set::Set},
 };
 use alloc::vec::Vec;

@@ -9,8 +9,8 @@ use super::{
     Interface, Split, Tracking, Unknown, Walk,
 };
 use crate::{
-    interference::ruleset::{Api, TableFamily},
     rule::Table,
+    ruleset::{Api, TableFamily},
 };
 
 impl Walk<'_> {

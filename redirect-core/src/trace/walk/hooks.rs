@@ -10,8 +10,8 @@ use super::{
     Call, Cause, Interface, Point, Split, Tracking, Walk, place,
 };
 use crate::{
-    interference::ruleset::{Base, Direction},
     rule::Hook,
+    ruleset::{Base, Direction},
 };
 use alloc::vec::Vec;
 

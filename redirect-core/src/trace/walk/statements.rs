@@ -9,8 +9,8 @@ use super::{
     Call, Cause, DEEPEST, Point, Split, Tracking, Unknown, Walk,
 };
 use crate::{
-    interference::ruleset::{Statement, VerdictMap},
     rule::{Hook, OurChain},
+    ruleset::{Statement, VerdictMap},
     values::{Family, PASSTHROUGH_V4},
 };
 use alloc::string::ToString;

@@ -1,6 +1,6 @@
 //! What iptables-save prints, read for every table: rules of others as far as they are understood.
 
-use super::ruleset::{
+use super::{
     Among, Api, Base, Condition, Counter, End, Ruleset, SeenRule, Selector, Statement, TableName, state,
 };
 use crate::{
@@ -84,7 +84,7 @@ fn priority(table: &str, hook: Hook) -> Option<i32> {
 }
 
 /// The words of a line; what stands between quotation marks is one.
-pub(super) fn words(line: &str) -> Vec<String> {
+fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut begun) = (Vec::new(), String::new(), false, false);
     let mut characters = line.chars();
     while let Some(c) = characters.next() {
@@ -106,13 +106,13 @@ pub(super) fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// A rule in the words of iptables-save.
-#[cfg(test)]
-pub(crate) fn saved_rule(text: &str) -> SeenRule {
+/// A rule in the words of iptables-save, without table and chain, as far as it is understood.
+#[must_use]
+pub fn saved_rule(text: &str) -> SeenRule {
     rule(&words(text))
 }
 
-pub(super) fn rule(words: &[String]) -> SeenRule {
+fn rule(words: &[String]) -> SeenRule {
     let mut rule = SeenRule::default();
     let (mut module, mut words) = ("", words);
     // Where the conditions of the match at hand begin.

@@ -3,13 +3,16 @@
 
 mod hooks;
 mod lookup;
+mod save;
 
 pub use hooks::{HookEntry, HookList, HookOwner};
-pub use lookup::{Among, Selector, VerdictMap};
+pub use lookup::{Among, Selector, VerdictMap, address};
+pub use save::{add_saved, saved_rule};
+pub(crate) use save::{marked, owned_by, target_named};
 
 use crate::{
     netlink::Sets,
-    render::{self, Ports},
+    render,
     rule::{Hook, Is, Match, Rule, Target},
     values::{Family, PortRange},
 };
@@ -447,7 +450,7 @@ impl fmt::Display for Condition {
                 write!(f, "-m multiport {}--sports ", not(is.not))?;
                 for (index, range) in is.value.iter().enumerate() {
                     let comma = if index == 0 { "" } else { "," };
-                    write!(f, "{comma}{}", Ports(*range))?;
+                    write!(f, "{comma}{range}")?;
                 }
                 Ok(())
             }

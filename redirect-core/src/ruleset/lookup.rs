@@ -6,7 +6,10 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
-use core::fmt;
+use core::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 /// Combinations of values that are looked up: a set of nf_tables, or a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,9 +159,7 @@ impl Selector {
 
     fn word(self, value: u128) -> String {
         match self {
-            Self::Source(family) | Self::Destination(family) => {
-                crate::trace::address(family, value).to_string()
-            }
+            Self::Source(family) | Self::Destination(family) => address(family, value).to_string(),
             Self::InInterface | Self::OutInterface => {
                 let bytes = value.to_be_bytes();
                 let name: String =
@@ -203,6 +204,15 @@ impl Selector {
             | Self::InInterface
             | Self::OutInterface => u128::MAX,
         }
+    }
+}
+
+/// The address of a number that a set of the kernel holds.
+#[must_use]
+pub fn address(family: Family, number: u128) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Ipv4Addr::BROADCAST, Ipv4Addr::from)),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
     }
 }
 
