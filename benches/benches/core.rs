@@ -7,15 +7,17 @@
 
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     change::Change,
-    interference::{Pod, find},
-    parse, render,
+    parse,
     ruleset::{Ruleset, add_saved},
     state::RuleState,
-    trace::difference,
 };
+use packet_trace::{
+    difference,
+    interference::{Pod, find},
+};
+use redirect_core::{Family, RulePlan, render};
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];

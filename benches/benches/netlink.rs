@@ -6,13 +6,12 @@
 
 use benches::plan;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     change::Change,
     netlink::{Batch, Messages, NativeState, Observed},
-    options::NativeForm,
     state::RuleState,
 };
+use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];

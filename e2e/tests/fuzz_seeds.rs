@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use common::recording::Recording;
+use netfilter_state::change::Change;
+use netfilter_state::netlink::{Batch, Observed};
+use netfilter_state::parse::rule_state;
+use netfilter_state::state::RuleState;
 use redirect_core::Family;
-use redirect_core::change::Change;
-use redirect_core::netlink::{Batch, Observed};
-use redirect_core::parse::rule_state;
 use redirect_core::settings::SETTINGS;
-use redirect_core::state::RuleState;
 use serde_json::{Value, json};
 
 /// How many recordings become seeds: each of so many.
@@ -126,7 +126,7 @@ impl Seeds {
     /// What a kernel answered about rules of others, in pieces of whole messages: a piece may name what another one tells of.
     fn dumps(&mut self) -> Result<()> {
         const PIECE: usize = 8 << 10;
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redirect-core/tests/dumps");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/netfilter-state/tests/dumps");
         for name in ["extended", "others"] {
             let dump = fs::read(folder.join(name).with_extension("dump"))?;
             let (mut pieces, mut rest) = (vec![Vec::new()], dump.as_slice());

@@ -3,7 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{Family, RulePlan, change::Change, parse::rule_state, render, ruleset::{Ruleset, add_saved}, state::RuleState};
+use netfilter_state::{change::Change, parse::rule_state, ruleset::{Ruleset, add_saved}, state::RuleState};
+use redirect_core::{Family, RulePlan, render};
 
 fuzz_target!(|text: &str| {
     for family in Family::BOTH {

@@ -1,7 +1,8 @@
 //! What must be true of every plan, whatever text it was made of: each renderer writes its rules, all of them and nothing else.
 
 use crate::{kernel, text};
-use redirect_core::{Family, Redirect, RulePlan, change::{Change, RuleDifference}, json, options::NativeForm, parse::{entry, rule_state}, plan::FamilyRules, render, rule::{Table, Target}, state::{Entry, RuleState}};
+use netfilter_state::{change::{Change, RuleDifference}, parse::{entry, rule_state}, state::{Entry, RuleState}};
+use redirect_core::{Family, Redirect, RulePlan, json, options::NativeForm, plan::FamilyRules, render, rule::{Table, Target}};
 use redirectctl::{
     paper::Layout,
     plan::{Format, written},
@@ -91,7 +92,7 @@ fn netlink(plan: &RulePlan) {
     }
     assert_eq!(observed.obstacles().count(), 0);
     let native = kernel::after_native(plan, NativeForm::Plain);
-    let wanted = redirect_core::netlink::NativeState::wanted(plan, NativeForm::Plain);
+    let wanted = netfilter_state::netlink::NativeState::wanted(plan, NativeForm::Plain);
     assert_eq!(native.native().differences_to(&wanted), []);
     assert_eq!(native.native(), &wanted);
 }

@@ -1,7 +1,8 @@
 //! Whether a network namespace is as it was at an earlier look, without reading any rule again.
 
 use crate::{facts, netlink::Connection, observe::legacy_tables, routes::RouteSocket};
-use redirect_core::{Family, routing::FoundRouting};
+use netfilter_state::routing::FoundRouting;
+use redirect_core::Family;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction

@@ -11,15 +11,16 @@ use crate::{
     pause::{deadline, pause},
     routes::{Links, RouteSocket},
 };
-use redirect_core::{
-    Family, RulePlan,
-    interference::{self, Effect, Finding, Pod},
-    options::Variant,
+use netfilter_state::{
     route_tables::RouteTables,
     routing::FoundRouting,
     ruleset::{self, Ruleset},
-    trace::Rules,
 };
+use packet_trace::{
+    Rules,
+    interference::{self, Effect, Finding, Pod},
+};
+use redirect_core::{Family, RulePlan, options::Variant};
 use std::{net::IpAddr, time::Duration};
 
 /// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that

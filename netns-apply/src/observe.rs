@@ -7,14 +7,13 @@ use crate::{
     netlink::NetlinkError,
     pause::deadline,
 };
-use nix::sched::{CloneFlags, unshare};
-use redirect_core::{
-    Family, netlink,
-    options::Variant,
-    rule::Table,
+use netfilter_state::{
+    netlink,
     state::RuleState,
     steps::{Observation, PerFamily},
 };
+use nix::sched::{CloneFlags, unshare};
+use redirect_core::{Family, options::Variant, rule::Table};
 use std::{
     collections::BTreeSet,
     fs, thread,

@@ -8,13 +8,12 @@ use crate::{
     observe::{self, Seen},
     pause::deadline,
 };
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     differences::Differences,
-    interference::Finding,
-    options::Variant,
     steps::{Observation, RulesIn, VARIANTS},
 };
+use packet_trace::interference::Finding;
+use redirect_core::{Family, RulePlan, options::Variant};
 use std::fmt;
 
 /// Why a namespace is not as planned.

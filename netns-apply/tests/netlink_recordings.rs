@@ -6,9 +6,9 @@ mod common;
 
 use common::{apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings};
 use e2e::netns::State;
+use netfilter_state::parse::rule_state;
 use redirect_core::{
     Family, RulePlan,
-    parse::rule_state,
     render::{restore_text, rule_text},
     rule::Table,
 };

@@ -34,31 +34,19 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-mod align;
-pub mod change;
-pub mod differences;
-pub mod interference;
 #[cfg(feature = "serde")]
 pub mod json;
-#[cfg(feature = "model")]
-pub mod model;
-pub mod netlink;
 pub mod options;
-pub mod parse;
 pub mod plan;
 pub mod pod;
 #[cfg(feature = "pod-json")]
 pub mod pod_json;
+#[cfg(test)]
+mod recorded;
 mod redirect;
 pub mod render;
-pub mod route_tables;
-pub mod routing;
 pub mod rule;
-pub mod ruleset;
 pub mod settings;
-pub mod state;
-pub mod steps;
-pub mod trace;
 pub mod values;
 
 pub use ipnet;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use netfilter_state::change::DifferenceKind;
+use netfilter_state::differences::{Difference, Differences};
+use netfilter_state::routing::RoutingItem;
 use netns_apply::Mismatch;
-use redirect_core::change::DifferenceKind;
-use redirect_core::differences::{Difference, Differences};
-use redirect_core::interference::{self, Effect, Severity as Sureness};
+use packet_trace::interference::{self, Effect, Severity as Sureness};
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, misspelt, unreadable_switches};
-use redirect_core::routing::RoutingItem;
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};

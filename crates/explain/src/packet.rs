@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use redirect_core::interference::proxy_users;
-use redirect_core::trace::{Connection, ConnectionState, Packet};
+use packet_trace::interference::proxy_users;
+use packet_trace::{Connection, ConnectionState, Packet};
 use redirect_core::{Family, PROXY_ID, RulePlan};
 
 /// A user of the application where nobody says which: not the proxy's, nor root.
@@ -139,7 +139,7 @@ fn sender(text: &str, plan: Option<&RulePlan>) -> Result<Option<(u32, u32)>, Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redirect_core::trace::Sender;
+    use packet_trace::Sender;
 
     fn made(said: &Said<'_>) -> Result<Packet, Vec<String>> {
         packet(

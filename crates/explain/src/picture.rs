@@ -5,10 +5,10 @@ mod svg;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use packet_trace::{Detail, Trace};
 use redirect_core::plan::PlannedRule;
 use redirect_core::render::rule_text;
 use redirect_core::rule::{Chain, Scope, Table, Target};
-use redirect_core::trace::{Detail, Trace};
 use redirect_core::{Family, RulePlan};
 
 use crate::paper::harmless;

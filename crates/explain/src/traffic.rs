@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use packet_trace::{Detail, Difference, Rules, Trace, difference_between};
 use redirect_core::options::BackendChoice;
 use redirect_core::render::restore_text;
-use redirect_core::trace::{Detail, Difference, Rules, Trace, difference_between};
-use redirect_core::{Family, RulePlan, json};
+use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
 use crate::VERSION;
@@ -95,7 +95,7 @@ impl Compared {
                 .map(|(family, rule)| json!({"family": family.to_string(), "rule": rule}))
                 .collect::<Vec<_>>()
         });
-        let traffic = json::TrafficDifferences::from(self.traffic.as_slice());
+        let traffic = packet_trace::json::TrafficDifferences::from(self.traffic.as_slice());
         json!({"version": VERSION, "rules": {"removed": gone, "added": new}, "traffic": traffic.traffic})
     }
 }

@@ -8,8 +8,7 @@ use explain::picture::{Language, of_trace};
 use explain::plan::{Format, said_by};
 use explain::traffic::{Compared, told};
 use explain::{addresses, pretty};
-use redirect_core::json;
-use redirect_core::trace::{Detail, Step};
+use packet_trace::{Detail, Step};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -186,7 +185,7 @@ impl Trace {
         };
         let trace = plan.rules(packet.family()).trace(&packet);
         let detail = if way.every { Detail::Every } else { Detail::Met };
-        let steps = serde_json::to_value(json::Trace::from(&trace)).unwrap_or_default();
+        let steps = serde_json::to_value(packet_trace::json::Trace::from(&trace)).unwrap_or_default();
         Some(Self {
             errors: Vec::new(),
             packet: trace.packet.to_string(),

@@ -4,15 +4,13 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::Namespace;
-use redirect_core::change::RuleDifference;
-use redirect_core::parse::rule_state;
+use netfilter_state::change::RuleDifference;
+use netfilter_state::netlink::{NativeState, Observed};
+use netfilter_state::parse::rule_state;
+use redirect_core::options::NativeForm;
 use redirect_core::render::nft_text_in;
 use redirect_core::rule::Table;
 use redirect_core::{Family, RulePlan};
-use redirect_core::{
-    netlink::{NativeState, Observed},
-    options::NativeForm,
-};
 use serde_json::Value;
 
 /// What programs the rules.

@@ -6,7 +6,8 @@ use crate::{
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
-use redirect_core::{Family, change::Change, options::Variant, parse, state::RuleState};
+use netfilter_state::{change::Change, parse, state::RuleState};
+use redirect_core::{Family, options::Variant};
 use std::path::{Path, PathBuf};
 
 /// The Debian package that has the programs of either variant.

@@ -9,9 +9,10 @@ use e2e::{
     netns::{Families, Namespace},
     sample,
 };
+use netfilter_state::{change::Change, netlink::Observed, state::RuleState};
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
-use redirect_core::{Family, RulePlan, change::Change, netlink::Observed, state::RuleState};
+use redirect_core::{Family, RulePlan};
 use serde_json::Value;
 use std::{process::Command, time::Instant};
 

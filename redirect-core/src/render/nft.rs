@@ -27,7 +27,8 @@ pub const NFT_TABLES: [&str; 3] = [nft_table(Table::Raw), nft_table(Table::Mangl
 pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
 
 /// The name of a native table.
-pub(crate) const fn nft_table(table: Table) -> &'static str {
+#[must_use]
+pub const fn nft_table(table: Table) -> &'static str {
     match table {
         Table::Raw => "istio-proxy-raw",
         Table::Mangle => "istio-proxy-mangle",
@@ -84,8 +85,9 @@ fn chain_declaration(table: Table, chain: &Chain) -> String {
     format!("{name} {{ type {kind} hook {name} priority {priority}; policy accept; }}")
 }
 
-/// In small letters, with dashes: `istio-in-redirect`.
-pub(crate) fn chain_name(chain: &Chain) -> String {
+/// The name of a chain of a native table, in small letters, with dashes: `istio-in-redirect`.
+#[must_use]
+pub fn chain_name(chain: &Chain) -> String {
     chain.name().to_ascii_lowercase().replace('_', "-")
 }
 
