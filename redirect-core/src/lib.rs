@@ -4,9 +4,10 @@
 //! text, each value with where it came from. Raw settings and the facts of the network namespace become a
 //! [`Redirect`]: typed and valid by construction. A `Redirect` becomes a [`RulePlan`]: the ordered
 //! iptables/ip6tables rules, policy routes and addresses that bend the pod's traffic through its proxy. A plan is
-//! rendered ([`render`]), compared with what the kernel holds ([`change`]) and explained.
+//! rendered and explained ([`render`]).
 //!
-//! Nothing here does I/O: no clock, no environment, no file, no socket. The same input gives the same bytes.
+//! Nothing here does I/O: no clock, no environment, no file, no socket. The same input gives the same bytes. It knows nothing of what
+//! a kernel holds, nor of how rules get there.
 //!
 //! ```
 //! use redirect_core::{pod::{Decision, PodFacts}, settings::NamespaceFacts, Family};

@@ -185,11 +185,11 @@ fn table_text(change: &TableChange, text: &mut String) {
         match step {
             // With --noflush, declaring a chain that is there empties it.
             Step::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
-            Step::Append(chain, entry) => line(text, format_args!("-A {chain} {}", entry)),
+            Step::Append(chain, entry) => line(text, format_args!("-A {chain} {entry}")),
             Step::Insert(chain, number, entry) => {
-                line(text, format_args!("-I {chain} {number} {}", entry));
+                line(text, format_args!("-I {chain} {number} {entry}"));
             }
-            Step::Delete(chain, entry) => line(text, format_args!("-D {chain} {}", entry)),
+            Step::Delete(chain, entry) => line(text, format_args!("-D {chain} {entry}")),
             Step::Flush(chain) => line(text, format_args!("-F {chain}")),
             Step::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
         }

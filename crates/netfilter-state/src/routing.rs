@@ -5,7 +5,7 @@ use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::fmt;
 use redirect_core::{
     Tproxy,
-    plan::RulePlan,
+    plan::{PolicyRoutes, RulePlan},
     values::{Family, Mark, PASSTHROUGH_V6, RouteTable},
 };
 
@@ -103,7 +103,7 @@ pub fn stale<'a>(
 ) -> Vec<&'a FoundRouting> {
     let named: Vec<Tproxy> = plan
         .policy_routes()
-        .map(|routes| routes.tproxy())
+        .map(PolicyRoutes::tproxy)
         .into_iter()
         .chain(tproxy)
         .chain([Tproxy::default()])

@@ -306,15 +306,14 @@ impl fmt::Display for Difference {
 /// address by another interface.
 ///
 /// ```
-/// use packet_trace;
 /// use redirect_core::{Families, Redirect, values::PortRange};
 ///
 /// let before = Redirect::sidecar(Families::V4).build()?.plan();
 /// // 15020 is what a sidecar excludes that says nothing.
 /// let excluded = [15020, 3306].map(PortRange::single);
 /// let after = Redirect::sidecar(Families::V4).outbound_ports_exclude(excluded).build()?.plan();
-/// assert_eq!(crate::difference(&before, &before), []);
-/// let differences = crate::difference(&before, &after);
+/// assert_eq!(packet_trace::difference(&before, &before), []);
+/// let differences = packet_trace::difference(&before, &after);
 /// assert!(!differences.is_empty());
 /// assert!(differences.iter().all(|one| one.region.ports() == Some(vec![(3306, 3306)])));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

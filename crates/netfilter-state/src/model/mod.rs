@@ -5,14 +5,16 @@
 //! that applies plans can so be tested without root and without a network namespace.
 //!
 //! ```
-//! use redirect_core::{
+//! use netfilter_state::{
 //!     model::Kernel,
+//!     steps::{Goal, RulesIn},
+//! };
+//! use redirect_core::{
+//!     Family,
+//!     options::Variant,
 //!     pod::{Decision, PodFacts},
 //!     rule::{Hook, Table},
 //!     settings::NamespaceFacts,
-//!     steps::{Goal, RulesIn},
-//!     options::Variant,
-//!     Family,
 //! };
 //!
 //! let addresses = ["10.1.0.2".parse().unwrap()];
