@@ -29,7 +29,7 @@ for crate in redirect-core netns-apply; do
     new=$(mktemp)
     if ! RUST_BACKTRACE=0 cargo run --locked --quiet -p tools --bin public-api "$json/doc/${crate//-/_}.json" >"$new"; then
         echo "public-api.sh: if $(rustc --version) writes another format of JSON than the library public-api reads, set the" >&2
-        echo "public-api.sh: version of public-api in tools/Cargo.toml to the one for this compiler, or use Rust 1.95" >&2
+        echo "public-api.sh: version of public-api in crates/tools/Cargo.toml to the one for this compiler, or use Rust 1.95" >&2
         rm "$new"
         exit 1
     fi

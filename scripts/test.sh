@@ -36,9 +36,9 @@ export BUILT_PROGRAMS=$target/debug
 
 # Always the whole workspace, and its parts by the names of tests: cargo compiles libraries anew for each choice of packages, with other features.
 of_nodes=() of_agents=() of_others=() of_crates=()
-for file in */tests/*.rs; do
+for file in */tests/*.rs crates/*/tests/*.rs; do
     name=$(basename "$file" .rs)
-    others=$(compgen -G "*/tests/$name.rs" | grep -vcxF "$file")
+    others=$({ compgen -G "*/tests/$name.rs"; compgen -G "crates/*/tests/$name.rs"; } | grep -vcxF "$file")
     if [ "${file%%/*}" = e2e ] && [ "$others" != 0 ]; then
         echo "test.sh: $file has the name of another crate's tests, and would be run twice" >&2
         exit 1

@@ -7,14 +7,17 @@
 
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     change::Change,
-    interference::{Pod, add_saved, find, ruleset::Ruleset},
-    parse, render,
+    parse,
+    ruleset::{Ruleset, add_saved},
     state::RuleState,
-    trace::difference,
 };
+use packet_trace::{
+    difference,
+    interference::{Pod, find},
+};
+use redirect_core::{Family, RulePlan, render};
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
@@ -82,7 +85,7 @@ fn comparing(c: &mut Criterion) {
     );
     let same = |size| {
         let rules = plan(size).rules(Family::V4);
-        (rules.state().clone(), rules)
+        (RuleState::from(&rules), rules)
     };
     step(c, "diff, nothing to do", same, |(observed, wanted)| {
         black_box(Change::between(black_box(observed), black_box(wanted)));

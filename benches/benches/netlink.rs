@@ -6,12 +6,12 @@
 
 use benches::plan;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     change::Change,
-    netlink::{Batch, Messages, NativeForm, NativeState, Observed},
+    netlink::{Batch, Messages, NativeState, Observed},
     state::RuleState,
 };
+use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
@@ -74,7 +74,7 @@ fn decode(c: &mut Criterion) {
     for size in SIZES {
         let plan = plan(size);
         let bytes = listed(&encoded(&changes(&plan)));
-        assert_eq!(observed(&bytes).state(Family::V6), plan.rules(Family::V6).state());
+        assert_eq!(*observed(&bytes).state(Family::V6), RuleState::from(&plan.rules(Family::V6)));
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.sample_size(if size > 1_000 { 10 } else { 50 });
         group.bench_with_input(BenchmarkId::from_parameter(size), &bytes, |b, bytes| {

@@ -16,10 +16,8 @@ use common::packets::{FORMS, IMPATIENT, Seen, World, plan, random_packet, random
 use e2e::dice::Dice;
 use e2e::traffic::ANSWER;
 use netns_apply::{ApplyOptions, apply};
-use redirect_core::{
-    Family, RulePlan,
-    trace::{Difference, Fate, Packet, Rules, difference},
-};
+use packet_trace::{Difference, Fate, Packet, Rules, difference};
+use redirect_core::{Family, RulePlan};
 
 const THREADS: usize = 2;
 const FEW_PAIRS: usize = 6;

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use common::recording::Recording;
-use redirect_core::change::Change;
-use redirect_core::netlink::{Batch, Observed};
-use redirect_core::parse::rule_state;
+use netfilter_state::change::Change;
+use netfilter_state::netlink::{Batch, Observed};
+use netfilter_state::parse::rule_state;
+use netfilter_state::state::RuleState;
+use redirect_core::Family;
 use redirect_core::settings::SETTINGS;
-use redirect_core::state::RuleState;
-use redirect_core::{Family, plan::FamilyRules};
 use serde_json::{Value, json};
 
 /// How many recordings become seeds: each of so many.
@@ -126,7 +126,7 @@ impl Seeds {
     /// What a kernel answered about rules of others, in pieces of whole messages: a piece may name what another one tells of.
     fn dumps(&mut self) -> Result<()> {
         const PIECE: usize = 8 << 10;
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redirect-core/tests/dumps");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/netfilter-state/tests/dumps");
         for name in ["extended", "others"] {
             let dump = fs::read(folder.join(name).with_extension("dump"))?;
             let (mut pieces, mut rest) = (vec![Vec::new()], dump.as_slice());
@@ -287,7 +287,7 @@ fn saved(tables: &Value) -> Result<String> {
 /// The same as the kernel's answer over netlink.
 fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
     let (state, nothing) = (rule_state(text)?, Observed::at(1));
-    ensure!(state != *FamilyRules::default().state(), "nothing is recorded");
+    ensure!(state != RuleState::new(), "nothing is recorded");
     let change = Change::back(&RuleState::new(), &state, &Change::default());
     let mut batch = Batch::new(&nothing);
     batch.change(family, &change)?;

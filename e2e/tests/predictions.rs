@@ -18,12 +18,8 @@ use common::packets::{FORMS, Said, Seen, plan};
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, Mismatch, apply, verify};
-use redirect_core::{
-    Family, RulePlan,
-    interference::Severity,
-    settings::Key,
-    trace::{Detail, Fate, Packet, Rules},
-};
+use packet_trace::{Detail, Fate, Packet, Rules, interference::Severity};
+use redirect_core::{Family, RulePlan, settings::Key};
 
 const THREADS: usize = 4;
 /// A packet that is to arrive is waited for this long.

@@ -22,12 +22,11 @@ use e2e::dice::Dice;
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, apply, interference};
-use redirect_core::{
-    Family, RulePlan,
+use packet_trace::{
+    Detail, Fate, Interface, Listener, Outcome, Packet, Rules, Sender, Step, Trace,
     interference::{Finding, Severity, Traffic},
-    rule::Protocol,
-    trace::{Detail, Fate, Interface, Listener, Outcome, Packet, Rules, Sender, Step, Trace},
 };
+use redirect_core::{Family, RulePlan, rule::Protocol};
 
 const THREADS: usize = 4;
 /// How many packets `make test` sends, and how many each ruleset gets.

@@ -16,13 +16,12 @@ use common::packets::{FORMS, IMPATIENT, Seen, World, plan, random_packet, random
 use e2e::dice::Dice;
 use e2e::netns::{Families, Namespace, remote_address};
 use e2e::traffic::ANSWER;
+use netfilter_state::ruleset::{Condition, Ruleset, SeenRule, Statement};
 use netns_apply::{ApplyOptions, Live, apply};
-use redirect_core::{
-    Family, RulePlan,
-    interference::ruleset::{Condition, Ruleset, SeenRule, Statement},
-    rule::TcpFlags,
-    trace::{Change, Connection, ConnectionState, Detail, Fate, Outcome, Packet, Rules, Sender, Step, Trace},
+use packet_trace::{
+    Change, Connection, ConnectionState, Detail, Fate, Outcome, Packet, Rules, Sender, Step, Trace,
 };
+use redirect_core::{Family, RulePlan, rule::TcpFlags};
 
 const THREADS: usize = 2;
 const FEW_PLANS: usize = 20;

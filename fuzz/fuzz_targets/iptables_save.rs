@@ -3,14 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{
-    Family, RulePlan,
-    change::Change,
-    interference::{add_saved, ruleset::Ruleset},
-    parse::rule_state,
-    render,
-    state::RuleState,
-};
+use netfilter_state::{change::Change, parse::rule_state, ruleset::{Ruleset, add_saved}, state::RuleState};
+use redirect_core::{Family, RulePlan, render};
 
 fuzz_target!(|text: &str| {
     for family in Family::BOTH {
@@ -19,7 +13,7 @@ fuzz_target!(|text: &str| {
     let Ok(state) = rule_state(text) else { return };
     let cleanup = Change::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());
-    let ours = render::change_text(&Change::back(&RuleState::new(), &state.of_mesh(), &Change::default()));
+    let ours = Change::back(&RuleState::new(), &state.of_mesh(), &Change::default()).restore_text();
     let again = rule_state(&ours).expect("what was written can be read");
     assert_eq!(again, state.of_mesh());
 });

@@ -4,15 +4,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{
-    Family, RulePlan,
-    change::Change,
-    interference::{
-        Pod, find,
-        ruleset::{HookList, Ruleset},
-    },
-    netlink::{Batch, Messages, NativeState, Observed},
-};
+use netfilter_state::{change::Change, netlink::{Batch, Messages, NativeState, Observed}, ruleset::{HookList, Ruleset}};
+use packet_trace::interference::{Pod, find};
+use redirect_core::{Family, RulePlan};
 use redirect_core_fuzz::kernel::dumped;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,14 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{
-    Family,
-    change::Change,
-    netlink::{Batch, Messages, Observed},
-    parse::rule_state,
-    rule::Table,
-    state::RuleState,
-};
+use netfilter_state::{change::Change, netlink::{Batch, Messages, Observed}, parse::rule_state, state::RuleState};
+use redirect_core::{Family, rule::Table};
 use redirect_core_fuzz::kernel::dumped;
 
 fuzz_target!(|text: &str| {

@@ -11,7 +11,7 @@ use istio_cni::{
     selection::Programming,
 };
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{RulePlan, netlink::NativeForm};
+use redirect_core::{RulePlan, options::NativeForm};
 use redirect_core_fuzz::{kernel, parts, text};
 use serde_json::{Value, value::RawValue};
 use std::{collections::HashMap, ffi::OsString, net::IpAddr, path::Path, sync::LazyLock, time::Duration};

@@ -6,11 +6,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{
-    Redirect, RulePlan, json,
-    options::BackendChoice,
-    trace::{Detail, Rules},
-};
+use packet_trace::{Detail, Rules};
+use redirect_core::{Redirect, RulePlan, json, options::BackendChoice};
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
     packet::{Said, packet},
@@ -54,9 +51,9 @@ fn trace(said: &Said<'_>, plan: &RulePlan) {
     let rules = Rules::of_plan(plan, packet.family());
     let trace = rules.trace(&packet);
     assert_eq!(trace.fate(), rules.fate(&packet));
-    let document = json::Trace::from(&trace);
+    let document = packet_trace::json::Trace::from(&trace);
     let value = serde_json::to_value(&document).expect("a trace is JSON");
-    assert_eq!(serde_json::from_value::<json::Trace>(value).ok(), Some(document));
+    assert_eq!(serde_json::from_value::<packet_trace::json::Trace>(value).ok(), Some(document));
     for detail in [Detail::Met, Detail::Every] {
         text::is_safe(&told(&trace, detail));
         for language in [Language::Dot, Language::Mermaid] {

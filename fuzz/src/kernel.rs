@@ -1,11 +1,11 @@
 //! A transaction for nf_tables as the kernel would show it afterwards.
 
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     change::Change,
-    netlink::{Batch, Messages, NativeForm, NativeState, Observed},
+    netlink::{Batch, Messages, NativeState, Observed},
     state::RuleState,
 };
+use redirect_core::{Family, RulePlan, options::NativeForm};
 
 /// nf_tables' message for a new rule, as it stands in a message's header.
 const NEW_RULE: u16 = 10 << 8 | 6;

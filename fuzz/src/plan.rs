@@ -1,17 +1,8 @@
 //! What must be true of every plan, whatever text it was made of: each renderer writes its rules, all of them and nothing else.
 
 use crate::{kernel, text};
-use redirect_core::{
-    Family, Redirect, RulePlan,
-    change::{Change, RuleDifference},
-    json,
-    netlink::NativeForm,
-    parse::{entry, rule_state},
-    plan::FamilyRules,
-    render,
-    rule::{Table, Target},
-    state::{Entry, RuleState},
-};
+use netfilter_state::{change::{Change, RuleDifference}, parse::{entry, rule_state}, state::{Entry, RuleState}};
+use redirect_core::{Family, Redirect, RulePlan, json, options::NativeForm, plan::FamilyRules, render, rule::{Table, Target}};
 use redirectctl::{
     paper::Layout,
     plan::{Format, written},
@@ -40,12 +31,12 @@ fn restore_text(rules: &FamilyRules) {
     let text = render::restore_text(rules);
     text::is_safe(&text);
     let read = rule_state(&text).expect("a rendered plan can be read");
-    assert_eq!(&read, rules.state());
+    assert_eq!(read, RuleState::from(rules));
     assert_eq!(RuleDifference::first(&read, rules), None);
     assert!(Change::between(&read, rules).is_empty());
-    assert_eq!(Change::between(&RuleState::new(), rules).is_empty(), rules.state().is_empty());
+    assert_eq!(Change::between(&RuleState::new(), rules).is_empty(), rules.is_empty());
     let planned: usize =
-        Table::ALL.iter().flat_map(|table| rules.state().chains(*table)).map(|(_, all)| all.len()).sum();
+        Table::ALL.iter().flat_map(|table| rules.chains(*table)).map(|(_, all)| all.len()).sum();
     assert_eq!(text.lines().filter(|line| is_rule(line)).count(), planned, "{text}");
     let known = |line: &str| line == "COMMIT" || line.starts_with(['*', ':']) || is_rule(line);
     assert!(text.lines().all(known), "a line that no plan has: {text}");
@@ -91,7 +82,7 @@ fn netlink(plan: &RulePlan) {
     let observed = kernel::after_iptables(plan);
     for family in Family::BOTH {
         let rules = plan.rules(family);
-        assert_eq!(observed.state(family), rules.state(), "{family}");
+        assert_eq!(*observed.state(family), RuleState::from(rules), "{family}");
         let is_ours = |entry: &Entry| matches!(entry, Entry::Rule(_));
         let mut read = Table::ALL
             .iter()
@@ -101,7 +92,7 @@ fn netlink(plan: &RulePlan) {
     }
     assert_eq!(observed.obstacles().count(), 0);
     let native = kernel::after_native(plan, NativeForm::Plain);
-    let wanted = redirect_core::netlink::NativeState::wanted(plan, NativeForm::Plain);
+    let wanted = netfilter_state::netlink::NativeState::wanted(plan, NativeForm::Plain);
     assert_eq!(native.native().differences_to(&wanted), []);
     assert_eq!(native.native(), &wanted);
 }
@@ -115,13 +106,11 @@ fn json(plan: &RulePlan, redirect: &Redirect) {
         for table in &family.tables {
             let named = Table::ALL.iter().find(|one| one.name() == table.table).expect("a table");
             for chain in &table.chains {
-                let planned = rules
-                    .state()
-                    .chains(*named)
-                    .find(|(one, _)| one.name() == chain.chain)
-                    .map(|(_, all)| all);
+                let planned =
+                    rules.chains(*named).find(|(one, _)| one.name() == chain.chain).map(|(_, all)| all);
                 let told: Vec<Entry> = chain.rules.iter().map(|rule| entry(&rule.text)).collect();
-                assert_eq!(told, planned.unwrap_or_default());
+                let planned: Vec<Entry> = planned.unwrap_or_default().iter().map(Entry::from).collect();
+                assert_eq!(told, planned);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Putting a plan in force, wholly or not at all, and removing it.
 //!
 //! A run looks at everything, chooses the backend, works out the steps from what it saw to what is wanted
-//! ([`redirect_core::steps`]), asks whether the steps that can be refused would be accepted, and only then takes them,
+//! ([`netfilter_state::steps`]), asks whether the steps that can be refused would be accepted, and only then takes them,
 //! one by one, noting how to undo each. If anything fails, it works through the notes from last to first, so that the
 //! namespace is as it was before the run's first step.
 
@@ -17,12 +17,14 @@ use crate::{
     observe::Seen,
     pause::{deadline, grace},
 };
-use redirect_core::{
-    RulePlan, Tproxy,
-    netlink::{self, BatchError, NativeForm},
-    options::{BackendChoice, Variant},
+use netfilter_state::{
+    netlink::{self, BatchError},
     routing,
     steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
+};
+use redirect_core::{
+    RulePlan, Tproxy,
+    options::{BackendChoice, NativeForm, Variant},
 };
 use std::time::{Duration, Instant};
 

@@ -15,11 +15,8 @@ use crate::{
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
-use redirect_core::{
-    Family, RulePlan,
-    interference::{Captures, Opener, Opening, Pod, is_own, proxy_users},
-    rule::Protocol,
-};
+use packet_trace::interference::{Captures, Opener, Opening, Pod, is_own, proxy_users};
+use redirect_core::{Family, RulePlan, rule::Protocol};
 use std::{
     collections::BTreeSet,
     io,
@@ -317,7 +314,7 @@ impl Asking {
         what: &'static str,
         question: impl Fn(u32) -> Vec<u8>,
         all: &mut Vec<T>,
-        read: impl Fn(&redirect_core::netlink::Message<'_>) -> Option<T>,
+        read: impl Fn(&netfilter_state::netlink::Message<'_>) -> Option<T>,
     ) -> Result<(), SeverError> {
         let before = all.len();
         until_whole(what, || {

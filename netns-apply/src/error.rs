@@ -112,7 +112,7 @@ pub enum ApplyError {
         /// The program.
         program: String,
         /// What was wrong.
-        cause: redirect_core::parse::SaveError,
+        cause: netfilter_state::parse::SaveError,
     },
     /// The namespace's addresses and interfaces could not be read.
     #[error("cannot read the network namespace's addresses: {cause}")]

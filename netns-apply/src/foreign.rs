@@ -7,13 +7,12 @@ use crate::{
     pause::{deadline, pause},
     routes::{Links, RouteSocket},
 };
-use redirect_core::{
-    Family, RulePlan,
-    interference::{self, Effect, Finding, Pod, ruleset::Ruleset},
-    route_tables::RouteTables,
-    routing::FoundRouting,
-    trace::Rules,
+use netfilter_state::{route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset};
+use packet_trace::{
+    Rules,
+    interference::{self, Effect, Finding, Pod},
 };
+use redirect_core::{Family, RulePlan};
 use std::{net::IpAddr, time::Duration};
 
 /// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that

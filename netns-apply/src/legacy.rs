@@ -5,14 +5,12 @@ use crate::{
     backend::restore,
     exec::{ExecError, Programs},
 };
-use redirect_core::{
-    Family,
-    interference::ruleset::Ruleset,
+use netfilter_state::{
     netlink::{LegacyChains, LegacyTable, MalformedTable},
-    options::Variant,
-    rule::Table,
+    ruleset::Ruleset,
     state::RuleState,
 };
+use redirect_core::{Family, options::Variant, rule::Table};
 use std::{fs, io};
 
 /// Why a table of legacy iptables could not be read.

@@ -13,12 +13,12 @@ use crate::{
     pause::{deadline, pause},
     socket::{NetlinkSocket, code},
 };
+use netfilter_state::netlink::request;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
 };
-use redirect_core::netlink::request;
 use std::{
     fs::File,
     io,

@@ -6,12 +6,12 @@
 //! An open socket keeps its network namespace alive, as a process in it would. Whoever subscribes has to drop the subscription
 //! when the pod ends.
 
+use netfilter_state::netlink::{Messages, request};
 use netlink_sys::{
     Socket,
     protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
 };
 use nix::{errno::Errno, sys::socket::MsgFlags};
-use redirect_core::netlink::{Messages, request};
 use std::{
     collections::BTreeSet,
     io,

@@ -8,12 +8,12 @@ use crate::{
     netlink::NetlinkError,
     pause::deadline,
 };
-use redirect_core::{
-    Family, netlink,
-    options::Variant,
+use netfilter_state::{
+    netlink,
     state::RuleState,
     steps::{Observation, PerFamily},
 };
+use redirect_core::{Family, options::Variant};
 use std::time::{Duration, Instant};
 
 /// How long to try to see legacy tables and routing at the same generation as nf_tables.

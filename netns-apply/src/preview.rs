@@ -1,14 +1,12 @@
 //! What cleaning up would remove, as text: nothing is locked or changed.
 
 use crate::{ApplyError, ApplyOptions, backend::Handles, observe::Seen, pause::deadline};
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     change::Change,
-    options::Variant,
-    render,
     routing::RoutingItem,
     steps::{self, Goal, RulesIn, Step},
 };
+use redirect_core::{Family, RulePlan, options::Variant, render};
 use std::fmt::Write;
 
 /// What [`cleanup`](crate::cleanup) would remove from the calling thread's network namespace: input for the programs that
@@ -53,7 +51,7 @@ fn changes(variant: Variant, family: Family, change: &Change) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "# {family} (iptables-{})", variant.name());
-    text + &render::change_text(change)
+    text + &change.restore_text()
 }
 
 /// The command that removes an item.

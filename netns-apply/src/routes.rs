@@ -18,6 +18,10 @@ mod unexamined;
 use crate::socket::{Ended, NetlinkSocket, code};
 #[cfg(feature = "write")]
 pub(crate) use links::Links;
+use netfilter_state::{
+    netlink::Message,
+    routing::{FoundRouting, RoutingItem},
+};
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
@@ -32,8 +36,6 @@ use nix::errno::Errno;
 use policy::{DumpedRule, marked_lookup};
 use redirect_core::{
     Family,
-    netlink::Message,
-    routing::{FoundRouting, RoutingItem},
     values::{PASSTHROUGH_V6, RouteTable},
 };
 use std::net::IpAddr;

@@ -3,13 +3,13 @@
 //! The care that every question needs is taken here, once: numbers that tell an answer from a late one, interrupted
 //! dumps, signals, a receive buffer that overflowed, and a time limit.
 
+use netfilter_state::netlink::{Answer, Message, Messages};
 use netlink_sys::{Socket, SocketAddr};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{MsgFlags, setsockopt, sockopt},
 };
-use redirect_core::netlink::{Answer, Message, Messages};
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},

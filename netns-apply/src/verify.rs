@@ -7,13 +7,12 @@ use crate::{
     observe::Seen,
     pause::deadline,
 };
-use redirect_core::{
-    RulePlan,
+use netfilter_state::{
     differences::Differences,
-    interference::Finding,
-    options::Variant,
     steps::{Observation, RulesIn, VARIANTS},
 };
+use packet_trace::interference::Finding;
+use redirect_core::{RulePlan, options::Variant};
 use std::fmt;
 
 /// Why a namespace is not as planned.

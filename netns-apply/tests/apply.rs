@@ -8,13 +8,13 @@ mod common;
 
 use common::run;
 use e2e::netns::{Families, Namespace};
+use netfilter_state::netlink::Obstacle;
 use netns_apply::{
     Aftermath, ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, LockError, Outcome,
     Programs, RunError, apply, cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight, verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
-    netlink::Obstacle,
     options::{BackendChoice, Variant},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };

@@ -1,20 +1,24 @@
-//! What `redirect-core`'s tests have a kernel answer is what this kernel answers. Needs root. With `UPDATE_DUMPS=1` its answers take the place of those
-//! recorded in `redirect-core/tests/dumps`.
+//! What `netfilter-state`'s tests have a kernel answer is what this kernel answers. Needs root. With `UPDATE_DUMPS=1` its answers take the place of those
+//! recorded in `crates/netfilter-state/tests/dumps`.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod common;
-#[path = "../../redirect-core/src/netlink/recorded/dumps.rs"]
+#[allow(dead_code)] // not every test uses everything
+#[path = "../../crates/netfilter-state/src/netlink/recorded/dumps.rs"]
 mod dumps;
 
 use common::{namespace, observe, run, soon, sorted_words};
 use e2e::netns::{Families, Namespace};
+use netfilter_state::{
+    netlink::{Messages, NativeState, Observed, request},
+    ruleset::{Ruleset, add_saved},
+};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
 use redirect_core::{
     Family, Redirect, RulePlan,
-    interference::ruleset::Ruleset,
-    netlink::{Messages, NativeForm, NativeState, Observed, request},
+    options::NativeForm,
     render::{nft_text, restore_text},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };

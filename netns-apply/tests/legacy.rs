@@ -3,28 +3,27 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod common;
-#[path = "../../redirect-core/src/netlink/recorded/dumps.rs"]
+#[path = "../../crates/netfilter-state/src/netlink/recorded/dumps.rs"]
 #[allow(dead_code, reason = "shared with tests of nf_tables")]
 mod dumps;
 
 use common::{namespace, run};
 use e2e::netns::{Families, Namespace};
+use netfilter_state::{
+    netlink::Messages,
+    parse,
+    ruleset::{Condition, Ruleset, add_saved},
+    state::{Entry, RuleState},
+};
 use netns_apply::{
     ApplyError, ApplyOptions, Fingerprint, LegacyError, Live, Programs, apply, observe, verify,
 };
 use redirect_core::{
     Family, Redirect, RulePlan,
-    interference::{
-        add_saved,
-        ruleset::{Condition, Ruleset},
-    },
-    netlink::{Messages, NativeForm},
-    options::{BackendChoice, Variant},
-    parse,
+    options::{BackendChoice, NativeForm, Variant},
     render::restore_text,
     rule::{Chain, Is, Match, Table, TcpFlags},
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    state::{Entry, RuleState},
 };
 use std::{fs, hash::RandomState};
 use tempfile::TempDir;

@@ -5,12 +5,14 @@
 mod common;
 
 use common::{all_recordings, apply, changes, namespace, observe, run, soon};
-use netns_apply::netlink::{Connection, NetlinkError, Transaction};
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     change::{Change, Step, TableChange},
     netlink::Extension,
     parse::entry,
+};
+use netns_apply::netlink::{Connection, NetlinkError, Transaction};
+use redirect_core::{
+    Family, RulePlan,
     rule::{Chain, Hook, OurChain, Table},
 };
 

@@ -6,13 +6,9 @@ mod common;
 
 use common::{Recording, namespace, observe, recordings, run, soon, strict_recordings};
 use e2e::netns::State;
+use netfilter_state::netlink::NativeState;
 use netns_apply::netlink::{Connection, Transaction};
-use redirect_core::{
-    RulePlan,
-    netlink::{NativeForm, NativeState},
-    render::nft_text,
-    rule::Table,
-};
+use redirect_core::{RulePlan, options::NativeForm, render::nft_text, rule::Table};
 
 fn commit(native: NativeState) {
     let mut connection = Connection::open().unwrap();

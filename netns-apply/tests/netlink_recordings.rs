@@ -6,12 +6,11 @@ mod common;
 
 use common::{apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings};
 use e2e::netns::State;
+use netfilter_state::parse::rule_state;
 use redirect_core::{
     Family, RulePlan,
-    parse::rule_state,
     render::{restore_text, rule_text},
     rule::Table,
-    state::Entry,
 };
 
 fn restore_programs(family: Family) -> (&'static str, &'static str) {
@@ -113,9 +112,8 @@ fn find_and_remove(family: Family, recording: &common::Recording) {
     let rules = recording.plan.rules(family);
     let (_, program) = restore_programs(family);
     for table in Table::ALL.iter().copied() {
-        for (chain, entries) in rules.state().chains(table) {
-            for entry in entries {
-                let Entry::Rule(rule) = entry else { panic!("a plan has no rules of others") };
+        for (chain, entries) in rules.chains(table) {
+            for rule in entries {
                 let text = rule_text(rule);
                 for command in ["-C", "-D"] {
                     let mut args = vec!["-t", table.name(), command, chain.name()];
@@ -124,7 +122,7 @@ fn find_and_remove(family: Family, recording: &common::Recording) {
                 }
             }
         }
-        for (chain, _) in rules.state().chains(table).filter(|(chain, _)| chain.belongs_to_mesh()) {
+        for (chain, _) in rules.chains(table).filter(|(chain, _)| chain.belongs_to_mesh()) {
             run(program, &["-t", table.name(), "-X", chain.name()], "");
         }
     }

@@ -5,8 +5,8 @@
 mod common;
 
 use common::{namespace, run, soon, sorted_words};
+use netfilter_state::ruleset::{Condition, Ruleset};
 use netns_apply::netlink::Connection;
-use redirect_core::interference::ruleset::{Condition, Ruleset};
 use std::fmt::Write as _;
 
 /// The words of every rule of chain `in`, as it is read with at most so many bytes.

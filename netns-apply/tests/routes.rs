@@ -6,12 +6,9 @@ mod common;
 
 use common::run;
 use e2e::netns::{Families, Namespace};
+use netfilter_state::route_tables::{LOCAL_TABLE, RouteKind, RouteTables};
 use netns_apply::{ApplyOptions, Live, routes::RouteSocket};
-use redirect_core::{
-    Family,
-    route_tables::{LOCAL_TABLE, RouteKind, RouteTables},
-    rule::Hook,
-};
+use redirect_core::{Family, rule::Hook};
 use std::collections::BTreeSet;
 
 fn pod() -> Namespace {

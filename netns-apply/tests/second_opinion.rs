@@ -12,7 +12,6 @@ use redirect_core::{
     options::{BackendChoice, Variant},
     render::rule_text,
     rule::Table,
-    state::Entry,
 };
 
 /// The rules of every chain that a plan has in a family, in the words of `iptables -S`.
@@ -20,12 +19,9 @@ fn wanted(plan: &RulePlan, family: Family) -> Vec<(&'static str, String, Vec<Str
     let rules = plan.rules(family);
     let mut chains = Vec::new();
     for table in Table::ALL.iter().copied() {
-        for (chain, entries) in rules.state().chains(table) {
-            let line = |entry: &Entry| match entry {
-                Entry::Rule(rule) => format!("-A {chain} {}", rule_text(rule)),
-                Entry::Foreign(rule) => panic!("a plan with a rule of somebody else's: {rule}"),
-            };
-            chains.push((table.name(), chain.name().to_owned(), entries.iter().map(line).collect()));
+        for (chain, rules_of_chain) in rules.chains(table) {
+            let line = |rule| format!("-A {chain} {}", rule_text(rule));
+            chains.push((table.name(), chain.name().to_owned(), rules_of_chain.iter().map(line).collect()));
         }
     }
     chains

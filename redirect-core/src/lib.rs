@@ -4,9 +4,10 @@
 //! text, each value with where it came from. Raw settings and the facts of the network namespace become a
 //! [`Redirect`]: typed and valid by construction. A `Redirect` becomes a [`RulePlan`]: the ordered
 //! iptables/ip6tables rules, policy routes and addresses that bend the pod's traffic through its proxy. A plan is
-//! rendered ([`render`]), compared with what the kernel holds ([`change`]) and explained.
+//! rendered and explained ([`render`]).
 //!
-//! Nothing here does I/O: no clock, no environment, no file, no socket. The same input gives the same bytes.
+//! Nothing here does I/O: no clock, no environment, no file, no socket. The same input gives the same bytes. It knows nothing of what
+//! a kernel holds, nor of how rules get there.
 //!
 //! ```
 //! use redirect_core::{pod::{Decision, PodFacts}, settings::NamespaceFacts, Family};
@@ -34,29 +35,19 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-pub mod change;
-pub mod differences;
-pub mod interference;
 #[cfg(feature = "serde")]
 pub mod json;
-#[cfg(feature = "model")]
-pub mod model;
-pub mod netlink;
 pub mod options;
-pub mod parse;
 pub mod plan;
 pub mod pod;
 #[cfg(feature = "pod-json")]
 pub mod pod_json;
+#[cfg(test)]
+mod recorded;
 mod redirect;
 pub mod render;
-pub mod route_tables;
-pub mod routing;
 pub mod rule;
 pub mod settings;
-pub mod state;
-pub mod steps;
-pub mod trace;
 pub mod values;
 
 pub use ipnet;

@@ -33,6 +33,16 @@ pub enum BackendChoice {
     NativeNft,
 }
 
+/// How native rules are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NativeForm {
+    /// One rule for each planned one, as the reference writes them.
+    Plain,
+    /// Lists of ports and ranges with the same consequence become sets: what a packet costs does not grow with them.
+    Sets,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -161,7 +161,6 @@ impl fmt::Display for Chain {
 
 /// A chain of a plan. The names are the reference's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum OurChain {
     /// Marks answers to connections that the proxy opens in a client's name (TPROXY).
     Divert,
@@ -218,9 +217,8 @@ impl OurChain {
     }
 }
 
-/// A transport protocol.
+/// A transport protocol. Closed, as [`Match`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum Protocol {
     /// TCP, protocol number 6.
     Tcp,
@@ -269,9 +267,8 @@ impl<T> Is<T> {
     }
 }
 
-/// A state of connection tracking.
+/// A state of connection tracking. Closed, as [`Match`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum ConnState {
     /// Belongs to no connection.
     Invalid,
@@ -423,9 +420,8 @@ words!(Target {
     ConntrackZone(_) => "CT --zone",
 });
 
-/// One condition of a rule. All conditions of a rule must hold.
+/// One condition of a rule. All conditions of a rule must hold. Closed: who writes rules, in whatever form, has to know every kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum Match {
     /// `-s`: the source address.
     Source(Is<IpNet>),
@@ -520,9 +516,8 @@ impl Match {
     }
 }
 
-/// What a rule does with a packet that fulfils its conditions.
+/// What a rule does with a packet that fulfils its conditions. Closed, as [`Match`] is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum Target {
     /// `-j ACCEPT`: done with this table.
     Accept,
@@ -573,7 +568,7 @@ impl Rule {
     }
 
     /// The conditions that can be false.
-    pub(crate) fn effective_matches(&self) -> impl Iterator<Item = &Match> {
+    pub fn effective_matches(&self) -> impl Iterator<Item = &Match> {
         let has_flags = self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
         self.matches.iter().filter(move |m| !(m.is_always_true() || has_flags && m.is_any_port()))
     }
@@ -587,7 +582,8 @@ impl Rule {
     }
 
     /// Whether it says the protocol whose ports or flags it compares: ports are those of either, flags are TCP's.
-    pub(crate) fn says_its_protocol(&self) -> bool {
+    #[must_use]
+    pub fn says_its_protocol(&self) -> bool {
         match self.protocol() {
             Some(Protocol::Tcp) => true,
             Some(Protocol::Udp) => !self.matches.iter().any(|m| matches!(m, Match::TcpFlags(_))),

@@ -300,7 +300,10 @@ impl PortRange {
     }
 
     /// Reads `80`, or a range, as its place writes them.
-    pub(crate) fn parse(text: &str, syntax: PortSyntax) -> Result<Self, Problem> {
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str, syntax: PortSyntax) -> Result<Self, Problem> {
         let read = if syntax == PortSyntax::Flag { decimal_or_hex } else { decimal };
         let number = |text: &str| {
             let number = read(text, "ports", 0, 65535)?;
@@ -319,9 +322,20 @@ impl PortRange {
     }
 }
 
+/// As iptables and settings have it: `80`, or `8000:8099`.
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}:{}", self.first, self.last)
+        }
+    }
+}
+
 /// How ports are written, by place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PortSyntax {
+pub enum PortSyntax {
     /// In flags and variables, as iptables reads them: `80`, `0x50`, `80:90`.
     Flag,
     /// In annotations: `80`, `80-90`, `80:90`.
@@ -444,7 +458,8 @@ impl MaskedMark {
     }
 
     /// Reads `0x539`, or `0x539/0xfff`, as iptables-save prints them.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         let (value, mask) = match text.split_once('/') {
             Some((value, mask)) => (value, mask.parse::<Mark>().ok()?.value()),
             None => (text, u32::MAX),
@@ -572,7 +587,10 @@ impl fmt::Display for InterfaceName {
 }
 
 /// Reads an address range, strictly: an address, a slash, a prefix length; host bits are dropped.
-pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, Problem> {
+///
+/// # Errors
+/// What is wrong with the text.
+pub fn parse_cidr(text: &str) -> Result<IpNet, Problem> {
     if text.is_empty() {
         return Err(Problem::EmptyElement);
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use netfilter_state::change::DifferenceKind;
+use netfilter_state::differences::{Difference, Differences};
+use netfilter_state::routing::RoutingItem;
 use netns_apply::Mismatch;
-use redirect_core::change::DifferenceKind;
-use redirect_core::differences::{Difference, Differences};
-use redirect_core::interference::{self, Effect, Severity as Sureness};
+use packet_trace::interference::{self, Effect, Severity as Sureness};
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, misspelt, unreadable_switches};
-use redirect_core::routing::RoutingItem;
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};
@@ -149,7 +149,7 @@ const fn of_routing(item: RoutingItem) -> Cause {
 fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> bool {
     let rules = plan.rules(family);
     let chains = |table: &redirect_core::rule::Table| {
-        rules.state().chains(*table).filter(|(chain, _)| chain.belongs_to_mesh()).count()
+        rules.chains(*table).filter(|(chain, _)| chain.belongs_to_mesh()).count()
     };
     let wanted: usize = redirect_core::rule::Table::ALL.iter().map(chains).sum();
     let missing = differences.iter().filter(|difference| {

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_core::selection::Programming;
+use netfilter_state::state::RuleState;
+use netfilter_state::steps::Observation;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsError};
@@ -12,8 +14,6 @@ use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unexamined};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
-use redirect_core::state::RuleState;
-use redirect_core::steps::Observation;
 use redirect_core::{Family, RulePlan};
 
 use crate::listeners::{Listener, listeners};

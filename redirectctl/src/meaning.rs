@@ -1,7 +1,7 @@
 //! What a difference means for traffic: the rule's purpose, and who asked for it.
 
-use redirect_core::change::{DifferenceKind, RuleDifference};
-use redirect_core::differences::Difference;
+use netfilter_state::change::{DifferenceKind, RuleDifference};
+use netfilter_state::differences::Difference;
 use redirect_core::plan::PlannedRule;
 use redirect_core::{Family, RulePlan};
 

@@ -6,9 +6,9 @@ mod view;
 
 use std::collections::BTreeMap;
 
+pub use netfilter_state::ruleset::Counter;
 use netns_apply::Live;
-pub use redirect_core::interference::ruleset::Counter;
-use redirect_core::trace::{Origin, Place};
+use packet_trace::{Origin, Place};
 use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
@@ -171,7 +171,7 @@ pub fn rule_json(rule: &Watched) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redirect_core::interference::ruleset::{Api, TableFamily, TableName};
+    use netfilter_state::ruleset::{Api, TableFamily, TableName};
 
     pub(super) fn rule(chain: &str, number: usize, packets: Option<u64>) -> Watched {
         let table = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::IpAddr;
 
-use redirect_core::netlink::NativeForm;
-use redirect_core::parse::rule_state;
+use netfilter_state::parse::rule_state;
+use netfilter_state::state::RuleState;
+use redirect_core::options::NativeForm;
 use redirect_core::settings::{NameLookup, NamespaceFacts};
-use redirect_core::state::RuleState;
 use redirect_core::{Family, Redirect, RulePlan};
 use redirectctl::commands::COMMANDS;
 use redirectctl::paper::Layout;
@@ -90,7 +90,7 @@ fn every_recorded_plan_reads_back_from_its_restore_text() {
         for family in plan.families() {
             let none = RuleState::new();
             let back = back.get(family).unwrap_or(&none);
-            assert_eq!(back, plan.rules(*family).state(), "{}: {family}", case["name"]);
+            assert_eq!(*back, RuleState::from(&plan.rules(*family)), "{}: {family}", case["name"]);
         }
         compared += 1;
     }
@@ -122,7 +122,7 @@ fn every_language_has_every_rule_of_every_plan() {
 
 #[test]
 fn a_way_is_drawn_as_it_is_told() {
-    use redirect_core::trace::{Detail, Packet, Rules};
+    use packet_trace::{Detail, Packet, Rules};
     let redirect = Redirect::sidecar(redirect_core::Families::V4).build().unwrap();
     let packet =
         Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse().unwrap(), "192.0.2.1:80".parse().unwrap());

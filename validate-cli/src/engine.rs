@@ -248,7 +248,6 @@ impl Flying {
         let sent = match self.shot.protocol {
             Protocol::Tcp => flight.send(&self.token),
             Protocol::Udp => flight.send(&dns_query(&self.token)),
-            _ => Err(Errno::EPROTONOSUPPORT),
         };
         match sent {
             Ok(()) => self.sent = true,

@@ -5,8 +5,9 @@ use crate::{
     reason::Reason,
     verdict::{Check, Path},
 };
+use netfilter_state::routing;
 use netns_apply::routes::RouteSocket;
-use redirect_core::{Family, routing};
+use redirect_core::Family;
 
 /// Whether the rule and the route that the plan needs for these families are there.
 pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family>) -> Vec<Check> {

@@ -10,10 +10,10 @@ use crate::{
     walk::{Fate, Packet, fate, loopback},
 };
 use nix::errno::Errno;
+use packet_trace::Rules;
 use redirect_core::{
     DNS_PORT, DnsCapture, Family, InboundPorts, InterceptionMode,
     rule::Protocol,
-    trace::Rules,
     values::{PASSTHROUGH_V4, PASSTHROUGH_V6},
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

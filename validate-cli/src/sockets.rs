@@ -45,7 +45,6 @@ impl StandIn {
                 Self::Tcp(TcpListener::from(fd))
             }
             Protocol::Udp => Self::Udp(UdpSocket::from(fd)),
-            _ => return Err(Errno::EPROTONOSUPPORT),
         })
     }
 
@@ -192,7 +191,6 @@ fn unbound(protocol: Protocol, like: SocketAddr) -> Result<OwnedFd, Errno> {
     let kind = match protocol {
         Protocol::Tcp => SockType::Stream,
         Protocol::Udp => SockType::Datagram,
-        _ => return Err(Errno::EPROTONOSUPPORT),
     };
     socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
 }

@@ -1,10 +1,10 @@
 //! What a plan does with one packet of this process, from the socket to where it arrives: the trace of the plan's rules, in the words
 //! of a validation.
 
+use packet_trace::{Connection, Interface, Rules, Sender};
 use redirect_core::{
     Family,
     rule::{Protocol, TcpFlags},
-    trace::{self, Connection, Interface, Rules, Sender},
     values::Port,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -55,7 +55,7 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
 pub(crate) fn fate(rules: &Rules, packet: &Packet) -> Fate {
     let sender = Sender::Local { uid: packet.who.uid, gid: packet.who.gid };
     let interface = if packet.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
-    let packet = trace::Packet {
+    let packet = packet_trace::Packet {
         sender,
         protocol: packet.protocol,
         source: packet.source,
@@ -67,18 +67,18 @@ pub(crate) fn fate(rules: &Rules, packet: &Packet) -> Fate {
         connection: Connection::default(),
     };
     match rules.fate(&packet) {
-        trace::Fate::Untouched => Fate::Untouched,
-        trace::Fate::Proxy { rewritten: false, .. } => Fate::Tproxied,
-        trace::Fate::Proxy { rewritten: true, port, .. } => {
+        packet_trace::Fate::Untouched => Fate::Untouched,
+        packet_trace::Fate::Proxy { rewritten: false, .. } => Fate::Tproxied,
+        packet_trace::Fate::Proxy { rewritten: true, port, .. } => {
             Port::new(port).map_or(Fate::Unknown, Fate::Redirected)
         }
         // Nobody else has rules here, and what is dropped proves nothing.
-        trace::Fate::Redirected(_)
-        | trace::Fate::Translated
-        | trace::Fate::Broken
-        | trace::Fate::Dropped
-        | trace::Fate::Rejected
-        | trace::Fate::Unknown
+        packet_trace::Fate::Redirected(_)
+        | packet_trace::Fate::Translated
+        | packet_trace::Fate::Broken
+        | packet_trace::Fate::Dropped
+        | packet_trace::Fate::Rejected
+        | packet_trace::Fate::Unknown
         | _ => Fate::Unknown,
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use benches::report::{self, Line};
 use e2e::netns::{Families, Namespace};
 use netns_apply::{ApplyOptions, apply};
-use redirect_core::{netlink::NativeForm, options::BackendChoice};
+use redirect_core::options::{BackendChoice, NativeForm};
 use std::{
     env,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},

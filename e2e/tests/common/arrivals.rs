@@ -25,11 +25,8 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getpeername, getsockopt,
     sendto, setsockopt, socket, sockopt,
 };
-use redirect_core::{
-    Family,
-    rule::Protocol,
-    trace::{Fate, Packet, Sender, Step, Trace},
-};
+use packet_trace::{Fate, Packet, Sender, Step, Trace};
+use redirect_core::{Family, rule::Protocol};
 
 use super::mesh::{any, loopback, other_address};
 use super::packets::{STRANGER, Seen, open};

@@ -18,13 +18,12 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind, connect,
     getsockname, getsockopt, send, setsockopt, socket, sockopt,
 };
+use packet_trace::{Fate, Packet, Sender};
 use redirect_core::{
     Family, Redirect, RulePlan,
-    netlink::NativeForm,
-    options::{BackendChoice, Variant},
+    options::{BackendChoice, NativeForm, Variant},
     rule::Protocol,
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    trace::{Fate, Packet, Sender},
 };
 
 use super::mesh::{Mesh, any, loopback, other_address, passthrough};

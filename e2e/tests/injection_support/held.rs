@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::Namespace;
-use redirect_core::change::RuleDifference;
-use redirect_core::netlink::{NativeForm, NativeState, Observed};
-use redirect_core::parse::rule_state;
+use netfilter_state::change::RuleDifference;
+use netfilter_state::netlink::{NativeState, Observed};
+use netfilter_state::parse::rule_state;
+use redirect_core::options::NativeForm;
 use redirect_core::render::nft_text_in;
 use redirect_core::rule::Table;
 use redirect_core::{Family, RulePlan};
@@ -61,11 +62,8 @@ impl Backend {
 pub fn is_exactly(namespace: &Namespace, plan: &RulePlan, backend: Backend) -> Result<()> {
     let families = Family::BOTH.map(|family| {
         let rules = plan.rules(family);
-        let count = Table::ALL
-            .iter()
-            .flat_map(|table| rules.state().chains(*table))
-            .map(|(_, rules)| rules.len())
-            .sum();
+        let count =
+            Table::ALL.iter().flat_map(|table| rules.chains(*table)).map(|(_, rules)| rules.len()).sum();
         (family, rules, count)
     });
     for (family, rules, count) in &families {

@@ -8,14 +8,13 @@ use crate::{
     observe::Seen,
     pause::{deadline, grace},
 };
-use redirect_core::{
-    Family,
+use netfilter_state::{
     change::Change,
     netlink::NativeState,
-    options::Variant,
     state::RuleState,
     steps::{Inverse, Transaction},
 };
+use redirect_core::{Family, options::Variant};
 
 type Tables = (Variant, Family, Change, RuleState);
 

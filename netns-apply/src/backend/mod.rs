@@ -38,10 +38,8 @@ pub(crate) fn tables(plan: &RulePlan, backend: Backend) -> Vec<String> {
                     Family::V4 => "ip",
                     Family::V6 => "ip6",
                 };
-                let used = Table::ALL
-                    .iter()
-                    .copied()
-                    .filter(move |table| rules.state().chains(*table).next().is_some());
+                let used =
+                    Table::ALL.iter().copied().filter(move |table| rules.chains(*table).next().is_some());
                 used.map(move |table| format!("{word} {}", table.name()))
             };
             plan.families().iter().flat_map(of).collect()

@@ -6,7 +6,8 @@ use crate::{
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
-use redirect_core::{Family, change::Change, options::Variant, parse, render::change_text, state::RuleState};
+use netfilter_state::{change::Change, parse, state::RuleState};
+use redirect_core::{Family, options::Variant};
 use std::path::{Path, PathBuf};
 
 /// The Debian package that has the programs of either variant.
@@ -108,7 +109,7 @@ fn restore(
     if variant == Variant::Legacy {
         args.extend(["--wait", "30"]);
     }
-    exec::write(&program, &args, &change_text(change), lock).map_err(|error| explained(variant, error))
+    exec::write(&program, &args, &change.restore_text(), lock).map_err(|error| explained(variant, error))
 }
 
 /// If a capability is missing, the legacy variant says that it cannot initialize a table, just as if a module were missing.

@@ -6,16 +6,15 @@ mod ruleset;
 
 use super::{Missing, NetlinkError};
 use crate::socket::{Ended, NetlinkSocket, code};
-use netlink_sys::protocols::NETLINK_NETFILTER;
-use nix::errno::Errno;
-use redirect_core::{
-    Family, RulePlan,
+use netfilter_state::{
     netlink::{
         Answer, Batch, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part, request,
     },
-    rule::Table,
     steps::Transaction,
 };
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use nix::errno::Errno;
+use redirect_core::{Family, RulePlan, rule::Table};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -173,7 +172,7 @@ impl Connection {
         let mut needs = BTreeSet::new();
         for family in plan.families() {
             let planned = plan.planned_rules().iter().filter(|planned| planned.scope().covers(*family));
-            let extensions = planned.flat_map(|planned| redirect_core::netlink::extensions(planned.rule()));
+            let extensions = planned.flat_map(|planned| netfilter_state::netlink::extensions(planned.rule()));
             needs.extend(extensions.map(|extension| (*family, extension)));
         }
         self.missing(needs)

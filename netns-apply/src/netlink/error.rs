@@ -2,11 +2,9 @@
 
 #![allow(clippy::wildcard_enum_match_arm)] // of error numbers there are many, and more to come
 
+use netfilter_state::netlink::{BatchError, Extension, Obstacle};
 use nix::errno::Errno;
-use redirect_core::{
-    Family,
-    netlink::{BatchError, Extension, Obstacle},
-};
+use redirect_core::Family;
 use std::fmt;
 
 /// Why the kernel could not be asked, or refused. Nothing was changed, but for [`Socket`](Self::Socket): if the answer to a transaction

@@ -2,11 +2,11 @@
 //!
 //! [`Connection::observe`] reads what is there, [`Connection::commit`] sends changes based on it; the kernel refuses them
 //! if somebody else has changed anything since, and then they are sent again as long as they still fit. The encoding is
-//! [`redirect_core::netlink`]'s business.
+//! [`netfilter_state::netlink`]'s business.
 
 mod connection;
 mod error;
 
 pub use connection::Connection;
 pub use error::{Missing, NetlinkError};
-pub use redirect_core::steps::Transaction;
+pub use netfilter_state::steps::Transaction;

@@ -2,6 +2,7 @@
 
 use super::{CONDEMNED, LOOPBACK, Question, RouteError, RouteSocket, address_family};
 use crate::socket::{Ended, code};
+use netfilter_state::routing::{FoundRouting, RoutingItem};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -12,7 +13,6 @@ use netlink_packet_route::{
 use nix::errno::Errno;
 use redirect_core::{
     Family,
-    routing::{FoundRouting, RoutingItem},
     values::{Mark, PASSTHROUGH_V6, RouteTable},
 };
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
 //! The interfaces of a network namespace, as far as routing and hooks depend on them.
 
 use super::{LOOPBACK, Question, RouteError, RouteSocket};
+use netfilter_state::netlink::Message;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlaBuffer, NlasIterator};
-use redirect_core::netlink::Message;
 use std::collections::BTreeMap;
 
 /// `RTM_GETLINK`.

@@ -1,6 +1,10 @@
 //! Policy rules as the kernel lists them: in their own words, and whether they do what a plan wants of them.
 
 use super::{CONDEMNED, Dumped};
+use netfilter_state::{
+    route_tables::{LOCAL_TABLE, PolicyRule, RuleAction},
+    routing::{FoundRouting, RoutingItem},
+};
 use netlink_packet_core::{DefaultNla, Nla};
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -9,8 +13,6 @@ use netlink_packet_route::{
 use redirect_core::{
     Family,
     ipnet::IpNet,
-    route_tables::{LOCAL_TABLE, PolicyRule, RuleAction},
-    routing::{FoundRouting, RoutingItem},
     values::{Mark, RouteTable},
 };
 

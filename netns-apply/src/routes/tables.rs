@@ -4,17 +4,16 @@ use super::{
     Extent, RouteError, RouteSocket, Stopped, links::Links, policy::policy_rule, route_request, rule_request,
     understood,
 };
+use netfilter_state::{
+    netlink::Message,
+    route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables},
+};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteNextHopFlags, RouteType},
 };
-use redirect_core::{
-    Family,
-    ipnet::IpNet,
-    netlink::Message,
-    route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables},
-};
+use redirect_core::{Family, ipnet::IpNet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// How many bytes are read of each list: some ten thousand routes. A container with CAP_NET_ADMIN may make as many as it likes.

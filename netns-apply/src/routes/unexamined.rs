@@ -6,8 +6,8 @@ use super::{
     Question, RouteError, RouteSocket,
     links::{Link, Links, attributes, number, text},
 };
+use netfilter_state::netlink::Message;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
-use redirect_core::netlink::Message;
 use std::collections::BTreeSet;
 
 /// `RTM_GETQDISC` and `RTM_GETTFILTER`.

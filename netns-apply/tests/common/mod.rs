@@ -9,9 +9,10 @@ use e2e::{
     netns::{Families, Namespace},
     sample,
 };
+use netfilter_state::{change::Change, netlink::Observed, state::RuleState};
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
-use redirect_core::{Family, RulePlan, change::Change, netlink::Observed, plan::FamilyRules};
+use redirect_core::{Family, RulePlan};
 use serde_json::Value;
 use std::{process::Command, time::Instant};
 
@@ -92,10 +93,7 @@ pub fn apply(plan: &RulePlan) -> Result<bool, NetlinkError> {
 
 /// Whether the rules observed are those of a plan, rule for rule.
 pub fn is_in_force(observed: &Observed, plan: &RulePlan) -> bool {
-    Family::BOTH.into_iter().all(|family| {
-        let wanted: FamilyRules = plan.rules(family);
-        observed.state(family) == wanted.state()
-    })
+    Family::BOTH.into_iter().all(|family| *observed.state(family) == RuleState::from(&plan.rules(family)))
 }
 
 /// Runs a program in this thread's namespace with some input.

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use e2e::netns::{Change, Families, Namespace, NetnsDirectory, Snapshot};
 use e2e::parallel::in_parallel;
 use e2e::process::{self, SHORT};
-use redirect_core::netlink::NativeForm;
 use redirect_core::options::BackendChoice;
+use redirect_core::options::NativeForm;
 use serde_json::{Value, json};
 
 use crate::pods::{self, PodApi, Proc, THEIRS, eth0, mesh_pod};

@@ -1,6 +1,6 @@
 //! Whether and how a pod is redirected.
 
-use super::{Family, VERSION, ports};
+use super::{Family, VERSION};
 use crate::{
     pod, redirect,
     values::{self, PortRange},
@@ -162,7 +162,7 @@ macro_rules! written {
         $value
     };
     (PortRange, $value:expr) => {
-        ports(*$value)
+        $value.to_string()
     };
     (InterfaceName, $value:expr) => {
         $value.to_string()
@@ -230,7 +230,7 @@ redirect::rows!(document);
 
 impl From<&redirect::InboundPorts> for InboundPorts {
     fn from(inbound: &redirect::InboundPorts) -> Self {
-        let all = |ranges: &[PortRange]| ranges.iter().copied().map(ports).collect();
+        let all = |ranges: &[PortRange]| ranges.iter().map(ToString::to_string).collect();
         match inbound {
             redirect::InboundPorts::None => Self::None,
             redirect::InboundPorts::AllExcept(ports) => Self::AllExcept { ports: all(ports) },

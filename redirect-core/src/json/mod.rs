@@ -1,8 +1,8 @@
-//! Settings, decisions, plans and differences as JSON (feature `serde`).
+//! Settings, decisions and plans as JSON (feature `serde`).
 //!
 //! The types here mirror the library's own and exist only to be serialised, so the library can change without changing
-//! what it writes. `schema/redirect-core-1.schema.json` in this crate describes the result; the library's tests hold every
-//! document to it. Names are in camel case, except for words that logs and metrics use as well.
+//! what it writes. `schema/redirect-core-1.schema.json` in this crate describes the result, and what `netfilter-state` and
+//! `packet-trace` add to it; tests hold every document to it. Names are in camel case, except for words that logs and metrics use as well.
 //!
 //! Every document says which [`VERSION`] of the schema it follows. A version only grows: fields are added, and words to
 //! closed sets of them, so readers should pass over what they do not know. Anything else makes a new version.
@@ -12,9 +12,6 @@
 //! | [`Settings`] | [`RawSettings`](crate::settings::RawSettings) | yes |
 //! | [`Decision`] | [`pod::Decision`](crate::pod::Decision) | no |
 //! | [`Plan`] | [`RulePlan`](crate::RulePlan) | no |
-//! | [`Differences`] | [`Differences`](crate::differences::Differences) | no |
-//! | [`Trace`] | [`Trace`](crate::trace::Trace) | no |
-//! | [`TrafficDifferences`] | what [`difference`](crate::trace::difference()) returns | no |
 //!
 //! "Read back" means into the library's own types. All of them implement `Deserialize`, for programs that read what others
 //! have written.
@@ -37,30 +34,19 @@
 //! ```
 
 mod decision;
-mod differences;
 mod plan;
 mod rule;
 mod settings;
-mod trace;
 
-use crate::{
-    render::Ports,
-    values::{self, PortRange},
-};
-use alloc::{format, string::String};
+use crate::values;
 use serde::{Deserialize, Serialize};
 
 pub use decision::{
     Decision, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect, Verdict,
 };
-pub use differences::{Difference, DifferenceKind, Differences};
 pub use plan::{Chain, FamilyPlan, Plan, PlannedRule, PolicyRouting, Table};
 pub use rule::{Action, Condition, ConnectionState, Direction, MaskedMark, Protocol, Test};
 pub use settings::{Said, Settings, SettingsError, Source, setting_name};
-pub use trace::{
-    Fate, Listener, Outcome, Packet, Range, Region, Sender, Step, Trace, TrackedState, TrafficDifference,
-    TrafficDifferences,
-};
 
 /// The version of the schema that this release writes.
 pub const VERSION: u32 = 1;
@@ -81,9 +67,4 @@ impl From<values::Family> for Family {
             values::Family::V6 => Self::IPv6,
         }
     }
-}
-
-/// `80`, or `8000:8099`: as settings have it.
-fn ports(range: PortRange) -> String {
-    format!("{}", Ports(range))
 }

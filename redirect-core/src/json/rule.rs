@@ -1,6 +1,5 @@
 //! Rules: conditions and what to do when all hold.
 
-use super::ports;
 use crate::{
     rule::{self, Is, Match, Target, TcpFlags},
     values,
@@ -202,10 +201,12 @@ impl From<&Match> for Condition {
                 Self::of(is, |name| Test::OutInterface { interface: name.to_string() })
             }
             Match::Protocol(protocol) => Self::plain(Test::Protocol { protocol: (*protocol).into() }),
-            Match::SourcePort(is) => Self::of(is, |range| Test::SourcePort { port: ports(*range) }),
-            Match::DestinationPort(is) => Self::of(is, |range| Test::DestinationPort { port: ports(*range) }),
+            Match::SourcePort(is) => Self::of(is, |range| Test::SourcePort { port: range.to_string() }),
+            Match::DestinationPort(is) => {
+                Self::of(is, |range| Test::DestinationPort { port: range.to_string() })
+            }
             Match::DestinationPorts(is) => Self::of(is, |ranges| Test::DestinationPorts {
-                ports: ranges.iter().copied().map(ports).collect(),
+                ports: ranges.iter().map(ToString::to_string).collect(),
             }),
             Match::TcpFlags(is) => Self::of(is, |tcp| Test::TcpFlags {
                 mask: flag_names(tcp.mask()),

@@ -7,12 +7,12 @@ mod builder;
 mod dns;
 mod groups;
 mod guard;
+pub mod native;
 
 use crate::{
     redirect::{InboundPorts, InterceptionMode, Redirect, Tproxy},
     rule::{Chain, Hook, Rule, Scope, Table, Target},
     settings::{Key, Provenance, Source},
-    state::{Entry, RuleState},
     values::{Family, PASSTHROUGH_V6},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -219,35 +219,61 @@ impl RulePlan {
     }
 }
 
-/// The rules of one family as they will stand.
+/// The rules of one family as they will stand, in canonical form.
 ///
 /// In built-in chains, where rules of others may stand, some go before all others and the rest behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FamilyRules {
-    state: RuleState,
+    tables: BTreeMap<Table, BTreeMap<Chain, Vec<Rule>>>,
     /// How many rules of a built-in chain go before all others.
     leading: BTreeMap<(Table, Hook), usize>,
 }
 
 impl FamilyRules {
-    /// The rules, as if nobody else had any.
+    /// Whether there is no rule at all.
     #[must_use]
-    pub const fn state(&self) -> &RuleState {
-        &self.state
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
     }
 
-    /// How many of this built-in chain's rules go before the rules of others.
+    /// The tables, in the order in which they are to be written: the one that takes over inbound capture goes first, so that
+    /// there is no moment without it.
     #[must_use]
-    pub fn leading(&self, table: Table, hook: Hook) -> usize {
-        self.leading.get(&(table, hook)).copied().unwrap_or(0)
+    pub fn table_order(&self) -> &'static [Table] {
+        if self.rules(Table::Nat, &Hook::Prerouting.into()).is_empty() {
+            Table::ALL
+        } else {
+            &[Table::Raw, Table::Nat, Table::Mangle]
+        }
+    }
+
+    /// The chains of a table, by name, each with its rules in order, as if nobody else had any.
+    pub fn chains(&self, table: Table) -> impl Iterator<Item = (&Chain, &[Rule])> {
+        self.tables.get(&table).into_iter().flatten().map(|(chain, rules)| (chain, rules.as_slice()))
+    }
+
+    /// The rules of a chain; none where there is no such chain.
+    #[must_use]
+    pub fn rules(&self, table: Table, chain: &Chain) -> &[Rule] {
+        self.tables.get(&table).and_then(|chains| chains.get(chain)).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many rules of this chain go before those of others: none but in built-in chains.
+    #[must_use]
+    pub fn leading(&self, table: Table, chain: &Chain) -> usize {
+        match chain {
+            Chain::Hook(hook) => self.leading.get(&(table, *hook)).copied().unwrap_or(0),
+            Chain::Ours(_) | Chain::Other(_) => 0,
+        }
     }
 
     fn add(&mut self, planned: &PlannedRule) {
+        let chains = self.tables.entry(planned.table).or_default();
         if let Target::Jump(to) = &planned.rule.target {
-            self.state.declare(planned.table, to.clone());
+            chains.entry(to.clone()).or_default();
         }
-        let entries = self.state.declare(planned.table, planned.chain.clone());
-        place(entries, planned.position, Entry::from(&planned.rule));
+        let rules = chains.entry(planned.chain.clone()).or_default();
+        place(rules, planned.position, planned.rule.canonical());
         if let (Chain::Hook(hook), Position::Before(_)) = (&planned.chain, planned.position) {
             let leading = self.leading.entry((planned.table, *hook)).or_default();
             *leading = leading.saturating_add(1);

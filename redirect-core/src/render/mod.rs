@@ -5,7 +5,7 @@ mod nft;
 mod restore;
 
 pub use explain::explain;
-pub use nft::{NFT_LOCK_TABLE, NFT_TABLES, nft_remove, nft_text, nft_text_in};
-pub(crate) use nft::{chain_name as nft_chain_name, nft_table};
-pub(crate) use restore::{Ports, place};
-pub use restore::{change_text, restore_text, rule_text};
+pub use nft::{
+    NFT_LOCK_TABLE, NFT_TABLES, chain_name as nft_chain_name, nft_remove, nft_table, nft_text, nft_text_in,
+};
+pub use restore::{restore_text, rule_text};

@@ -1,11 +1,11 @@
 //! Text for `nft -f`: native tables that hold a plan's rules for both families.
 
 use crate::{
-    netlink::{
-        NativeForm,
-        sets::{self, Kind, Line, Ranges},
+    options::NativeForm,
+    plan::{
+        RulePlan,
+        native::{Kind, Line, Ranges, lines},
     },
-    plan::RulePlan,
     rule::{Chain, ConnState, Direction, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
     values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
 };
@@ -27,7 +27,8 @@ pub const NFT_TABLES: [&str; 3] = [nft_table(Table::Raw), nft_table(Table::Mangl
 pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
 
 /// The name of a native table.
-pub(crate) const fn nft_table(table: Table) -> &'static str {
+#[must_use]
+pub const fn nft_table(table: Table) -> &'static str {
     match table {
         Table::Raw => "istio-proxy-raw",
         Table::Mangle => "istio-proxy-mangle",
@@ -52,11 +53,7 @@ pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
             line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
         }
         for (chain, rules) in &chains {
-            let lines: Vec<Line<'_>> = match form {
-                NativeForm::Plain => rules.iter().map(|planned| Line::Rule(planned)).collect(),
-                NativeForm::Sets => sets::gather(rules),
-            };
-            for rule in lines.into_iter().flat_map(Line::complete) {
+            for rule in lines(rules, form) {
                 line(&mut text, &format!("add rule inet {name} {} {}", chain_name(chain), line_text(&rule)));
             }
         }
@@ -88,8 +85,9 @@ fn chain_declaration(table: Table, chain: &Chain) -> String {
     format!("{name} {{ type {kind} hook {name} priority {priority}; policy accept; }}")
 }
 
-/// In small letters, with dashes: `istio-in-redirect`.
-pub(crate) fn chain_name(chain: &Chain) -> String {
+/// The name of a chain of a native table, in small letters, with dashes: `istio-in-redirect`.
+#[must_use]
+pub fn chain_name(chain: &Chain) -> String {
     chain.name().to_ascii_lowercase().replace('_', "-")
 }
 
@@ -146,12 +144,12 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
 
 /// A condition that a set has taken the place of: `tcp dport { 22, 8000-8099 }`.
 fn set_text(ranges: &Ranges, protocol: &str) -> String {
-    let what = match ranges.kind {
+    let what = match ranges.kind() {
         Kind::Ports => format!("{protocol} dport"),
         Kind::Addresses(Family::V4) => "ip daddr".to_string(),
         Kind::Addresses(Family::V6) => "ip6 daddr".to_string(),
     };
-    let key = |key: u128| match ranges.kind {
+    let key = |key: u128| match ranges.kind() {
         Kind::Ports => key.to_string(),
         Kind::Addresses(Family::V4) => {
             Ipv4Addr::from_bits(u32::try_from(key).unwrap_or_default()).to_string()
@@ -161,7 +159,7 @@ fn set_text(ranges: &Ranges, protocol: &str) -> String {
     let element = |(first, last): &(u128, u128)| {
         if first == last { key(*first) } else { format!("{}-{}", key(*first), key(*last)) }
     };
-    format!("{what} {{ {} }}", ranges.ranges.iter().map(element).collect::<Vec<_>>().join(", "))
+    format!("{what} {{ {} }}", ranges.list().iter().map(element).collect::<Vec<_>>().join(", "))
 }
 
 fn compare<T>(what: &str, is: &Is<T>, value: impl Display) -> String {

@@ -1,45 +1,40 @@
 //! Text for `iptables-restore --noflush`, in the words iptables-save prints.
 
 use crate::{
-    change::{Change, Step, TableChange},
     plan::FamilyRules,
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
-    state::{Entry, RuleState},
-    values::PortRange,
+    rule::{ConnState, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
 };
-use alloc::{borrow::ToOwned, string::String};
+use alloc::string::{String, ToString};
 use core::fmt::{self, Write};
 use ipnet::IpNet;
 
 /// The whole of a family's rules, as input for an empty namespace. Empty when there are none.
 #[must_use]
 pub fn restore_text(rules: &FamilyRules) -> String {
-    change_text(&Change::between(&RuleState::new(), rules))
-}
-
-/// A change, table by table, each committed at once.
-#[must_use]
-pub fn change_text(change: &Change) -> String {
     let mut text = String::new();
-    for table in &change.tables {
-        table_text(table, &mut text);
+    for table in rules.table_order() {
+        table_text(*table, rules, &mut text);
     }
     text
 }
 
-fn table_text(change: &TableChange, text: &mut String) {
-    line(text, format_args!("*{}", change.table.name()));
-    for step in &change.steps {
-        match step {
-            // With --noflush, declaring a chain that is there empties it.
-            Step::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
-            Step::Append(chain, entry) => line(text, format_args!("-A {chain}{}", Words(entry))),
-            Step::Insert(chain, number, entry) => {
-                line(text, format_args!("-I {chain} {number}{}", Words(entry)));
+fn table_text(table: Table, rules: &FamilyRules, text: &mut String) {
+    let mut chains = rules.chains(table).peekable();
+    if chains.peek().is_none() {
+        return;
+    }
+    line(text, format_args!("*{}", table.name()));
+    for (chain, _) in rules.chains(table).filter(|(chain, _)| chain.belongs_to_mesh()) {
+        line(text, format_args!(":{chain} - [0:0]"));
+    }
+    for (chain, rules_of_chain) in chains {
+        let leading = rules.leading(table, chain);
+        for (number, rule) in (1_usize..).zip(rules_of_chain) {
+            if number <= leading {
+                line(text, format_args!("-I {chain} {number} {rule}"));
+            } else {
+                line(text, format_args!("-A {chain} {rule}"));
             }
-            Step::Delete(chain, entry) => line(text, format_args!("-D {chain}{}", Words(entry))),
-            Step::Flush(chain) => line(text, format_args!("-F {chain}")),
-            Step::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
         }
     }
     text.push_str("COMMIT\n");
@@ -53,24 +48,17 @@ fn line(text: &mut String, words: fmt::Arguments<'_>) {
 /// A rule in the words of iptables-save, without table and chain: `-p tcp -m tcp --dport 80 -j RETURN`.
 #[must_use]
 pub fn rule_text(rule: &Rule) -> String {
-    let mut text = String::new();
-    let _ = write_rule(&mut text, &rule.canonical());
-    text.strip_prefix(' ').map(ToOwned::to_owned).unwrap_or_default()
+    rule.canonical().to_string()
 }
 
-/// What follows the chain's name in a line.
-struct Words<'a>(&'a Entry);
-
-impl fmt::Display for Words<'_> {
+/// The same, for a rule in [canonical](Rule::canonical) form.
+impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Entry::Rule(rule) => write_rule(f, rule),
-            Entry::Foreign(rule) => write!(f, " {rule}"),
-        }
+        write_rule(f, self)
     }
 }
 
-fn write_rule(out: &mut impl Write, rule: &Rule) -> fmt::Result {
+fn write_rule(out: &mut fmt::Formatter<'_>, rule: &Rule) -> fmt::Result {
     let mut port_module = false;
     for condition in &rule.matches {
         if let (
@@ -79,76 +67,77 @@ fn write_rule(out: &mut impl Write, rule: &Rule) -> fmt::Result {
             false,
         ) = (condition, rule.protocol(), port_module)
         {
-            write!(out, " -m {}", protocol.name())?;
+            write!(out, "-m {} ", protocol.name())?;
             port_module = true;
         }
         write_match(out, condition)?;
+        out.write_str(" ")?;
     }
     write_target(out, &rule.target)
 }
 
-fn write_match(out: &mut impl Write, condition: &Match) -> fmt::Result {
+fn write_match(out: &mut fmt::Formatter<'_>, condition: &Match) -> fmt::Result {
     match condition {
-        Match::Source(is) => write!(out, "{} -s {}", Not(is), Net(is.value)),
-        Match::Destination(is) => write!(out, "{} -d {}", Not(is), Net(is.value)),
-        Match::InInterface(is) => write!(out, "{} -i {}", Not(is), is.value),
-        Match::OutInterface(is) => write!(out, "{} -o {}", Not(is), is.value),
-        Match::Protocol(protocol) => write!(out, " -p {}", Protocol::name(*protocol)),
-        Match::SourcePort(is) => write!(out, "{} --sport {}", Not(is), Ports(is.value)),
-        Match::DestinationPort(is) => write!(out, "{} --dport {}", Not(is), Ports(is.value)),
+        Match::Source(is) => write!(out, "{}-s {}", Not(is), Net(is.value)),
+        Match::Destination(is) => write!(out, "{}-d {}", Not(is), Net(is.value)),
+        Match::InInterface(is) => write!(out, "{}-i {}", Not(is), is.value),
+        Match::OutInterface(is) => write!(out, "{}-o {}", Not(is), is.value),
+        Match::Protocol(protocol) => write!(out, "-p {}", Protocol::name(*protocol)),
+        Match::SourcePort(is) => write!(out, "{}--sport {}", Not(is), is.value),
+        Match::DestinationPort(is) => write!(out, "{}--dport {}", Not(is), is.value),
         Match::DestinationPorts(is) => {
-            write!(out, " -m multiport{} --dports ", Not(is))?;
+            write!(out, "-m multiport {}--dports ", Not(is))?;
             for (index, ports) in is.value.iter().enumerate() {
-                write!(out, "{}{}", if index == 0 { "" } else { "," }, Ports(*ports))?;
+                write!(out, "{}{}", if index == 0 { "" } else { "," }, ports)?;
             }
             Ok(())
         }
         Match::TcpFlags(is) => {
-            write!(out, "{} --tcp-flags {} {}", Not(is), Flags(is.value.mask()), Flags(is.value.set()))
+            write!(out, "{}--tcp-flags {} {}", Not(is), Flags(is.value.mask()), Flags(is.value.set()))
         }
         Match::Tracked(Tracked { state, direction }) => {
             out.write_str(match state {
-                ConnState::Invalid => " -m conntrack --ctstate INVALID",
-                ConnState::RelatedOrEstablished => " -m conntrack --ctstate RELATED,ESTABLISHED",
+                ConnState::Invalid => "-m conntrack --ctstate INVALID",
+                ConnState::RelatedOrEstablished => "-m conntrack --ctstate RELATED,ESTABLISHED",
             })?;
             direction.map_or(Ok(()), |direction| write!(out, " --ctdir {}", direction.name()))
         }
-        Match::OwnerUid(is) => write!(out, " -m owner{} --uid-owner {}", Not(is), is.value),
-        Match::OwnerGid(is) => write!(out, " -m owner{} --gid-owner {}", Not(is), is.value),
-        Match::Mark(is) => write!(out, " -m mark{} --mark {}", Not(is), is.value),
-        Match::ConnMark(is) => write!(out, " -m connmark{} --mark {}", Not(is), is.value),
+        Match::OwnerUid(is) => write!(out, "-m owner {}--uid-owner {}", Not(is), is.value),
+        Match::OwnerGid(is) => write!(out, "-m owner {}--gid-owner {}", Not(is), is.value),
+        Match::Mark(is) => write!(out, "-m mark {}--mark {}", Not(is), is.value),
+        Match::ConnMark(is) => write!(out, "-m connmark {}--mark {}", Not(is), is.value),
     }
 }
 
-fn write_target(out: &mut impl Write, target: &Target) -> fmt::Result {
+fn write_target(out: &mut fmt::Formatter<'_>, target: &Target) -> fmt::Result {
     match target {
-        Target::Accept => out.write_str(" -j ACCEPT"),
-        Target::Drop => out.write_str(" -j DROP"),
-        Target::Return => out.write_str(" -j RETURN"),
-        Target::Jump(chain) => write!(out, " -j {chain}"),
-        Target::Redirect(port) => write!(out, " -j REDIRECT --to-ports {port}"),
+        Target::Accept => out.write_str("-j ACCEPT"),
+        Target::Drop => out.write_str("-j DROP"),
+        Target::Return => out.write_str("-j RETURN"),
+        Target::Jump(chain) => write!(out, "-j {chain}"),
+        Target::Redirect(port) => write!(out, "-j REDIRECT --to-ports {port}"),
         // The address is left away: iptables-save prints the unspecified one, which is another for each family.
         Target::Tproxy { port, mark } => {
-            write!(out, " -j TPROXY --on-port {port} --tproxy-mark {mark}/0xffffffff")
+            write!(out, "-j TPROXY --on-port {port} --tproxy-mark {mark}/0xffffffff")
         }
-        Target::SetMark(mark) => write!(out, " -j MARK --set-xmark {mark}/0xffffffff"),
-        Target::SaveMark => out.write_str(" -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff"),
+        Target::SetMark(mark) => write!(out, "-j MARK --set-xmark {mark}/0xffffffff"),
+        Target::SaveMark => out.write_str("-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff"),
         Target::RestoreMark => {
-            out.write_str(" -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff")
+            out.write_str("-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff")
         }
         Target::SetConnMark(mark) => {
-            write!(out, " -j CONNMARK --set-xmark {:#x}/{:#x}", mark.value(), mark.mask())
+            write!(out, "-j CONNMARK --set-xmark {:#x}/{:#x}", mark.value(), mark.mask())
         }
-        Target::ConntrackZone(zone) => write!(out, " -j CT --zone {zone}"),
+        Target::ConntrackZone(zone) => write!(out, "-j CT --zone {zone}"),
     }
 }
 
-/// ` !` where a comparison is turned round.
+/// `! ` where a comparison is turned round.
 struct Not<'a, T>(&'a Is<T>);
 
 impl<T> fmt::Display for Not<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.not { " !" } else { "" })
+        f.write_str(if self.0.not { "! " } else { "" })
     }
 }
 
@@ -158,19 +147,6 @@ struct Net(IpNet);
 impl fmt::Display for Net {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.0.network(), self.0.prefix_len())
-    }
-}
-
-/// `80`, or `80:90`.
-pub(crate) struct Ports(pub(crate) PortRange);
-
-impl fmt::Display for Ports {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.first() == self.0.last() {
-            write!(f, "{}", self.0.first())
-        } else {
-            write!(f, "{}:{}", self.0.first(), self.0.last())
-        }
     }
 }
 
@@ -184,9 +160,4 @@ impl fmt::Display for Flags {
         f.write_str(names.next().unwrap_or("NONE"))?;
         names.try_for_each(|name| write!(f, ",{name}"))
     }
-}
-
-/// The name of a chain in a table, as an operator would point at it: `nat OUTPUT`.
-pub(crate) fn place(table: Table, chain: &Chain) -> String {
-    alloc::format!("{} {chain}", table.name())
 }

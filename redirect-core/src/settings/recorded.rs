@@ -2,7 +2,7 @@
 //! anew, and what changes is for the review.
 
 use super::{Key, NamespaceFacts, RawSettings, SETTINGS, Source};
-use crate::{Family, Redirect, netlink::recorded::dumps};
+use crate::{Family, Redirect, recorded::assert_recorded};
 use std::{collections::BTreeMap, fmt::Write as _, format, net::IpAddr, string::String, vec::Vec};
 
 const TEXTS: [&str; 44] = [
@@ -88,5 +88,5 @@ fn every_text_of_every_setting_is_taken_or_refused_as_recorded() {
             writeln!(text, "\t{words}\n\t\t{}", texts.join(" ")).unwrap();
         }
     }
-    dumps::assert_recorded("settings.told", &text);
+    assert_recorded("settings.told", &text);
 }

@@ -10,7 +10,7 @@ use redirect_core::{
     settings::{Kind, NameLookup, NamespaceFacts, RawSettings, SETTINGS, Setting, Source},
 };
 use serde_json::Value;
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
 /// The users and groups of the machine the recordings were made on, as far as they matter.
 struct Recorded;
@@ -27,14 +27,19 @@ impl NameLookup for Recorded {
 
 /// A file of the recordings.
 pub fn fixtures(file: &str) -> Value {
-    let path = format!("{}/../e2e/fixtures/{file}", env!("CARGO_MANIFEST_DIR"));
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    serde_json::from_str(&fixture(file)).unwrap()
 }
 
 /// The recorded rules that ours are not.
 pub fn named_rewrites() -> rewrites::Rewrites {
-    let path = format!("{}/../e2e/fixtures/divergences.json", env!("CARGO_MANIFEST_DIR"));
-    rewrites::Rewrites::read(&std::fs::read_to_string(path).unwrap()).unwrap()
+    rewrites::Rewrites::read(&fixture("divergences.json")).unwrap()
+}
+
+/// Its text, from whichever package asks.
+fn fixture(file: &str) -> String {
+    let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let fixtures = folders.map(|folder| folder.join("e2e/fixtures")).find(|folder| folder.is_dir());
+    std::fs::read_to_string(fixtures.unwrap().join(file)).unwrap()
 }
 
 /// A list of texts; none where there is no list.

@@ -6,11 +6,11 @@ use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
+use packet_trace::{Detail, Packet, Rules};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
-use redirect_core::trace::{Detail, Packet, Rules};
-use redirect_core::{Redirect, RulePlan, json};
+use redirect_core::{Redirect, RulePlan};
 use settings_cli::RunOptions;
 
 use super::{Answer, Given, errors};
@@ -127,7 +127,7 @@ pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
     let trace = rules.trace(&packet);
     let detail = if given.flag("every") == Some("true") { Detail::Every } else { Detail::Met };
     let text = if given.is_json() {
-        let mut trace = json::Trace::from(&trace);
+        let mut trace = packet_trace::json::Trace::from(&trace);
         trace.unexamined = unexamined;
         pretty(&serde_json::to_value(trace).unwrap_or_default())
     } else {

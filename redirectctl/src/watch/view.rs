@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use redirect_core::interference::ruleset::Counter;
+use netfilter_state::ruleset::Counter;
+use packet_trace::Origin;
 use redirect_core::settings::Source;
-use redirect_core::trace::Origin;
 
 use super::{Look, Watched};
 use crate::paper::{Ink, Layout, Paper, harmless};

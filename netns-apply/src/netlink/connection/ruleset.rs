@@ -1,12 +1,11 @@
 //! Everything that hangs on the namespace's hooks, whoever made it.
 
 use super::{Connection, NetlinkError};
-use redirect_core::{
-    Family,
-    interference::ruleset::{HookList, Ruleset, TableFamily},
+use netfilter_state::{
     netlink::request,
-    rule::Hook,
+    ruleset::{HookList, Ruleset, TableFamily},
 };
+use redirect_core::{Family, rule::Hook};
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,

@@ -1,0 +1,106 @@
+//! What decides about a pod besides the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
+
+use crate::{conf::Conf, pod_name::PodName};
+use redirect_core::{
+    options::{BackendChoice, NativeForm},
+    pod::SkipReason,
+    settings::{Key, RawSettings, Source},
+};
+
+/// How the names of the node agent's own pods begin.
+const AGENT_POD_PREFIX: &str = "istio-cni-node-";
+/// What the environment of the container runtime may say for all pods.
+pub const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
+
+impl Conf {
+    /// Why a pod is left alone because of its name, if it is.
+    #[must_use]
+    pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
+        // This comes first: without its agent a node never gets better.
+        if pod.name.starts_with(AGENT_POD_PREFIX) && pod.namespace == self.pod_namespace {
+            return Some(SkipReason::AgentPod);
+        }
+        self.exclude_namespaces.contains(&pod.namespace).then_some(SkipReason::NamespaceExcluded)
+    }
+}
+
+/// What programs pods' rules, and in which form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Programming {
+    /// What programs them, unless the pod needs something else.
+    pub backend: BackendChoice,
+    /// How native nftables rules are written.
+    pub native_form: NativeForm,
+}
+
+impl Programming {
+    /// As the keys `native_nftables` and `nft_sets` say.
+    #[must_use]
+    pub const fn new(native_nftables: bool, nft_sets: bool) -> Self {
+        Self {
+            backend: if native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto },
+            native_form: if nft_sets { NativeForm::Sets } else { NativeForm::Plain },
+        }
+    }
+}
+
+/// The settings every pod starts from: what the configuration says about strict capture, and what the runtime's
+/// environment, looked up with `env`, says about others.
+pub fn base_settings(strict_capture: bool, env: impl FnMut(&'static str) -> Option<String>) -> RawSettings {
+    let mut base = RawSettings::for_pod();
+    base.read_environment(|key| PROCESS_WIDE.contains(&key), env);
+    if strict_capture {
+        base.set(Key::StrictCapture, "true", Source::Configuration("strict_capture"));
+    }
+    base
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{conf::Envelope, wire::Command};
+    use redirect_core::{
+        pod::{Decision, PodFacts},
+        settings::NamespaceFacts,
+    };
+
+    #[test]
+    fn names_are_left_alone_for_two_reasons() {
+        let text =
+            br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"],
+            "pod_namespace":"istio-system","native_nftables":true,"nft_sets":true}"#;
+        let conf = Envelope::read(text, Command::Add).unwrap().conf().unwrap();
+        let skips = |namespace: &str, name: &str| {
+            conf.skips(&PodName { namespace: namespace.into(), name: name.into() })
+        };
+        assert_eq!(skips("istio-system", "istio-cni-node-x"), Some(SkipReason::AgentPod));
+        assert_eq!(skips("kube-system", "web"), Some(SkipReason::NamespaceExcluded));
+        assert_eq!((skips("shop", "istio-cni-node-x"), skips("istio-system", "istiod-x")), (None, None));
+        assert_eq!(
+            conf.programming,
+            Programming { backend: BackendChoice::NativeNft, native_form: NativeForm::Sets }
+        );
+    }
+
+    #[test]
+    fn only_three_variables_of_the_runtime_count() {
+        let base = base_settings(false, |name| Some(name.to_lowercase()));
+        assert_eq!(base.get(Key::OwnerGroups).0, "istio_outbound_owner_groups");
+        assert_eq!(base.get(Key::InboundPorts).0, RawSettings::for_pod().get(Key::InboundPorts).0);
+    }
+
+    #[test]
+    fn strict_capture_is_the_configurations_unless_the_pod_says_otherwise() {
+        let strict = |configured, annotations: &[(&str, &str)]| {
+            let facts = PodFacts::sidecar(annotations.iter().copied());
+            let addresses = ["10.1.0.2".parse().unwrap()];
+            match facts.decide_with(base_settings(configured, |_| None), &NamespaceFacts::new(&addresses)) {
+                Ok(Decision::Redirect(redirect)) => redirect.strict_capture(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((strict(true, &[]), strict(false, &[])), (true, false));
+        let annotation = |text| [("traffic.sidecar.istio.io/strictCapture", text)];
+        assert_eq!((strict(true, &annotation("false")), strict(false, &annotation("true"))), (false, true));
+    }
+}

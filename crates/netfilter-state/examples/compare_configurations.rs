@@ -1,0 +1,57 @@
+//! What changes when one configuration takes the place of another: the steps a run would take, tried on a kernel in
+//! memory, and the rules that come and go.
+//!
+//! ```console
+//! $ cargo run --example compare_configurations --features model
+//! ```
+
+#![allow(clippy::print_stdout)] // what an example is for
+
+use netfilter_state::{
+    model::Kernel,
+    steps::{Goal, RulesIn},
+};
+use redirect_core::{
+    Families, Family, Redirect, RulePlan, Tproxy, options::Variant, render::rule_text, rule::Table,
+    values::PortRange,
+};
+use std::{collections::BTreeSet, error::Error};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let before = Redirect::sidecar(Families::V4).outbound_ports_exclude([PortRange::single(3306)]).build()?;
+    let after = Redirect::sidecar(Families::V4).tproxy(Tproxy::default()).build()?;
+    let (before, after) = (before.plan(), after.plan());
+
+    // Rules in the tables that iptables-nft shows.
+    let place = RulesIn::Iptables(Variant::Nft);
+    let mut kernel = Kernel::new();
+    kernel.run(&Goal::new(&before, place))?;
+    println!("steps:");
+    for step in kernel.run(&Goal::new(&after, place))? {
+        println!("  {step}");
+    }
+
+    println!("rules:");
+    let (before, after) = (rules(&before), rules(&after));
+    for rule in before.difference(&after) {
+        println!("- {rule}");
+    }
+    for rule in after.difference(&before) {
+        println!("+ {rule}");
+    }
+    Ok(())
+}
+
+/// Every rule of a plan for IPv4, with its table and chain.
+fn rules(plan: &RulePlan) -> BTreeSet<String> {
+    let rules = plan.rules(Family::V4);
+    let mut texts = BTreeSet::new();
+    for table in Table::ALL {
+        for (chain, entries) in rules.chains(*table) {
+            for rule in entries {
+                texts.insert(format!("{} {chain}: {}", table.name(), rule_text(rule)));
+            }
+        }
+    }
+    texts
+}

@@ -1,0 +1,111 @@
+//! Two lists of rules side by side.
+
+use alloc::vec::Vec;
+
+/// How rules that were found line up with those wanted, from where both begin to differ.
+///
+/// Positions are numbered from 1, each side by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Aligned<T> {
+    Missing { number: usize, wanted: T },
+    Stray { number: usize, found: T },
+    Other { number: usize, wanted: T, found: T },
+}
+
+/// How far ahead a rule is looked for that has moved.
+const FARTHEST: usize = 1000;
+
+/// Where two lists of rules differ. Where one list has rules that the other lacks, the first of them is told against what
+/// stands in its place, the rest as missing or stray.
+pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> bool) -> Vec<Aligned<T>> {
+    let (mut missing, mut stray) = (0, 0);
+    let mut differing = Vec::new();
+    loop {
+        let (rest_wanted, rest_found) =
+            (wanted.get(missing..).unwrap_or_default(), found.get(stray..).unwrap_or_default());
+        let number = |index: usize| index.saturating_add(1);
+        let (skip_wanted, skip_found) = match (rest_wanted, rest_found) {
+            ([], []) => return differing,
+            ([one, ..], [two, ..]) if same(*one, *two) => {
+                missing = number(missing);
+                stray = number(stray);
+                continue;
+            }
+            ([one, ..], [two, ..]) => {
+                differing.push(Aligned::Other { number: number(missing), wanted: *one, found: *two });
+                let ahead = |list: &[T], of: &dyn Fn(T) -> bool| {
+                    list.iter().take(FARTHEST).position(|candidate| of(*candidate))
+                };
+                match (
+                    ahead(rest_wanted, &|candidate| same(candidate, *two)),
+                    ahead(rest_found, &|candidate| same(*one, candidate)),
+                ) {
+                    (Some(wanted), None) => (wanted, 0),
+                    (None, Some(found)) => (0, found),
+                    (Some(wanted), Some(found)) if wanted <= found => (wanted, 0),
+                    (Some(_), Some(found)) => (0, found),
+                    (None, None) => (1, 1),
+                }
+            }
+            ([..], []) => (rest_wanted.len(), 0),
+            ([], [..]) => (0, rest_found.len()),
+        };
+        // One of each is told already where both lists go on.
+        let told = usize::from(!rest_wanted.is_empty() && !rest_found.is_empty());
+        let numbered = |start: usize| number(start.saturating_add(told))..;
+        let lacking = rest_wanted.iter().take(skip_wanted).skip(told);
+        differing.extend(
+            numbered(missing)
+                .zip(lacking)
+                .map(|(number, wanted)| Aligned::Missing { number, wanted: *wanted }),
+        );
+        let extra = rest_found.iter().take(skip_found).skip(told);
+        differing.extend(
+            numbered(stray).zip(extra).map(|(number, found)| Aligned::Stray { number, found: *found }),
+        );
+        missing = missing.saturating_add(skip_wanted);
+        stray = stray.saturating_add(skip_found);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(wanted: &str, found: &str) -> Vec<alloc::string::String> {
+        let letters = |text: &str| text.chars().collect::<Vec<char>>();
+        let differing = align(&letters(wanted), &letters(found), |one, two| one == two);
+        let words = differing.into_iter().map(|one| match one {
+            Aligned::Missing { number, wanted } => alloc::format!("{number}-{wanted}"),
+            Aligned::Stray { number, found } => alloc::format!("{number}+{found}"),
+            Aligned::Other { number, wanted, found } => alloc::format!("{number}{wanted}/{found}"),
+        });
+        words.collect()
+    }
+
+    #[test]
+    fn every_rule_that_differs_is_told_once() {
+        for (wanted, found, all) in [
+            ("", "", &[][..]),
+            ("abc", "abc", &[]),
+            ("abc", "", &["1-a", "2-b", "3-c"]),
+            ("", "ab", &["1+a", "2+b"]),
+            ("abc", "ab", &["3-c"]),
+            ("ab", "abc", &["3+c"]),
+            // One that lacks is told against what stands in its place.
+            ("abc", "ac", &["2b/c"]),
+            ("abcd", "ad", &["2b/d", "3-c"]),
+            ("ac", "abc", &["2c/b"]),
+            ("ad", "abcd", &["2d/b", "3+c"]),
+            ("abc", "axc", &["2b/x"]),
+            ("abc", "xbz", &["1a/x", "3c/z"]),
+            ("abcdef", "bcxef", &["1a/b", "4d/x"]),
+            // Of two that have moved, the one that is nearer where it belongs is met again.
+            ("ab", "ba", &["1a/b", "2+a"]),
+            ("cabd", "abcd", &["1c/a", "4d/c"]),
+            ("abcd", "cabd", &["1a/c", "3c/d"]),
+        ] {
+            assert_eq!(told(wanted, found), all, "{wanted} {found}");
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! From the rules in force to the rules wanted: the steps, and the differences.
+
+use crate::{
+    align::{Aligned, align},
+    state::{self, Entry, RuleState},
+};
+use alloc::{string::String, vec::Vec};
+use core::fmt::{self, Write as _};
+use redirect_core::{
+    plan::FamilyRules,
+    rule::{Chain, Table},
+};
+
+/// One step within a table. Closed on purpose: who renders or sends a change has to know every kind of step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Create the chain; empty it if it is there.
+    DeclareEmpty(Chain),
+    /// Add a rule behind the last one.
+    Append(Chain, Entry),
+    /// Add a rule before the one with this number, counted from 1.
+    Insert(Chain, usize, Entry),
+    /// Remove the first rule that reads so.
+    Delete(Chain, Entry),
+    /// Empty a chain.
+    Flush(Chain),
+    /// Remove an empty chain that nothing jumps to.
+    RemoveChain(Chain),
+}
+
+/// The steps within one table; they come into force together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableChange {
+    /// The table.
+    pub table: Table,
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+}
+
+/// What turns the rules in force into those wanted. Tables that are as wanted do not appear.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// The tables to change, in the order in which to change them.
+    pub tables: Vec<TableChange>,
+}
+
+impl Change {
+    /// The change from what is in force to what is wanted. Rules of others stay where they are.
+    #[must_use]
+    pub fn between(observed: &RuleState, wanted: &FamilyRules) -> Self {
+        let state = RuleState::from(wanted);
+        Self::tables(observed, wanted, &state, |table| differs(table, observed, &state))
+    }
+
+    /// The change that writes what is wanted anew even where it is in force.
+    #[must_use]
+    pub fn rewriting(observed: &RuleState, wanted: &FamilyRules) -> Self {
+        let state = RuleState::from(wanted);
+        Self::tables(observed, wanted, &state, |table| {
+            observed.has_mesh_chain(table) || state.has_mesh_chain(table)
+        })
+    }
+
+    /// The change that brings back exactly `before`, where `done` has changed it into `now`.
+    ///
+    /// Rules of the mesh go back to the very numbers they had among those of others. Rules that `done` added or removed
+    /// count as the mesh's, whatever they look like.
+    #[must_use]
+    pub fn back(now: &RuleState, before: &RuleState, done: &Self) -> Self {
+        let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
+            state.owns(table, chain, entry) || done.names(table, chain, entry)
+        };
+        let differs = |table| {
+            let chains = |state: &RuleState| -> Vec<(Chain, Vec<Entry>)> {
+                let all = state.chains(table).map(|(chain, entries)| {
+                    let kept = entries.iter().filter(|entry| ours(state, table, chain, entry));
+                    (chain.clone(), kept.cloned().collect::<Vec<Entry>>())
+                });
+                all.filter(|(chain, kept)| chain.belongs_to_mesh() || !kept.is_empty()).collect()
+            };
+            chains(now) != chains(before)
+        };
+        let add = |table, steps: &mut Vec<Step>| {
+            for (chain, entries) in before.chains(table) {
+                match chain {
+                    Chain::Hook(_) => {
+                        let numbered = (1_usize..).zip(entries);
+                        let back = numbered.filter(|(_, entry)| ours(before, table, chain, entry));
+                        steps.extend(
+                            back.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())),
+                        );
+                    }
+                    Chain::Ours(_) | Chain::Other(_) if chain.belongs_to_mesh() => {
+                        steps.extend(entries.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
+                    }
+                    Chain::Ours(_) | Chain::Other(_) => {}
+                }
+            }
+        };
+        let tables = Table::ALL.iter().copied().filter(|table| differs(*table));
+        Self { tables: tables.map(|table| replace(table, now, before, &ours, add)).collect() }
+    }
+
+    /// Whether a step adds or removes this rule of a built-in chain.
+    fn names(&self, table: Table, chain: &Chain, entry: &Entry) -> bool {
+        let mut steps =
+            self.tables.iter().filter(|change| change.table == table).flat_map(|change| &change.steps);
+        steps.any(|step| match step {
+            Step::Append(of, one) | Step::Insert(of, _, one) | Step::Delete(of, one) => {
+                of == chain && one == entry
+            }
+            Step::DeclareEmpty(_) | Step::Flush(_) | Step::RemoveChain(_) => false,
+        })
+    }
+
+    /// Text for `iptables-restore --noflush`, table by table, each committed at once.
+    #[must_use]
+    pub fn restore_text(&self) -> String {
+        let mut text = String::new();
+        for table in &self.tables {
+            table_text(table, &mut text);
+        }
+        text
+    }
+
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    fn tables(
+        observed: &RuleState,
+        wanted: &FamilyRules,
+        state: &RuleState,
+        changes: impl Fn(Table) -> bool,
+    ) -> Self {
+        let add = |table, steps: &mut Vec<Step>| add_wanted(table, wanted, state, steps);
+        let changed = wanted.table_order().iter().copied().filter(|table| changes(*table));
+        let ours = |found: &RuleState, table, chain: &Chain, entry: &Entry| {
+            found.owns_beside(state, table, chain, entry)
+        };
+        Self { tables: changed.map(|table| replace(table, observed, state, &ours, add)).collect() }
+    }
+}
+
+/// The steps that take away the mesh's rules of `from` and let `add` put those of `to` in their place.
+fn replace(
+    table: Table,
+    from: &RuleState,
+    to: &RuleState,
+    ours: &impl Fn(&RuleState, Table, &Chain, &Entry) -> bool,
+    add: impl Fn(Table, &mut Vec<Step>),
+) -> TableChange {
+    let mut steps = Vec::new();
+    let mesh_chains = |state: &RuleState| -> Vec<Chain> {
+        state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::belongs_to_mesh).collect()
+    };
+    let wanted = mesh_chains(to);
+    steps.extend(wanted.iter().cloned().map(Step::DeclareEmpty));
+    for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
+        let going = entries.iter().filter(|entry| ours(from, table, chain, entry));
+        steps.extend(going.map(|entry| Step::Delete(chain.clone(), entry.clone())));
+    }
+    let stale: Vec<Chain> = mesh_chains(from).into_iter().filter(|chain| !wanted.contains(chain)).collect();
+    steps.extend(stale.iter().cloned().map(Step::Flush));
+    steps.extend(stale.into_iter().map(Step::RemoveChain));
+    add(table, &mut steps);
+    TableChange { table, steps }
+}
+
+fn add_wanted(table: Table, wanted: &FamilyRules, state: &RuleState, steps: &mut Vec<Step>) {
+    for (chain, entries) in state.chains(table) {
+        let leading = wanted.leading(table, chain);
+        let (first, last) = entries.split_at_checked(leading).unwrap_or((entries, &[]));
+        let numbered = (1_usize..).zip(first);
+        steps.extend(numbered.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())));
+        steps.extend(last.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
+    }
+}
+
+fn table_text(change: &TableChange, text: &mut String) {
+    line(text, format_args!("*{}", change.table.name()));
+    for step in &change.steps {
+        match step {
+            // With --noflush, declaring a chain that is there empties it.
+            Step::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
+            Step::Append(chain, entry) => line(text, format_args!("-A {chain} {entry}")),
+            Step::Insert(chain, number, entry) => {
+                line(text, format_args!("-I {chain} {number} {entry}"));
+            }
+            Step::Delete(chain, entry) => line(text, format_args!("-D {chain} {entry}")),
+            Step::Flush(chain) => line(text, format_args!("-F {chain}")),
+            Step::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
+        }
+    }
+    text.push_str("COMMIT\n");
+}
+
+fn line(text: &mut String, words: fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{words}");
+}
+
+/// A place where the rules in force are not those wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleDifference {
+    /// The table.
+    pub table: Table,
+    /// The chain.
+    pub chain: Chain,
+    /// What is different there.
+    pub kind: DifferenceKind,
+}
+
+/// What is different in a chain. Rules are numbered from 1, those of others not counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DifferenceKind {
+    /// The chain is missing.
+    MissingChain,
+    /// The chain should not be there.
+    StrayChain,
+    /// This rule is missing.
+    MissingRule {
+        /// Its number.
+        number: usize,
+        /// The rule.
+        wanted: Entry,
+    },
+    /// This rule should not be there.
+    StrayRule {
+        /// Its number.
+        number: usize,
+        /// The rule.
+        found: Entry,
+    },
+    /// There is another rule in its place.
+    OtherRule {
+        /// Its number.
+        number: usize,
+        /// The rule wanted.
+        wanted: Entry,
+        /// The rule found.
+        found: Entry,
+    },
+}
+
+impl RuleDifference {
+    /// The first difference between the rules in force and those wanted, comparing in order; rules of others are
+    /// passed over.
+    #[must_use]
+    pub fn first(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
+        let wanted = RuleState::from(wanted);
+        let in_table = |table| in_table(table, observed, &wanted).into_iter().next();
+        Table::ALL.iter().copied().filter(|table| differs(*table, observed, &wanted)).find_map(in_table)
+    }
+
+    /// All of them, table by table: first the chains that are wanted, then those that are not.
+    #[must_use]
+    pub fn all(observed: &RuleState, wanted: &FamilyRules) -> Vec<Self> {
+        let wanted = RuleState::from(wanted);
+        let differing = Table::ALL.iter().copied().filter(|table| differs(*table, observed, &wanted));
+        differing.flat_map(|table| in_table(table, observed, &wanted)).collect()
+    }
+}
+
+/// The mesh's chains of a table, and its rules in others, in what is wanted and then in what is there besides.
+struct Chains<'a> {
+    table: Table,
+    observed: &'a RuleState,
+    wanted: &'a RuleState,
+}
+
+impl<'a> Chains<'a> {
+    fn found(&self, chain: &'a Chain) -> impl Iterator<Item = &'a Entry> + use<'a> {
+        let Self { table, observed, wanted } = *self;
+        let entries = observed.rules(table, chain).iter();
+        entries.filter(move |entry| observed.owns_beside(wanted, table, chain, entry))
+    }
+
+    fn is_missing(&self, chain: &Chain) -> bool {
+        chain.belongs_to_mesh() && !self.observed.has(self.table, chain)
+    }
+
+    /// Chains that nothing is wanted in.
+    fn unplanned(&self) -> impl Iterator<Item = &'a Chain> + use<'a> {
+        let Self { table, observed, wanted } = *self;
+        observed.chains(table).map(|(chain, _)| chain).filter(move |chain| !wanted.has(table, chain))
+    }
+}
+
+/// Whether anything in a table is not as wanted.
+fn differs(table: Table, observed: &RuleState, wanted: &RuleState) -> bool {
+    let chains = Chains { table, observed, wanted };
+    let differs = |(chain, entries)| chains.is_missing(chain) || !chains.found(chain).eq(entries);
+    wanted.chains(table).any(differs)
+        || chains.unplanned().any(|chain| chain.belongs_to_mesh() || chains.found(chain).next().is_some())
+}
+
+fn in_table(table: Table, observed: &RuleState, wanted: &RuleState) -> Vec<RuleDifference> {
+    let chains = Chains { table, observed, wanted };
+    let mut all = Vec::new();
+    let mut tell = |chain: &Chain, kind| all.push(RuleDifference { table, chain: chain.clone(), kind });
+    for (chain, entries) in wanted.chains(table) {
+        if chains.is_missing(chain) {
+            tell(chain, DifferenceKind::MissingChain);
+            continue;
+        }
+        let (wanted, found): (Vec<&Entry>, Vec<&Entry>) =
+            (entries.iter().collect(), chains.found(chain).collect());
+        align(&wanted, &found, |one, two| one == two).into_iter().for_each(|one| tell(chain, one.into()));
+    }
+    for chain in chains.unplanned() {
+        if chain.belongs_to_mesh() {
+            tell(chain, DifferenceKind::StrayChain);
+            continue;
+        }
+        let stray = (1_usize..).zip(chains.found(chain));
+        stray.for_each(|(number, found)| tell(chain, Aligned::Stray { number, found }.into()));
+    }
+    all
+}
+
+impl From<Aligned<&Entry>> for DifferenceKind {
+    fn from(aligned: Aligned<&Entry>) -> Self {
+        match aligned {
+            Aligned::Missing { number, wanted } => Self::MissingRule { number, wanted: wanted.clone() },
+            Aligned::Stray { number, found } => Self::StrayRule { number, found: found.clone() },
+            Aligned::Other { number, wanted, found } => {
+                Self::OtherRule { number, wanted: wanted.clone(), found: found.clone() }
+            }
+        }
+    }
+}
+
+impl fmt::Display for RuleDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = state::place(self.table, &self.chain);
+        match &self.kind {
+            DifferenceKind::MissingChain => write!(f, "chain {place} is missing"),
+            DifferenceKind::StrayChain => write!(f, "chain {place} should not be there"),
+            DifferenceKind::MissingRule { number, wanted } => {
+                write!(f, "{place}: rule {number} is missing: {wanted}")
+            }
+            DifferenceKind::StrayRule { number, found } => {
+                write!(f, "{place}: rule {number} should not be there: {found}")
+            }
+            DifferenceKind::OtherRule { number, wanted, found } => {
+                write!(f, "{place}: rule {number} is {found}, not {wanted}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse::rule_state;
+    use alloc::string::ToString;
+    use redirect_core::{Families, Family, Redirect, render, rule::Hook};
+
+    fn wanted() -> FamilyRules {
+        Redirect::sidecar(Families::V4).build().unwrap().plan().rules(Family::V4)
+    }
+
+    /// How what is in force differs from what is wanted, where one line of it is another.
+    #[track_caller]
+    fn assert_told(line: &str, instead: &str, all: &[&str]) {
+        let text = render::restore_text(&wanted());
+        assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
+        let observed = rule_state(&text.replace(line, instead)).unwrap();
+        let told = RuleDifference::all(&observed, &wanted());
+        assert_eq!(told.iter().map(ToString::to_string).collect::<Vec<String>>(), all);
+        assert_eq!(RuleDifference::first(&observed, &wanted()).as_ref(), told.first());
+    }
+
+    #[test]
+    fn what_a_change_did_is_taken_back_whatever_it_looks_like_and_in_its_own_table_alone() {
+        const PLAIN: &str = "-A OUTPUT -p tcp -j RETURN\n";
+        let rule = || crate::parse::entry("-p tcp -j RETURN");
+        let table = |name: &str, rules: &str| std::format!("*{name}\n:OUTPUT ACCEPT\n{rules}COMMIT\n");
+        let state = |nat: &str, mangle: &str| {
+            rule_state(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
+        };
+        let steps = |steps: &[Step]| TableChange { table: Table::Nat, steps: steps.to_vec() };
+        let output = || Chain::Hook(Hook::Output);
+        let done = Change { tables: [steps(&[Step::Append(output(), rule())])].into() };
+        let back = Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
+        assert_eq!(back.tables, [steps(&[Step::Delete(output(), rule())])]);
+        // What nobody did is somebody else's doing.
+        let another = crate::parse::entry("-p udp -j RETURN");
+        let elsewhere = Step::Append(Chain::Hook(Hook::Prerouting), rule());
+        let others = [Step::Flush(output()), Step::Append(output(), another), elsewhere];
+        let others = Change { tables: [steps(&others)].into() };
+        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others), Change::default());
+        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), Change::default());
+    }
+
+    #[test]
+    fn a_rule_that_lacks_is_too_much_or_is_another_is_told_with_its_number() {
+        const LAST: &str = "-A ISTIO_OUTPUT -j ISTIO_REDIRECT\n";
+        const MORE: &str = "-A ISTIO_OUTPUT -p tcp -j RETURN\n";
+        assert_told(LAST, LAST, &[]);
+        assert_told(LAST, "", &["nat ISTIO_OUTPUT: rule 11 is missing: -j ISTIO_REDIRECT"]);
+        assert_told(
+            LAST,
+            &[LAST, MORE].concat(),
+            &["nat ISTIO_OUTPUT: rule 12 should not be there: -p tcp -j RETURN"],
+        );
+        assert_told(LAST, MORE, &["nat ISTIO_OUTPUT: rule 11 is -p tcp -j RETURN, not -j ISTIO_REDIRECT"]);
+    }
+
+    #[test]
+    fn chains_that_lack_or_are_too_many_are_told_and_so_are_rules_of_the_mesh_where_none_is_wanted() {
+        const JUMP: &str = "-A OUTPUT -j ISTIO_OUTPUT\n";
+        const CHAIN: &str = ":ISTIO_OUTPUT - [0:0]\n";
+        assert_told(
+            CHAIN,
+            &[CHAIN, ":ISTIO_OTHER - [0:0]\n"].concat(),
+            &["chain nat ISTIO_OTHER should not be there"],
+        );
+        assert_told(
+            JUMP,
+            &[JUMP, "-A POSTROUTING -p tcp -j ISTIO_OUTPUT\n", "-A POSTROUTING -j ISTIO_OUTPUT\n"].concat(),
+            &[
+                "nat POSTROUTING: rule 1 should not be there: -p tcp -j ISTIO_OUTPUT",
+                "nat POSTROUTING: rule 2 should not be there: -j ISTIO_OUTPUT",
+            ],
+        );
+        let nothing = RuleDifference::all(&RuleState::new(), &wanted());
+        assert!(
+            nothing.iter().any(|one| one.to_string() == "chain nat ISTIO_OUTPUT is missing"),
+            "{nothing:?}"
+        );
+    }
+}

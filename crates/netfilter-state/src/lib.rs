@@ -1,0 +1,42 @@
+//! What netfilter holds, as values: rules, native tables and routing found in a network namespace, how they differ from a
+//! plan, and the steps that put one in force or take it back.
+//!
+//! In go the kernel's messages and the text of iptables-save, and plans of `redirect-core`. Out come observations, rulesets,
+//! differences, changes and steps, and messages for the kernel ([`netlink::Batch`]).
+//!
+//! It opens no socket and runs no program; it knows nothing of pods and settings, nor where a packet ends.
+#![no_std]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::panic
+    )
+)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod align;
+pub mod change;
+pub mod differences;
+#[cfg(feature = "serde")]
+pub mod json;
+#[cfg(feature = "model")]
+pub mod model;
+pub mod netlink;
+pub mod parse;
+pub mod route_tables;
+pub mod routing;
+pub mod ruleset;
+pub mod state;
+pub mod steps;
+
+/// The snippets of the README, as doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

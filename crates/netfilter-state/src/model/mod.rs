@@ -1,0 +1,296 @@
+//! A network namespace in memory, to test against (feature `model`).
+//!
+//! [`Kernel`] takes the steps that [`steps::between`] plans, refuses what Linux would refuse, is read back as the
+//! [`Observation`] that a real run makes, and can be damaged: rules deleted, rules of others inserted, routing lost. A program
+//! that applies plans can so be tested without root and without a network namespace.
+//!
+//! ```
+//! use netfilter_state::{
+//!     model::Kernel,
+//!     steps::{Goal, RulesIn},
+//! };
+//! use redirect_core::{
+//!     Family,
+//!     options::Variant,
+//!     pod::{Decision, PodFacts},
+//!     rule::{Hook, Table},
+//!     settings::NamespaceFacts,
+//! };
+//!
+//! let addresses = ["10.1.0.2".parse().unwrap()];
+//! let pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", "TPROXY")]);
+//! let Ok(Decision::Redirect(redirect)) = pod.decide(&NamespaceFacts::new(&addresses)) else { panic!("no sidecar") };
+//! let plan = redirect.plan();
+//! let goal = Goal::new(&plan, RulesIn::Iptables(Variant::Nft));
+//!
+//! let mut kernel = Kernel::new();
+//! assert!(!kernel.run(&goal)?.is_empty());
+//! assert!(kernel.run(&goal)?.is_empty(), "a second run has nothing to do");
+//!
+//! // Somebody flushes a chain, and the policy routing goes.
+//! kernel.tables_mut(Variant::Nft, Family::V4).flush(Table::Mangle, &Hook::Prerouting.into());
+//! kernel.lose_routing();
+//! assert!(!kernel.run(&goal)?.is_empty(), "the next run mends both");
+//! assert!(kernel.run(&goal)?.is_empty());
+//! # Ok::<(), netfilter_state::model::Refused>(())
+//! ```
+//!
+//! What it does not do: it sends no packets, has no sets besides those of native rules, and knows no chains but those of
+//! iptables' tables and of the mesh's native ones. It takes native rules as they are wanted and never refuses one.
+
+mod tables;
+
+use crate::{
+    change::Change,
+    netlink::NativeState,
+    routing::{FoundRouting, RoutingItem},
+    steps::{self, Goal, Inverse, Observation, PerFamily, Step, Transaction},
+};
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+use redirect_core::{
+    Family,
+    options::Variant,
+    rule::{Chain, Table},
+};
+
+pub use tables::{Refusal, Tables, Writer};
+
+/// A network namespace, as far as redirection is concerned.
+///
+/// Two are equal when a run would observe the same.
+#[derive(Debug, Clone, Default)]
+pub struct Kernel {
+    legacy: Both,
+    nft: Both,
+    native: NativeState,
+    routing: Vec<FoundRouting>,
+}
+
+/// Tables of both families.
+#[derive(Debug, Clone, Default)]
+struct Both {
+    v4: Tables,
+    v6: Tables,
+}
+
+/// A step that the kernel refuses; nothing of it has happened, but for the tables before `what` of a [`Step::Restore`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {why}")]
+#[non_exhaustive]
+pub struct Refused {
+    /// Which part of the step: a table with its family, or what is added or removed.
+    pub what: String,
+    /// Why.
+    pub why: Refusal,
+}
+
+impl Kernel {
+    /// A namespace in which nobody has programmed anything.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A namespace that holds what was observed somewhere.
+    #[must_use]
+    pub fn holding(observed: &Observation) -> Self {
+        let both =
+            |found: &PerFamily| Both { v4: Tables::holding(&found.v4), v6: Tables::holding(&found.v6) };
+        Self {
+            legacy: both(&observed.legacy),
+            nft: both(&observed.nft),
+            native: observed.native.clone(),
+            routing: observed.routing.clone(),
+        }
+    }
+
+    /// What a run finds when it looks.
+    #[must_use]
+    pub fn observe(&self) -> Observation {
+        let both = |both: &Both| PerFamily { v4: both.v4.observe(), v6: both.v6.observe() };
+        Observation {
+            legacy: both(&self.legacy),
+            nft: both(&self.nft),
+            native: self.native.clone(),
+            routing: self.routing.clone(),
+        }
+    }
+
+    /// Looks, plans and takes every step, as a run does; the steps taken. Where one is refused, those before it have happened:
+    /// a run would then take them back ([`Step::inverse`], [`Kernel::take_back`]).
+    ///
+    /// # Errors
+    /// The step that was refused.
+    pub fn run(&mut self, goal: &Goal<'_>) -> Result<Vec<Step>, Refused> {
+        let steps = steps::between(&self.observe(), goal);
+        steps.iter().try_for_each(|step| self.take(step))?;
+        Ok(steps)
+    }
+
+    /// Takes one step: wholly or not at all, but for [`Step::Restore`], which happens table by table.
+    ///
+    /// # Errors
+    /// What Linux would refuse.
+    pub fn take(&mut self, step: &Step) -> Result<(), Refused> {
+        match step {
+            Step::AddRouting(item) => self.add_routing(*item),
+            Step::Condemn(found) => self.replace_routing(found, found.condemn()),
+            Step::Transaction(transaction) => self.commit(transaction),
+            Step::Restore(variant, family, change) => self.restore(*variant, *family, change),
+            Step::Grace | Step::ForgetClosed => Ok(()),
+            Step::RemoveRouting(found) => self.remove_routing(found),
+        }
+    }
+
+    /// Takes a step back.
+    ///
+    /// # Errors
+    /// What Linux would refuse.
+    pub fn take_back(&mut self, inverse: &Inverse) -> Result<(), Refused> {
+        match inverse {
+            Inverse::RemoveRouting(item) => {
+                let is_added = |one: &FoundRouting| one.item == *item && one.works();
+                let place = self.routing.iter().position(is_added);
+                drop(place.map(|place| self.routing.remove(place)));
+                Ok(())
+            }
+            Inverse::PutBackRouting(found) => {
+                self.routing.push(found.clone());
+                Ok(())
+            }
+            Inverse::Pardon(found) => self.replace_routing(&found.condemn(), found.clone()),
+            Inverse::Rules { iptables, native } => {
+                for (variant, family, done, before) in iptables {
+                    let now = self.tables(*variant, *family).observe();
+                    self.restore(*variant, *family, &Change::back(&now, before, done))?;
+                }
+                if let Some(native) = native {
+                    self.native = native.clone();
+                }
+                Ok(())
+            }
+            Inverse::Grace | Inverse::Nothing => Ok(()),
+        }
+    }
+
+    /// The tables of a variant of iptables and a family.
+    #[must_use]
+    pub const fn tables(&self, variant: Variant, family: Family) -> &Tables {
+        let both = match variant {
+            Variant::Legacy => &self.legacy,
+            Variant::Nft => &self.nft,
+        };
+        match family {
+            Family::V4 => &both.v4,
+            Family::V6 => &both.v6,
+        }
+    }
+
+    /// The same, to be changed as somebody else would.
+    pub const fn tables_mut(&mut self, variant: Variant, family: Family) -> &mut Tables {
+        let both = match variant {
+            Variant::Legacy => &mut self.legacy,
+            Variant::Nft => &mut self.nft,
+        };
+        match family {
+            Family::V4 => &mut both.v4,
+            Family::V6 => &mut both.v6,
+        }
+    }
+
+    /// The native tables.
+    #[must_use]
+    pub const fn native(&self) -> &NativeState {
+        &self.native
+    }
+
+    /// Deletes a rule of a native table, by its number in the chain, counted from 1; whether it was there.
+    pub fn delete_native_rule(&mut self, table: Table, chain: &Chain, number: usize) -> bool {
+        self.native.delete_rule(table, chain, number)
+    }
+
+    /// Policy rules, routes and addresses, whoever's.
+    #[must_use]
+    pub fn routing(&self) -> &[FoundRouting] {
+        &self.routing
+    }
+
+    /// Adds a policy rule, route or address as another program would, whether or not there is such a one.
+    pub fn insert_routing(&mut self, found: FoundRouting) {
+        self.routing.push(found);
+    }
+
+    /// Removes all policy rules, routes and addresses, as `ip rule flush` and its like do.
+    pub fn lose_routing(&mut self) {
+        self.routing.clear();
+    }
+
+    /// One transaction of nf_tables: all of it or nothing.
+    fn commit(&mut self, Transaction { iptables, native }: &Transaction) -> Result<(), Refused> {
+        let mut nft = self.nft.clone();
+        for (family, change) in iptables {
+            let tables = match family {
+                Family::V4 => &mut nft.v4,
+                Family::V6 => &mut nft.v6,
+            };
+            apply(tables, *family, change, Writer::Netlink)?;
+        }
+        self.nft = nft;
+        if let Some(native) = native {
+            self.native = native.clone();
+        }
+        Ok(())
+    }
+
+    /// A run of `iptables-restore`.
+    fn restore(&mut self, variant: Variant, family: Family, change: &Change) -> Result<(), Refused> {
+        apply(self.tables_mut(variant, family), family, change, Writer::Iptables)
+    }
+
+    /// The kernel refuses a second one that is the same in everything.
+    fn add_routing(&mut self, item: RoutingItem) -> Result<(), Refused> {
+        let found = FoundRouting::working(item);
+        if self.routing.contains(&found) {
+            return Err(Refused { what: item.to_string(), why: Refusal::Exists });
+        }
+        self.routing.push(found);
+        Ok(())
+    }
+
+    fn remove_routing(&mut self, found: &FoundRouting) -> Result<(), Refused> {
+        let place = self.place_of(found)?;
+        self.routing.remove(place);
+        Ok(())
+    }
+
+    fn replace_routing(&mut self, found: &FoundRouting, with: FoundRouting) -> Result<(), Refused> {
+        let place = self.place_of(found)?;
+        if let Some(one) = self.routing.get_mut(place) {
+            *one = with;
+        }
+        Ok(())
+    }
+
+    fn place_of(&self, found: &FoundRouting) -> Result<usize, Refused> {
+        let place = self.routing.iter().position(|one| one == found);
+        place.ok_or_else(|| Refused { what: found.to_string(), why: Refusal::NotThere })
+    }
+}
+
+impl PartialEq for Kernel {
+    fn eq(&self, other: &Self) -> bool {
+        self.observe() == other.observe()
+    }
+}
+
+impl Eq for Kernel {}
+
+fn apply(tables: &mut Tables, family: Family, change: &Change, writer: Writer) -> Result<(), Refused> {
+    tables.apply(change, writer).map_err(|mut refused| {
+        refused.what = alloc::format!("{family} {}", refused.what);
+        refused
+    })
+}

@@ -1,0 +1,300 @@
+//! One transaction: the changes of both families and of the native tables, in force at one instant or not at all.
+
+use super::{
+    abi::{self, attribute, family, flags, kind},
+    expression::Expressions,
+    iptables::{self, Unencodable},
+    layout::{Item, Layout},
+    observed::{Observed, SIGNATURE},
+    part::{Part, Place},
+    wire::{Head, Writer},
+};
+use crate::{
+    change::{Change, TableChange},
+    state::Entry,
+};
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+use redirect_core::{
+    rule::{Chain, Hook, Table},
+    values::Family,
+};
+
+/// Why a change cannot be written as a transaction.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// A step names a chain that is not there.
+    #[error("{0}: there is no such chain")]
+    NoSuchChain(String),
+    /// A step removes a rule that is not there.
+    #[error("{place}: there is no rule {rule}")]
+    NoSuchRule {
+        /// Family, table and chain.
+        place: String,
+        /// The rule.
+        rule: String,
+    },
+    /// A chain has the name of a built-in one, but was not made by iptables.
+    #[error(
+        "{0} is not the built-in chain that iptables knows (its type, hook or priority is another); another program owns the table"
+    )]
+    NotBuiltIn(String),
+    /// A rule has no encoding.
+    #[error("{place}: rule {rule} cannot be sent: {why}")]
+    Unencodable {
+        /// Family, table and chain.
+        place: String,
+        /// The rule.
+        rule: String,
+        /// Why.
+        why: Unencodable,
+    },
+    /// A rule or the whole is too long for netlink's length fields.
+    #[error("a rule, or all together, is longer than netlink can carry")]
+    TooLong,
+}
+
+/// A transaction being written. Nothing is sent by this type.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    observed: &'a Observed,
+    writer: Writer,
+    parts: Vec<Part<'a>>,
+    /// How many sets have been written; the next one's number.
+    pub(super) sets: u32,
+}
+
+/// The number of the message that begins a transaction; the messages of its parts follow.
+const BEGIN: u32 = 1;
+
+impl<'a> Batch<'a> {
+    /// A transaction that is valid as long as the ruleset is as observed, if that was bound to a generation.
+    #[must_use]
+    pub fn new(observed: &'a Observed) -> Self {
+        let mut writer = Writer::default();
+        let begin = Head { kind: kind::BATCH_BEGIN, ..head(BEGIN) };
+        writer.message(begin, |body| {
+            if let Some(generation) = observed.generation() {
+                body.u32(attribute::batch::GENERATION, generation);
+            }
+        });
+        Self { observed, writer, parts: Vec::new(), sets: 0 }
+    }
+
+    /// Adds a family's change.
+    ///
+    /// # Errors
+    /// When it is not a change of what was observed, or has no encoding.
+    pub fn change(&mut self, family: Family, change: &'a Change) -> Result<(), BatchError> {
+        change.tables.iter().try_for_each(|table| self.table(family, table))
+    }
+
+    /// Whether there is nothing to send.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Ends the transaction.
+    ///
+    /// # Errors
+    /// [`BatchError::TooLong`].
+    pub fn finish(mut self) -> Result<FinishedBatch<'a>, BatchError> {
+        // One confirmation is enough: the kernel sends it only when the whole transaction is in force.
+        self.writer.flag_last(flags::ACK);
+        let confirmed = self.next_sequence().saturating_sub(1);
+        let end = Head { kind: kind::BATCH_END, ..head(self.next_sequence()) };
+        self.writer.message(end, |_| {});
+        let bytes = self.writer.finish().ok_or(BatchError::TooLong)?;
+        Ok(FinishedBatch { bytes, parts: self.parts, confirmed })
+    }
+
+    /// Writes one message of the transaction.
+    pub(super) fn part(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        family: u8,
+        part: Part<'a>,
+        body: impl FnOnce(&mut Writer),
+    ) {
+        let head =
+            Head { kind, flags: flags | flags::REQUEST, sequence: self.next_sequence(), family, resource: 0 };
+        self.writer.message(head, body);
+        self.parts.push(part);
+    }
+
+    fn next_sequence(&self) -> u32 {
+        u32::try_from(self.parts.len()).unwrap_or(u32::MAX).saturating_add(BEGIN).saturating_add(1)
+    }
+
+    fn table(&mut self, family: Family, change: &'a TableChange) -> Result<(), BatchError> {
+        let table = change.table;
+        let layouts = Layout::of(self.observed, family, change)?;
+        let number = abi::family_number(family);
+        if !self.observed.has_table(family, table) {
+            self.part(kind::NEW_TABLE, flags::CREATE, number, Part::Table(table.name()), |body| {
+                body.text(attribute::table::NAME, table.name());
+            });
+        }
+        let place = |chain: &'a Chain| Place { family: Some(family), table, chain };
+        for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_new()) {
+            self.new_chain(place(chain), number);
+        }
+        for (chain, layout) in &layouts {
+            self.removals(place(chain), number, layout);
+        }
+        for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_removed()) {
+            let part = Part::RemovedChain(place(chain));
+            self.part(kind::DELETE_CHAIN, 0, number, part, |body| {
+                body.text(attribute::chain::TABLE, table.name());
+                body.text(attribute::chain::NAME, chain.name());
+            });
+        }
+        for (chain, layout) in &layouts {
+            self.additions(place(chain), family, layout)?;
+        }
+        Ok(())
+    }
+
+    fn new_chain(&mut self, place: Place<'a>, number: u8) {
+        let Place { table, chain, .. } = place;
+        self.part(kind::NEW_CHAIN, flags::CREATE | flags::EXCLUSIVE, number, Part::Chain(place), |body| {
+            body.text(attribute::chain::TABLE, table.name());
+            body.text(attribute::chain::NAME, chain.name());
+            if let Chain::Hook(hook) = chain {
+                base_chain(body, table, *hook);
+            }
+        });
+    }
+
+    /// Rules that go: each by its handle, or all of the chain at once.
+    fn removals(&mut self, place: Place<'a>, number: u8, layout: &Layout<'a>) {
+        let body = move |handle: Option<u64>| {
+            move |body: &mut Writer| {
+                body.text(attribute::rule::TABLE, place.table.name());
+                body.text(attribute::rule::CHAIN, place.chain.name());
+                if let Some(handle) = handle {
+                    body.u64(attribute::rule::HANDLE, handle);
+                }
+            }
+        };
+        if layout.keeps_nothing() {
+            self.part(kind::DELETE_RULE, 0, number, Part::RemovedRule(place), body(None));
+            return;
+        }
+        for handle in &layout.removed {
+            self.part(kind::DELETE_RULE, 0, number, Part::RemovedRule(place), body(Some(*handle)));
+        }
+    }
+
+    /// Rules that come: before the next one that stays, or behind all.
+    fn additions(&mut self, place: Place<'a>, family: Family, layout: &Layout<'a>) -> Result<(), BatchError> {
+        let mut next_kept = layout.next_kept();
+        for item in &layout.items {
+            match item {
+                Item::Kept { .. } => next_kept.advance(),
+                Item::New(entry) => self.rule(place, family, entry, next_kept.handle())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn rule(
+        &mut self,
+        place: Place<'a>,
+        family: Family,
+        entry: &'a Entry,
+        before: Option<u64>,
+    ) -> Result<(), BatchError> {
+        let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
+        let mut result = Ok(());
+        self.part(kind::NEW_RULE, flags, abi::family_number(family), Part::Rule(place, entry), |body| {
+            body.text(attribute::rule::TABLE, place.table.name());
+            body.text(attribute::rule::CHAIN, place.chain.name());
+            result = rule_body(body, entry, family);
+            if matches!((place.chain, entry), (Chain::Hook(_), Entry::Rule(_))) {
+                body.bytes(attribute::rule::USER_DATA, SIGNATURE);
+            }
+            if let Some(handle) = before {
+                body.u64(attribute::rule::POSITION, handle);
+            }
+        });
+        result.map_err(|why| BatchError::Unencodable { place: place.words(), rule: entry.to_string(), why })
+    }
+}
+
+/// The expressions of a rule, its protocol for xt extensions, and another's comment.
+fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), Unencodable> {
+    let compat = |body: &mut Writer, protocol: u32| {
+        body.nested(attribute::rule::COMPAT, |compat| {
+            compat.u32(attribute::compat::PROTOCOL, protocol);
+            compat.u32(attribute::compat::FLAGS, 0);
+        });
+    };
+    match entry {
+        Entry::Rule(rule) => {
+            let mut result = Ok(());
+            body.nested(attribute::rule::EXPRESSIONS, |list| {
+                result = iptables::rule(&mut Expressions(list), rule, family);
+            });
+            compat(body, rule.protocol().map_or(0, |protocol| u32::from(protocol.number())));
+            result
+        }
+        Entry::Foreign(rule) => {
+            let raw = rule.raw().ok_or(Unencodable::Foreign)?;
+            body.nested(attribute::rule::EXPRESSIONS, |list| list.raw(&raw.expressions));
+            compat(body, raw.protocol());
+            if let Some(user_data) = &raw.user_data {
+                body.bytes(attribute::rule::USER_DATA, user_data);
+            }
+            Ok(())
+        }
+    }
+}
+
+/// What makes a chain a built-in one: those of iptables, to the letter.
+pub(super) fn base_chain(body: &mut Writer, table: Table, hook: Hook) {
+    body.nested(attribute::chain::HOOK, |data| {
+        data.u32(attribute::hook::NUMBER, abi::hook_number(hook));
+        data.u32(attribute::hook::PRIORITY, table.priority(hook).cast_unsigned());
+    });
+    body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
+    body.text(attribute::chain::TYPE, table.chain_type(hook));
+}
+
+const fn head(sequence: u32) -> Head {
+    Head { kind: 0, flags: flags::REQUEST, sequence, family: family::UNSPECIFIED, resource: abi::NFTABLES }
+}
+
+/// A transaction ready to be sent.
+#[derive(Debug)]
+pub struct FinishedBatch<'a> {
+    bytes: Vec<u8>,
+    parts: Vec<Part<'a>>,
+    confirmed: u32,
+}
+
+impl<'a> FinishedBatch<'a> {
+    /// What to send, in one datagram.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The number of the message whose confirmation says that everything is in force.
+    #[must_use]
+    pub const fn confirmed(&self) -> u32 {
+        self.confirmed
+    }
+
+    /// What the message with this number is about; `None` for those that begin and end the transaction.
+    #[must_use]
+    pub fn part(&self, sequence: u32) -> Option<&Part<'a>> {
+        let index = sequence.checked_sub(BEGIN)?.checked_sub(1)?;
+        self.parts.get(usize::try_from(index).ok()?)
+    }
+}

@@ -1,0 +1,168 @@
+//! Rules as plans have them: those of our encoder, of iptables-nft of any version, and nf_tables' own where they say the same.
+
+use super::{
+    abi::{PORTS_GIVEN, base, ct, direction, meta},
+    expression::AddressOffset,
+    reading::{Bits, Expression, Field, Loaded, Origin, Xt, negated, sets::Sets},
+    seen::Reader,
+    wire::Attributes,
+    xt,
+};
+use crate::ruleset::{Condition, Statement};
+use alloc::vec::Vec;
+use redirect_core::{
+    rule::{Chain, Direction, Is, Match, Rule, Target, TcpFlags, Tracked},
+    values::{Family, Mark, MaskedMark, Port},
+};
+
+/// Reads the expressions of a rule; `None` for a rule that none of ours can be.
+pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> {
+    let (sets, mut looked_up, mut target) = (Sets::new(), 0, None);
+    let mut reader = Reader::new(Some(family), &sets, &mut looked_up);
+    for (_, element) in expressions {
+        let expression = Expression::read(element)?;
+        // Behind the target nothing more can happen.
+        if target.is_some() {
+            return None;
+        }
+        target = read(&mut reader, expression, family)?;
+    }
+    let rule = Rule { matches: asked(reader.rule.conditions)?, target: target? }.canonical();
+    rule.says_its_protocol().then_some(rule)
+}
+
+/// Reads an expression; the target if it is one. `None` for one that says more than what is seen of it, or says it as no plan does.
+fn read<'a>(
+    reader: &mut Reader<'a, '_>,
+    expression: Expression<'a>,
+    family: Family,
+) -> Option<Option<Target>> {
+    match expression {
+        Expression::Match(Xt { name, revision, info }) => {
+            let found = xt::decode_match(name, revision, info)?;
+            reader.rule.conditions.extend(found.into_iter().map(Condition::Plain));
+            return Some(None);
+        }
+        Expression::Target(Xt { name, revision, info }) => {
+            return xt::decode_target(name, revision, info, family).map(Some);
+        }
+        Expression::Store { field: Field::Ct(ct::ZONE), from } => {
+            // The kernel takes the first bytes of a longer value.
+            let value = reader.registers.get(from?)?.value()?.first_chunk()?;
+            return Some(Some(Target::ConntrackZone(u16::from_ne_bytes(*value))));
+        }
+        Expression::Compare { register, operator, value } => {
+            negated(operator)?;
+            is_exact(&reader.registers.get(register)?, value, family).then_some(())?;
+        }
+        Expression::Bitwise { from, .. } => {
+            reader.registers.get(from)?;
+        }
+        Expression::Range { from, to, .. } if (from.len(), to.len()) == (2, 2) => {}
+        Expression::Redirect { first, last, flags: None | Some(PORTS_GIVEN) }
+            if last.is_none() || first == last => {}
+        Expression::Counter
+        | Expression::Load { .. }
+        | Expression::Value { .. }
+        | Expression::Store { .. }
+        | Expression::Verdict { .. } => {}
+        Expression::Range { .. }
+        | Expression::Redirect { .. }
+        | Expression::Byteorder { .. }
+        | Expression::Tproxy { .. }
+        | Expression::Write { .. }
+        | Expression::Lookup(_)
+        | Expression::Other { .. } => return None,
+    }
+    reader.expression(expression);
+    done(&reader.rule.statements)
+}
+
+/// Whether a comparison is one of all that is loaded, with something that it can be, and not another way of asking the same.
+fn is_exact(loaded: &Loaded<'_>, value: &[u8], family: Family) -> bool {
+    match (loaded.origin, loaded.bits) {
+        (Origin::Field(Field::Ct(ct::STATE)), Bits::All)
+        | (Origin::Field(Field::Meta(meta::IN_INDEX | meta::OUT_INDEX)), _) => false,
+        (Origin::Field(Field::Ct(ct::DIRECTION)), _) => {
+            matches!(value, [direction::ORIGINAL | direction::REPLY])
+        }
+        (Origin::Field(Field::Payload { base, offset, length }), bits) => {
+            let is_whole = usize::try_from(length) == Ok(value.len());
+            match (base, bits) {
+                // Bits that the mask has cleared can equal nothing but 0.
+                (base::NETWORK, Bits::Masked(mask)) => {
+                    is_address(offset, family)
+                        && mask.iter().zip(value).all(|(mask, value)| value & !mask == 0)
+                }
+                (base::NETWORK, _) => is_whole && is_address(offset, family),
+                (_, Bits::Masked(mask)) => is_whole && mask.len() == value.len(),
+                _ => is_whole,
+            }
+        }
+        _ => true,
+    }
+}
+
+fn is_address(offset: u32, family: Family) -> bool {
+    let at = AddressOffset(offset);
+    at == AddressOffset::source(family) || at == AddressOffset::destination(family)
+}
+
+/// What a rule asks; `None` where plans do not ask that.
+pub(super) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
+    let mut matches = Vec::with_capacity(conditions.len());
+    // One that belongs to the state that follows.
+    let mut direction = None;
+    for condition in conditions {
+        matches.push(match condition {
+            Condition::IsReply(Is { value, not: false }) if direction.is_none() => {
+                direction = Some(if value { Direction::Reply } else { Direction::Original });
+                continue;
+            }
+            Condition::Plain(condition) => condition,
+            Condition::State(Is { value, not: false }) => {
+                Match::Tracked(Tracked { state: xt::conn_state(value)?, direction: direction.take() })
+            }
+            Condition::MarkBits { mask: u32::MAX, is: Is { value, not } } => {
+                Match::Mark(Is { value: Mark::new(value)?, not })
+            }
+            Condition::ConnMarkBits { mask, is: Is { value, not } } => {
+                Match::ConnMark(Is { value: MaskedMark::new(value, mask)?, not })
+            }
+            Condition::TcpFlags { mask, is: Is { value, not } } => {
+                Match::TcpFlags(Is { value: TcpFlags::new(mask, value)?, not })
+            }
+            Condition::Family(_)
+            | Condition::Protocol(_)
+            | Condition::SourcePorts(_)
+            | Condition::State(_)
+            | Condition::StateAndDirection { .. }
+            | Condition::MarkBits { .. }
+            | Condition::IsReply(_)
+            | Condition::Local(_)
+            | Condition::Among(_)
+            | Condition::Unknown(_) => return None,
+        });
+    }
+    direction.is_none().then_some(matches)
+}
+
+/// What a rule does, if it does anything; `None` where plans do not do that.
+pub(super) fn done(statements: &[Statement]) -> Option<Option<Target>> {
+    Some(Some(match statements {
+        [] => return Some(None),
+        [Statement::Accept] => Target::Accept,
+        [Statement::Drop] => Target::Drop,
+        [Statement::Return] => Target::Return,
+        [Statement::Jump(chain)] => {
+            // Jumps of others are not understood, as in the text of iptables-save.
+            Target::Jump(Some(Chain::named(chain)).filter(Chain::belongs_to_mesh)?)
+        }
+        [Statement::Redirect(port)] => Target::Redirect(Port::new(*port)?),
+        [Statement::SetMark(Some(mark))] => Target::SetMark(Mark::new(*mark)?),
+        [Statement::SaveMark] => Target::SaveMark,
+        [Statement::RestoreMark] => Target::RestoreMark,
+        [Statement::SetConnMark { mask, value }] => Target::SetConnMark(MaskedMark::new(*value, *mask)?),
+        _ => return None,
+    }))
+}

@@ -1,0 +1,285 @@
+//! The expressions a rule is made of, one function each.
+
+use super::{
+    abi::{attribute, base, ct, direction, meta, operator, register, verdict},
+    wire::Writer,
+    xt::Extension,
+};
+use redirect_core::{
+    rule::{Direction, Is, TcpFlags},
+    values::{Family, PortRange},
+};
+
+/// The longest value an expression loads: an IPv6 address or the name of an interface.
+const LONGEST: usize = 16;
+
+/// Writes expressions into the list of a rule.
+pub(super) struct Expressions<'a>(pub(super) &'a mut Writer);
+
+impl Expressions<'_> {
+    fn expression(&mut self, name: &str, body: impl FnOnce(&mut Writer)) {
+        self.0.nested(attribute::list::ELEMENT, |element| {
+            element.text(attribute::expression::NAME, name);
+            element.nested(attribute::expression::DATA, body);
+        });
+    }
+
+    /// One that has numbers only.
+    fn numbers(&mut self, name: &str, numbers: &[(u16, u32)]) {
+        self.expression(name, |data| numbers.iter().for_each(|(kind, number)| data.u32(*kind, *number)));
+    }
+
+    /// Loads something about a packet.
+    pub(super) fn meta(&mut self, key: u32) {
+        self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::DESTINATION, register::FIRST)]);
+    }
+
+    /// Sets something about a packet to what is loaded.
+    pub(super) fn set_meta(&mut self, key: u32) {
+        self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::SOURCE, register::FIRST)]);
+    }
+
+    /// Loads something about a connection.
+    pub(super) fn ct(&mut self, key: u32) {
+        self.numbers("ct", &[(attribute::ct::KEY, key), (attribute::ct::DESTINATION, register::FIRST)]);
+    }
+
+    /// Sets something about a connection to what is loaded.
+    pub(super) fn set_ct(&mut self, key: u32) {
+        self.numbers("ct", &[(attribute::ct::KEY, key), (attribute::ct::SOURCE, register::FIRST)]);
+    }
+
+    /// Loads bytes of a packet.
+    pub(super) fn payload(&mut self, base: u32, offset: u32, length: u32) {
+        self.expression("payload", |data| {
+            data.u32(attribute::payload::DESTINATION, register::FIRST);
+            data.u32(attribute::payload::BASE, base);
+            data.u32(attribute::payload::OFFSET, offset);
+            data.u32(attribute::payload::LENGTH, length);
+        });
+    }
+
+    /// Keeps the bits of the mask.
+    pub(super) fn mask(&mut self, mask: &[u8]) {
+        let zero = [0; LONGEST];
+        self.mask_and_flip(mask, zero.get(..mask.len()).unwrap_or_default());
+    }
+
+    /// Keeps the bits of the mask, then flips those of the other value.
+    pub(super) fn mask_and_flip(&mut self, mask: &[u8], flip: &[u8]) {
+        self.expression("bitwise", |data| {
+            data.u32(attribute::bitwise::SOURCE, register::FIRST);
+            data.u32(attribute::bitwise::DESTINATION, register::FIRST);
+            data.u32(attribute::bitwise::LENGTH, u32::try_from(mask.len()).unwrap_or_default());
+            data.nested(attribute::bitwise::MASK, |value| value.bytes(attribute::data::VALUE, mask));
+            data.nested(attribute::bitwise::XOR, |value| value.bytes(attribute::data::VALUE, flip));
+        });
+    }
+
+    /// Goes on only when what is loaded is, or is not, this.
+    pub(super) fn is(&mut self, not: bool, value: &[u8]) {
+        self.compare(if not { operator::NOT_EQUAL } else { operator::EQUAL }, value);
+    }
+
+    /// Goes on only when what is loaded compares so.
+    fn compare(&mut self, operator: u32, value: &[u8]) {
+        self.expression("cmp", |data| {
+            data.u32(attribute::cmp::REGISTER, register::FIRST);
+            data.u32(attribute::cmp::OPERATOR, operator);
+            data.nested(attribute::cmp::DATA, |data| data.bytes(attribute::data::VALUE, value));
+        });
+    }
+
+    /// Goes on only when the port loaded lies, or does not lie, in a range.
+    pub(super) fn ports(&mut self, not: bool, ports: PortRange) {
+        let (first, last) = (ports.first().to_be_bytes(), ports.last().to_be_bytes());
+        if first == last {
+            self.is(not, &first);
+            return;
+        }
+        self.expression("range", |data| {
+            data.u32(attribute::range::REGISTER, register::FIRST);
+            let operator = if not { operator::NOT_EQUAL } else { operator::EQUAL };
+            data.u32(attribute::range::OPERATOR, operator);
+            data.nested(attribute::range::FROM, |data| data.bytes(attribute::data::VALUE, &first));
+            data.nested(attribute::range::TO, |data| data.bytes(attribute::data::VALUE, &last));
+        });
+    }
+
+    /// Goes on only when what is loaded is, or is not, in a set of this transaction.
+    pub(super) fn lookup(&mut self, not: bool, set: u32) {
+        self.expression("lookup", |data| {
+            data.text(attribute::lookup::SET, super::sets::ANONYMOUS_NAME);
+            data.u32(attribute::lookup::SOURCE, register::FIRST);
+            data.u32(attribute::lookup::SET_ID, set);
+            if not {
+                data.u32(attribute::lookup::FLAGS, 1);
+            }
+        });
+    }
+
+    /// Loads a value.
+    pub(super) fn value(&mut self, value: &[u8]) {
+        self.expression("immediate", |data| {
+            data.u32(attribute::immediate::REGISTER, register::FIRST);
+            data.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
+        });
+    }
+
+    /// Counts packets.
+    pub(super) fn counter(&mut self) {
+        self.expression("counter", |data| {
+            data.u64(attribute::counter::BYTES, 0);
+            data.u64(attribute::counter::PACKETS, 0);
+        });
+    }
+
+    /// Decides.
+    pub(super) fn verdict(&mut self, code: u32) {
+        self.decide(code, None);
+    }
+
+    /// Jumps to a chain.
+    pub(super) fn jump(&mut self, chain: &str) {
+        self.decide(verdict::JUMP, Some(chain));
+    }
+
+    fn decide(&mut self, code: u32, chain: Option<&str>) {
+        self.expression("immediate", |data| {
+            data.u32(attribute::immediate::REGISTER, register::VERDICT);
+            data.nested(attribute::immediate::DATA, |data| {
+                data.nested(attribute::data::VERDICT, |verdict| {
+                    verdict.u32(attribute::verdict::CODE, code);
+                    if let Some(chain) = chain {
+                        verdict.text(attribute::verdict::CHAIN, chain);
+                    }
+                });
+            });
+        });
+    }
+
+    /// An xt match or target.
+    pub(super) fn xt(&mut self, extension: Extension, info: &[u8]) {
+        self.expression(if extension.is_target { "target" } else { "match" }, |data| {
+            data.text(attribute::xt::NAME, extension.name);
+            data.u32(attribute::xt::REVISION, extension.revision);
+            data.bytes(attribute::xt::INFO, info);
+        });
+    }
+
+    /// To the local host's port that is loaded.
+    pub(super) fn redirect(&mut self) {
+        self.expression("redir", |data| {
+            data.u32(attribute::redir::FIRST_PORT, register::FIRST);
+            data.u32(attribute::redir::LAST_PORT, register::FIRST);
+            data.u32(attribute::redir::FLAGS, super::abi::PORTS_GIVEN);
+        });
+    }
+
+    /// To the listener on the port that is loaded.
+    pub(super) fn tproxy(&mut self, family: u8) {
+        self.expression("tproxy", |data| {
+            data.u32(attribute::tproxy::FAMILY, u32::from(family));
+            data.u32(attribute::tproxy::PORT, register::FIRST);
+        });
+    }
+
+    /// The transport protocol is this.
+    pub(super) fn protocol(&mut self, number: u8) {
+        self.meta(meta::PROTOCOL);
+        self.is(false, &[number]);
+    }
+
+    /// The packet's family is this: for tables that see both.
+    pub(super) fn family(&mut self, number: u8) {
+        self.meta(meta::FAMILY);
+        self.is(false, &[number]);
+    }
+
+    /// The name of an interface, or its beginning.
+    pub(super) fn interface(&mut self, key: u32, not: bool, name: &str, length: usize) {
+        let mut padded = [0; LONGEST];
+        for (to, from) in padded.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        self.meta(key);
+        self.is(not, padded.get(..length).unwrap_or(&padded));
+    }
+
+    /// The connection is in one of these states.
+    pub(super) fn state(&mut self, bits: u32) {
+        self.ct(ct::STATE);
+        self.mask(&bits.to_ne_bytes());
+        self.is(true, &[0; 4]);
+    }
+
+    /// The packet goes this way of its connection.
+    pub(super) fn direction(&mut self, direction: Direction) {
+        self.ct(ct::DIRECTION);
+        self.is(
+            false,
+            &[match direction {
+                Direction::Original => direction::ORIGINAL,
+                Direction::Reply => direction::REPLY,
+            }],
+        );
+    }
+
+    /// A TCP segment has, or has not, exactly these flags.
+    pub(super) fn flags(&mut self, is: &Is<TcpFlags>) {
+        self.payload(base::TRANSPORT, TCP_FLAGS, 1);
+        self.mask(&[is.value.mask()]);
+        self.is(is.not, &[is.value.set()]);
+    }
+
+    /// An address lies in a range: compared whole, by its first bytes, or with the others masked.
+    pub(super) fn address(&mut self, offset: AddressOffset, not: bool, address: &[u8], prefix: u8) {
+        let (bytes, bits) = (usize::from(prefix / 8), prefix % 8);
+        if bits == 0 && bytes > 0 {
+            let address = address.get(..bytes).unwrap_or(address);
+            self.payload(base::NETWORK, offset.0, u32::from(prefix / 8));
+            self.is(not, address);
+            return;
+        }
+        let mut mask = [0; LONGEST];
+        for (index, byte) in mask.iter_mut().enumerate() {
+            *byte = match index.cmp(&bytes) {
+                core::cmp::Ordering::Less => 0xff,
+                core::cmp::Ordering::Equal => !0xff_u8.checked_shr(u32::from(bits)).unwrap_or_default(),
+                core::cmp::Ordering::Greater => 0,
+            };
+        }
+        self.payload(base::NETWORK, offset.0, u32::try_from(address.len()).unwrap_or_default());
+        self.mask(mask.get(..address.len()).unwrap_or(&mask));
+        self.is(not, address);
+    }
+}
+
+/// Where in the network header an address stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AddressOffset(pub(super) u32);
+
+impl AddressOffset {
+    /// The source address.
+    pub(super) const fn source(family: Family) -> Self {
+        match family {
+            Family::V4 => Self(12),
+            Family::V6 => Self(8),
+        }
+    }
+
+    /// The destination address.
+    pub(super) const fn destination(family: Family) -> Self {
+        match family {
+            Family::V4 => Self(16),
+            Family::V6 => Self(24),
+        }
+    }
+}
+
+/// Where in the transport header the flags of a TCP segment stand.
+pub(super) const TCP_FLAGS: u32 = 13;
+/// Where in the transport header the source port stands.
+pub(super) const SOURCE_PORT: u32 = 0;
+/// Where in the transport header the destination port stands.
+pub(super) const DESTINATION_PORT: u32 = 2;

@@ -1,0 +1,181 @@
+//! A rule as iptables-nft encodes it: its own tools read it back as the rule it is.
+
+use super::{
+    abi::{base, meta, verdict},
+    expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
+    xt::{self, Extension},
+};
+use ipnet::IpNet;
+use redirect_core::{
+    rule::{Chain, Is, Match, Rule, Target},
+    values::{Family, InterfaceName, PortRange},
+};
+
+/// Why a rule has no encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unencodable {
+    /// It names an address of the other family.
+    #[error("it names an address of the other family")]
+    OtherFamily,
+    /// It lists more ports than a multiport match has room for.
+    #[error("it lists more ports than the 15 a multiport match has room for; a range counts as two")]
+    TooManyPorts,
+    /// It compares ports or flags of no protocol.
+    #[error("it compares ports or flags, but names no protocol")]
+    PortsWithoutProtocol,
+    /// It is another's rule of which only a description is known.
+    #[error("it is another program's rule of which only a description is known")]
+    Foreign,
+}
+
+/// Of places of conditions: ports are written together.
+const PLACE_OF_PORTS: usize = 6;
+const LAST_PLACE: usize = 7;
+
+/// Writes a rule's expressions: conditions in the order of iptables, the counter, the target.
+pub(super) fn rule(out: &mut Expressions<'_>, rule: &Rule, family: Family) -> Result<(), Unencodable> {
+    for at in 0..=LAST_PLACE {
+        if at == PLACE_OF_PORTS {
+            ports(out, rule)?;
+        } else {
+            let mut here = rule.matches.iter().filter(|one| place(one) == at);
+            here.try_for_each(|one| condition(out, one, family))?;
+        }
+    }
+    out.counter();
+    target(out, &rule.target, family);
+    Ok(())
+}
+
+/// Where iptables-nft writes a condition: before those of higher places.
+const fn place(condition: &Match) -> usize {
+    match condition {
+        Match::InInterface(_) => 0,
+        Match::OutInterface(_) => 1,
+        Match::Protocol(_) => 2,
+        Match::Source(_) => 3,
+        Match::Destination(_) => 4,
+        Match::TcpFlags(_) => 5,
+        Match::SourcePort(_) | Match::DestinationPort(_) => PLACE_OF_PORTS,
+        Match::DestinationPorts(_)
+        | Match::Tracked(_)
+        | Match::OwnerUid(_)
+        | Match::OwnerGid(_)
+        | Match::Mark(_)
+        | Match::ConnMark(_) => LAST_PLACE,
+    }
+}
+
+fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Result<(), Unencodable> {
+    match condition {
+        Match::Source(is) => address(out, AddressOffset::source(family), is, family)?,
+        Match::Destination(is) => address(out, AddressOffset::destination(family), is, family)?,
+        Match::InInterface(is) => interface(out, meta::IN_INTERFACE, is),
+        Match::OutInterface(is) => interface(out, meta::OUT_INTERFACE, is),
+        Match::Protocol(protocol) => out.protocol(protocol.number()),
+        Match::Mark(is) => {
+            out.meta(meta::MARK);
+            out.is(is.not, &is.value.value().to_ne_bytes());
+        }
+        Match::TcpFlags(is) => out.flags(is),
+        Match::SourcePort(_)
+        | Match::DestinationPort(_)
+        | Match::DestinationPorts(_)
+        | Match::Tracked(_)
+        | Match::OwnerUid(_)
+        | Match::OwnerGid(_)
+        | Match::ConnMark(_) => {
+            if let Some(extension) = Extension::of_match(condition) {
+                out.xt(extension, &xt::match_info(condition).ok_or(Unencodable::TooManyPorts)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn address(
+    out: &mut Expressions<'_>,
+    offset: AddressOffset,
+    is: &Is<IpNet>,
+    family: Family,
+) -> Result<(), Unencodable> {
+    let always = !is.not && is.value.prefix_len() == 0;
+    match (is.value, family) {
+        _ if always => Ok(()),
+        (IpNet::V4(net), Family::V4) => {
+            out.address(offset, is.not, &net.network().octets(), net.prefix_len());
+            Ok(())
+        }
+        (IpNet::V6(net), Family::V6) => {
+            out.address(offset, is.not, &net.network().octets(), net.prefix_len());
+            Ok(())
+        }
+        (IpNet::V4(_), Family::V6) | (IpNet::V6(_), Family::V4) => Err(Unencodable::OtherFamily),
+    }
+}
+
+/// A whole name is compared with the NUL that ends it, a beginning without.
+fn interface(out: &mut Expressions<'_>, key: u32, is: &Is<InterfaceName>) {
+    let name = is.value.name();
+    let length = name.len().saturating_add(usize::from(!is.value.is_prefix()));
+    out.interface(key, is.not, name, length);
+}
+
+/// Source and destination ports: two single ones are compared at once.
+fn ports(out: &mut Expressions<'_>, rule: &Rule) -> Result<(), Unencodable> {
+    let all = || rule.matches.iter().filter_map(port);
+    if rule.protocol().is_none() && rule.matches.iter().any(Match::is_of_protocol) {
+        return Err(Unencodable::PortsWithoutProtocol);
+    }
+    let mut pair = all();
+    if let (Some((SOURCE_PORT, source)), Some((DESTINATION_PORT, destination)), None) =
+        (pair.next(), pair.next(), pair.next())
+        && let (Some([a, b]), Some([c, d])) = (single(source), single(destination))
+    {
+        out.payload(base::TRANSPORT, SOURCE_PORT, 4);
+        out.is(false, &[a, b, c, d]);
+        return Ok(());
+    }
+    for (offset, is) in all() {
+        out.payload(base::TRANSPORT, offset, 2);
+        out.ports(is.not, is.value);
+    }
+    Ok(())
+}
+
+/// A comparison of ports, and where they stand.
+const fn port(condition: &Match) -> Option<(u32, &Is<PortRange>)> {
+    if let Match::SourcePort(is) = condition {
+        Some((SOURCE_PORT, is))
+    } else if let Match::DestinationPort(is) = condition {
+        Some((DESTINATION_PORT, is))
+    } else {
+        None
+    }
+}
+
+fn single(is: &Is<PortRange>) -> Option<[u8; 2]> {
+    let port = is.value.first();
+    (!is.not && port != 0 && port == is.value.last()).then(|| port.to_be_bytes())
+}
+
+fn target(out: &mut Expressions<'_>, target: &Target, family: Family) {
+    if let (Some(extension), Some(info)) = (Extension::of_target(target), xt::target_info(target, family)) {
+        out.xt(extension, &info);
+        return;
+    }
+    match target {
+        Target::Accept => out.verdict(verdict::ACCEPT),
+        Target::Drop => out.verdict(verdict::DROP),
+        Target::Return => out.verdict(verdict::RETURN),
+        Target::Jump(chain) => out.jump(Chain::name(chain)),
+        Target::Redirect(_)
+        | Target::Tproxy { .. }
+        | Target::SetMark(_)
+        | Target::SaveMark
+        | Target::RestoreMark
+        | Target::SetConnMark(_)
+        | Target::ConntrackZone(_) => {}
+    }
+}

@@ -1,0 +1,221 @@
+//! What a chain will hold once the steps of a change are done: the rules that stay, by handle, and the new ones between them.
+//!
+//! The kernel places a new rule before one that is there already; within one transaction nothing else is needed.
+
+use super::{abi, batch::BatchError, observed::Observed, part::Place};
+use crate::{
+    change::{Step, TableChange},
+    state::Entry,
+};
+use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
+use redirect_core::{
+    rule::{Chain, Table},
+    values::Family,
+};
+
+/// One rule of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Item<'a> {
+    /// It is there and stays.
+    Kept { handle: u64, entry: &'a Entry },
+    /// It is added.
+    New(&'a Entry),
+}
+
+impl<'a> Item<'a> {
+    const fn entry(&self) -> &'a Entry {
+        match self {
+            Self::Kept { entry, .. } | Self::New(entry) => entry,
+        }
+    }
+}
+
+/// A chain before and after the steps.
+#[derive(Debug, Clone)]
+pub(super) struct Layout<'a> {
+    /// How many rules there were; `None` where the chain is not there yet.
+    before: Option<usize>,
+    /// Whether the chain is there afterwards.
+    present: bool,
+    /// The rules afterwards, in order.
+    pub(super) items: Vec<Item<'a>>,
+    /// The handles of the rules that go.
+    pub(super) removed: Vec<u64>,
+}
+
+impl<'a> Layout<'a> {
+    /// The layouts of all chains that the steps touch.
+    pub(super) fn of(
+        observed: &'a Observed,
+        family: Family,
+        change: &'a TableChange,
+    ) -> Result<BTreeMap<&'a Chain, Self>, BatchError> {
+        let mut chains: BTreeMap<&'a Chain, Self> = BTreeMap::new();
+        for step in &change.steps {
+            let chain = chain_of(step);
+            let place = Place { family: Some(family), table: change.table, chain };
+            if !chains.contains_key(chain) {
+                chains.insert(chain, Self::found(observed, place)?);
+            }
+            if let Some(layout) = chains.get_mut(chain) {
+                layout.step(step, place)?;
+            }
+        }
+        Ok(chains)
+    }
+
+    fn found(observed: &'a Observed, place: Place<'a>) -> Result<Self, BatchError> {
+        let Place { family: Some(family), table, chain } = place else {
+            return Err(BatchError::NoSuchChain(place.words()));
+        };
+        let Some(facts) = observed.chain_facts(family, table, chain) else {
+            // A built-in chain is always there for iptables; in truth it is made with its first rule.
+            let present = matches!(chain, Chain::Hook(_));
+            return Ok(Self { before: None, present, items: Vec::new(), removed: Vec::new() });
+        };
+        if !is_as_iptables_has_it(table, chain, facts) {
+            return Err(BatchError::NotBuiltIn(place.words()));
+        }
+        let entries = observed.state(family).rules(table, chain);
+        let items: Vec<Item<'a>> = facts
+            .handles
+            .iter()
+            .zip(entries)
+            .map(|(handle, entry)| Item::Kept { handle: *handle, entry })
+            .collect();
+        Ok(Self { before: Some(items.len()), present: true, items, removed: Vec::new() })
+    }
+
+    fn step(&mut self, step: &'a Step, place: Place<'a>) -> Result<(), BatchError> {
+        match step {
+            Step::DeclareEmpty(_) => {
+                self.clear();
+                self.present = true;
+                return Ok(());
+            }
+            _ if !self.present => return Err(BatchError::NoSuchChain(place.words())),
+            Step::Append(_, entry) => self.items.push(Item::New(entry)),
+            Step::Insert(_, number, entry) => {
+                let index = number.saturating_sub(1).min(self.items.len());
+                self.items.insert(index, Item::New(entry));
+            }
+            Step::Delete(_, entry) => {
+                let index = self.items.iter().position(|item| item.entry() == entry).ok_or_else(|| {
+                    BatchError::NoSuchRule { place: place.words(), rule: entry.to_string() }
+                })?;
+                if let Item::Kept { handle, .. } = self.items.remove(index) {
+                    self.removed.push(handle);
+                }
+            }
+            Step::Flush(_) => self.clear(),
+            Step::RemoveChain(_) => {
+                self.clear();
+                self.present = false;
+            }
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        let gone = self.items.drain(..).filter_map(|item| match item {
+            Item::Kept { handle, .. } => Some(handle),
+            Item::New(_) => None,
+        });
+        self.removed.extend(gone);
+    }
+
+    /// Whether the chain has to be created.
+    pub(super) const fn is_new(&self) -> bool {
+        self.before.is_none() && self.present
+    }
+
+    /// Whether the chain has to be removed.
+    pub(super) const fn is_removed(&self) -> bool {
+        self.before.is_some() && !self.present
+    }
+
+    /// Whether there were rules and none of them stays.
+    pub(super) fn keeps_nothing(&self) -> bool {
+        self.before.is_some_and(|count| count > 0 && count == self.removed.len())
+    }
+
+    /// The handles of the rules that stay, to place new ones before them.
+    pub(super) fn next_kept(&self) -> NextKept {
+        let mut handles: Vec<u64> = self
+            .items
+            .iter()
+            .filter_map(|item| match item {
+                Item::Kept { handle, .. } => Some(*handle),
+                Item::New(_) => None,
+            })
+            .collect();
+        handles.reverse();
+        NextKept { handles }
+    }
+}
+
+/// The handles of the rules that stay, the next one last.
+pub(super) struct NextKept {
+    handles: Vec<u64>,
+}
+
+impl NextKept {
+    pub(super) fn advance(&mut self) {
+        self.handles.pop();
+    }
+
+    pub(super) fn handle(&self) -> Option<u64> {
+        self.handles.last().copied()
+    }
+}
+
+/// Whether a chain with the name of a built-in one is that, and one with another name hangs on no hook.
+fn is_as_iptables_has_it(table: Table, chain: &Chain, facts: &super::observed::ChainFacts) -> bool {
+    match (chain, &facts.hook) {
+        (Chain::Hook(hook), Some(found)) => {
+            found.number == abi::hook_number(*hook)
+                && found.priority == table.priority(*hook)
+                && found.kind == table.chain_type(*hook)
+        }
+        (Chain::Ours(_) | Chain::Other(_), None) => true,
+        (Chain::Hook(_), None) | (Chain::Ours(_) | Chain::Other(_), Some(_)) => false,
+    }
+}
+
+const fn chain_of(step: &Step) -> &Chain {
+    match step {
+        Step::DeclareEmpty(chain)
+        | Step::Append(chain, _)
+        | Step::Insert(chain, ..)
+        | Step::Delete(chain, _)
+        | Step::Flush(chain)
+        | Step::RemoveChain(chain) => chain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::observed::{ChainFacts, HookFacts},
+        *,
+    };
+    use redirect_core::rule::Hook;
+
+    #[test]
+    fn a_built_in_chain_has_the_hook_the_priority_and_the_kind_that_iptables_gives_it() {
+        let of_iptables = HookFacts { number: 3, priority: -100, kind: "nat".into() };
+        let is_built_in = |hook: &HookFacts| {
+            let facts = ChainFacts { hook: Some(hook.clone()), ..ChainFacts::default() };
+            is_as_iptables_has_it(Table::Nat, &Chain::Hook(Hook::Output), &facts)
+        };
+        assert!(is_built_in(&of_iptables));
+        for other in [
+            HookFacts { number: 0, ..of_iptables.clone() },
+            HookFacts { priority: -101, ..of_iptables.clone() },
+            HookFacts { kind: "filter".into(), ..of_iptables.clone() },
+            HookFacts { number: 0, priority: 0, ..of_iptables.clone() },
+        ] {
+            assert!(!is_built_in(&other), "{other:?}");
+        }
+    }
+}

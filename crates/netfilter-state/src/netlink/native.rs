@@ -1,0 +1,264 @@
+//! Native nftables: the same rules in tables of their own that serve both families, in the words of `nft list ruleset`.
+
+use super::{
+    abi::{self, base, ct, family, meta, state, verdict},
+    expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
+    native_state::{NativeHook, NativeRule, SetKey, TableState},
+    sets,
+    wire::Writer,
+};
+use alloc::{collections::BTreeMap, vec::Vec};
+use ipnet::IpNet;
+use redirect_core::{
+    options::NativeForm,
+    plan::{
+        PlannedRule, RulePlan,
+        native::{Kind, Line, lines},
+    },
+    render,
+    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target, Tracked},
+    values::{Family, InterfaceName, PortRange},
+};
+
+/// The length of an interface's name, padding included (`IFNAMSIZ`).
+const INTERFACE_LENGTH: usize = 16;
+
+/// The native tables that hold a plan's rules.
+pub(super) fn tables(plan: &RulePlan, form: NativeForm) -> Vec<(&'static str, TableState)> {
+    // Sets are numbered here and again in the transaction that makes them: these numbers tell them apart in between.
+    let mut sets = 0;
+    let tables = plan.merged_rules().into_iter();
+    tables
+        .map(|(table, chains)| (render::nft_table(table), self::table(table, chains, form, &mut sets)))
+        .collect()
+}
+
+fn table(
+    table: Table,
+    chains: BTreeMap<Chain, Vec<&PlannedRule>>,
+    form: NativeForm,
+    sets: &mut u32,
+) -> TableState {
+    let mut state = TableState::default();
+    let mut expressions = Writer::default();
+    for (chain, planned) in chains {
+        let mut rules = Vec::new();
+        for line in lines(&planned, form) {
+            let set = line.set().map(|ranges| {
+                *sets = sets.saturating_add(1);
+                state.sets.insert(SetKey::Number(*sets), sets::state(&ranges));
+                *sets
+            });
+            rule(&mut Expressions(&mut expressions), &line, set);
+            // Names of interfaces and chains are short: no attribute is too long.
+            let expressions = expressions.take().unwrap_or_default();
+            rules.push(NativeRule { handle: None, expressions, user_data: None });
+        }
+        let to = state.chain(&render::nft_chain_name(&chain));
+        to.rules = rules;
+        if let Chain::Hook(hook) = chain {
+            to.hook = Some(NativeHook {
+                number: abi::hook_number(hook),
+                priority: table.priority(hook).cast_unsigned(),
+                kind: table.chain_type(hook).into(),
+                policy: abi::POLICY_ACCEPT,
+            });
+        }
+    }
+    state
+}
+
+/// Conditions in the plan's order, the counter, the target. `set` is the number of the set that the line needs.
+fn rule(out: &mut Expressions<'_>, line: &Line<'_>, set: Option<u32>) {
+    let planned = line.planned();
+    let rule = planned.rule();
+    for (index, condition) in rule.matches.iter().enumerate() {
+        match (line, set) {
+            (Line::Set { variable, ranges, .. }, Some(set)) if *variable == index => {
+                in_set(out, rule, ranges.kind(), set);
+            }
+            _ => self::condition(out, rule, condition, set),
+        }
+    }
+    target(out, line.target(), planned.scope());
+}
+
+fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: Kind, set: u32) {
+    match kind {
+        Kind::Ports => load_port(out, rule, DESTINATION_PORT),
+        Kind::Addresses(family) => {
+            out.family(abi::family_number(family));
+            let length = match family {
+                Family::V4 => 4,
+                Family::V6 => 16,
+            };
+            out.payload(base::NETWORK, AddressOffset::destination(family).0, length);
+        }
+    }
+    out.lookup(false, set);
+}
+
+fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Option<u32>) {
+    match condition {
+        Match::Source(is) => address(out, AddressOffset::source, is),
+        Match::Destination(is) => address(out, AddressOffset::destination, is),
+        Match::InInterface(is) => interface(out, meta::IN_INTERFACE, is),
+        Match::OutInterface(is) => interface(out, meta::OUT_INTERFACE, is),
+        // A comparison of ports or flags says the protocol itself.
+        Match::Protocol(_) if rule.matches.iter().any(Match::is_of_protocol) => {}
+        Match::Protocol(protocol) => out.protocol(protocol.number()),
+        Match::SourcePort(is) => port(out, rule, SOURCE_PORT, is),
+        Match::DestinationPort(is) => port(out, rule, DESTINATION_PORT, is),
+        Match::DestinationPorts(is) => {
+            load_port(out, rule, DESTINATION_PORT);
+            out.lookup(is.not, set.unwrap_or_default());
+        }
+        Match::TcpFlags(is) => {
+            // As nft does: a comparison of ports before it has said the protocol already.
+            if !rule.matches.iter().any(Match::compares_ports) {
+                out.protocol(Protocol::Tcp.number());
+            }
+            out.flags(is);
+        }
+        Match::Tracked(tracked) => self::tracked(out, rule, *tracked),
+        Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
+        Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
+        Match::Mark(is) => number(out, meta::MARK, is.not, is.value.value()),
+        Match::ConnMark(is) => {
+            out.ct(ct::MARK);
+            if is.value.mask() != u32::MAX {
+                out.mask(&is.value.mask().to_ne_bytes());
+            }
+            out.is(is.not, &is.value.value().to_ne_bytes());
+        }
+    }
+}
+
+fn tracked(out: &mut Expressions<'_>, rule: &Rule, Tracked { state, direction }: Tracked) {
+    // In native tables the reference drops only TCP.
+    if state == ConnState::Invalid && rule.protocol().is_none() {
+        out.protocol(Protocol::Tcp.number());
+    }
+
+    if let Some(direction) = direction {
+        out.direction(direction);
+    }
+    out.state(match state {
+        ConnState::Invalid => state::INVALID,
+        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+    });
+}
+
+fn number(out: &mut Expressions<'_>, key: u32, not: bool, value: u32) {
+    out.meta(key);
+    out.is(not, &value.to_ne_bytes());
+}
+
+fn port(out: &mut Expressions<'_>, rule: &Rule, offset: u32, is: &Is<PortRange>) {
+    load_port(out, rule, offset);
+    out.ports(is.not, is.value);
+}
+
+fn load_port(out: &mut Expressions<'_>, rule: &Rule, offset: u32) {
+    if let Some(protocol) = rule.protocol() {
+        out.protocol(protocol.number());
+    }
+    out.payload(base::TRANSPORT, offset, 2);
+}
+
+fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &Is<IpNet>) {
+    let family = Family::of(&is.value.addr());
+    out.family(abi::family_number(family));
+    if !is.not && is.value.prefix_len() == 0 {
+        return;
+    }
+    match is.value {
+        IpNet::V4(net) => out.address(offset(family), is.not, &net.network().octets(), net.prefix_len()),
+        IpNet::V6(net) => out.address(offset(family), is.not, &net.network().octets(), net.prefix_len()),
+    }
+}
+
+/// A whole name is compared in all its length, a beginning in its own.
+fn interface(out: &mut Expressions<'_>, key: u32, is: &Is<InterfaceName>) {
+    let name = is.value.name();
+    let length = if is.value.is_prefix() { name.len() } else { INTERFACE_LENGTH };
+    out.interface(key, is.not, name, length);
+}
+
+fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
+    if !matches!(target, Target::Tproxy { .. }) {
+        out.counter();
+    }
+    match target {
+        Target::Accept => out.verdict(verdict::ACCEPT),
+        Target::Drop => out.verdict(verdict::DROP),
+        Target::Return => out.verdict(verdict::RETURN),
+        Target::Jump(chain) => out.jump(&render::nft_chain_name(chain)),
+        Target::Redirect(port) => {
+            out.value(&port.number().to_be_bytes());
+            out.redirect();
+        }
+        Target::Tproxy { port, mark } => {
+            let family = match scope {
+                Scope::Every => family::UNSPECIFIED,
+                Scope::Only(family) => abi::family_number(family),
+            };
+            out.value(&port.number().to_be_bytes());
+            out.tproxy(family);
+            out.value(&mark.value().to_ne_bytes());
+            out.set_meta(meta::MARK);
+            out.counter();
+            out.verdict(verdict::ACCEPT);
+        }
+        Target::SetMark(mark) => {
+            out.value(&mark.value().to_ne_bytes());
+            out.set_meta(meta::MARK);
+        }
+        Target::SaveMark => {
+            out.meta(meta::MARK);
+            out.set_ct(ct::MARK);
+        }
+        Target::RestoreMark => {
+            out.ct(ct::MARK);
+            out.set_meta(meta::MARK);
+        }
+        Target::SetConnMark(mark) if mark.mask() == u32::MAX => {
+            out.value(&mark.value().to_ne_bytes());
+            out.set_ct(ct::MARK);
+        }
+        Target::SetConnMark(mark) => {
+            out.ct(ct::MARK);
+            out.mask_and_flip(&(!mark.mask()).to_ne_bytes(), &mark.value().to_ne_bytes());
+            out.set_ct(ct::MARK);
+        }
+        Target::ConntrackZone(zone) => {
+            out.value(&zone.to_ne_bytes());
+            out.set_ct(ct::ZONE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::reading;
+
+    #[test]
+    fn any_address_of_a_family_is_compared_only_where_it_must_not_be() {
+        let written = |is: &Is<IpNet>| {
+            let mut list = Writer::default();
+            address(&mut Expressions(&mut list), AddressOffset::source, is);
+            let names =
+                list.attributes().filter_map(|(_, element)| Some(reading::name_and_data(element)?.0.into()));
+            names.collect::<Vec<alloc::string::String>>()
+        };
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        for any in ["0.0.0.0/0", "::/0"] {
+            assert_eq!(written(&Is::equals(net(any))), ["meta", "cmp"]);
+            assert_eq!(written(&Is::not_equals(net(any))), ["meta", "cmp", "payload", "bitwise", "cmp"]);
+        }
+        for is in [Is::equals, Is::not_equals] {
+            assert_eq!(written(&is(net("10.0.0.0/8"))), ["meta", "cmp", "payload", "cmp"]);
+        }
+    }
+}

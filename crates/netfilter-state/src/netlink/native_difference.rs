@@ -1,0 +1,153 @@
+//! Where native tables are not as wanted.
+
+use super::{
+    native_state::{ChainState, NativeRule, NativeState, TableState},
+    seen,
+    wire::Attribute,
+};
+use crate::align::{Aligned, align};
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::fmt;
+use redirect_core::render::NFT_TABLES;
+
+/// A place where the native tables are not those wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NativeDifference {
+    /// The table, of family inet.
+    pub table: &'static str,
+    /// The chain, where it is about one.
+    pub chain: Option<String>,
+    /// What is different there.
+    pub kind: NativeDifferenceKind,
+}
+
+/// What is different. Rules are numbered from 1 and told in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NativeDifferenceKind {
+    /// The table or chain is missing.
+    Missing,
+    /// The table or chain should not be there.
+    Stray,
+    /// The table is dormant, or should be.
+    Dormancy,
+    /// The chain hangs on another hook, or has another policy.
+    Hook,
+    /// This rule is missing.
+    MissingRule {
+        /// Its number.
+        number: usize,
+        /// The rule.
+        wanted: String,
+    },
+    /// This rule should not be there.
+    StrayRule {
+        /// Its number.
+        number: usize,
+        /// The rule.
+        found: String,
+    },
+    /// There is another rule in its place.
+    OtherRule {
+        /// Its number.
+        number: usize,
+        /// The rule wanted.
+        wanted: String,
+        /// The rule found.
+        found: String,
+    },
+}
+
+impl NativeState {
+    /// What is not as `wanted`, in order.
+    #[must_use]
+    pub fn differences_to(&self, wanted: &Self) -> Vec<NativeDifference> {
+        let in_table = |table: &'static str| match (self.tables.get(table), wanted.tables.get(table)) {
+            (Some(found), Some(wanted)) => Tables { table, found, wanted }.differences(),
+            (None, Some(_)) => [whole(table, None, NativeDifferenceKind::Missing)].into(),
+            (Some(_), None) => [whole(table, None, NativeDifferenceKind::Stray)].into(),
+            (None, None) => Vec::new(),
+        };
+        NFT_TABLES.into_iter().flat_map(in_table).collect()
+    }
+}
+
+fn whole(table: &'static str, chain: Option<&str>, kind: NativeDifferenceKind) -> NativeDifference {
+    NativeDifference { table, chain: chain.map(String::from), kind }
+}
+
+/// One table, as it is and as it should be.
+struct Tables<'a> {
+    table: &'static str,
+    found: &'a TableState,
+    wanted: &'a TableState,
+}
+
+impl Tables<'_> {
+    fn differences(&self) -> Vec<NativeDifference> {
+        let mut all = Vec::new();
+        if self.found.is_dormant() != self.wanted.is_dormant() {
+            all.push(whole(self.table, None, NativeDifferenceKind::Dormancy));
+        }
+        for (name, wanted) in &self.wanted.chains {
+            match self.found.chains.get(name) {
+                Some(found) => all.extend(self.in_chain(name, found, wanted)),
+                None => all.push(whole(self.table, Some(name), NativeDifferenceKind::Missing)),
+            }
+        }
+        let stray = self.found.chains.keys().filter(|name| !self.wanted.chains.contains_key(*name));
+        all.extend(stray.map(|name| whole(self.table, Some(name), NativeDifferenceKind::Stray)));
+        all
+    }
+
+    fn in_chain(&self, name: &str, found: &ChainState, wanted: &ChainState) -> Vec<NativeDifference> {
+        let hook = (found.hook != wanted.hook).then_some(NativeDifferenceKind::Hook);
+        let (of_wanted, of_found): (Vec<&NativeRule>, Vec<&NativeRule>) =
+            (wanted.rules.iter().collect(), found.rules.iter().collect());
+        let same = |wanted: &NativeRule, found: &NativeRule| self.found.same_rule(found, self.wanted, wanted);
+        let rules = align(&of_wanted, &of_found, same).into_iter().map(NativeDifferenceKind::from);
+        hook.into_iter().chain(rules).map(|kind| whole(self.table, Some(name), kind)).collect()
+    }
+}
+
+impl From<Aligned<&NativeRule>> for NativeDifferenceKind {
+    fn from(aligned: Aligned<&NativeRule>) -> Self {
+        let words = |rule: &NativeRule| seen::rule(Attribute(&rule.expressions).attributes()).to_string();
+        match aligned {
+            Aligned::Missing { number, wanted } => Self::MissingRule { number, wanted: words(wanted) },
+            Aligned::Stray { number, found } => Self::StrayRule { number, found: words(found) },
+            Aligned::Other { number, wanted, found } => {
+                Self::OtherRule { number, wanted: words(wanted), found: words(found) }
+            }
+        }
+    }
+}
+
+impl fmt::Display for NativeDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match &self.chain {
+            Some(chain) => alloc::format!("inet {} chain {chain}", self.table),
+            None => alloc::format!("table inet {}", self.table),
+        };
+        match &self.kind {
+            NativeDifferenceKind::Missing => write!(f, "{place} is missing"),
+            NativeDifferenceKind::Stray => write!(f, "{place} should not be there"),
+            NativeDifferenceKind::Dormancy => {
+                write!(f, "{place} is dormant, so the kernel ignores its rules")
+            }
+            NativeDifferenceKind::Hook => write!(f, "{place} hangs on another hook or has another policy"),
+            NativeDifferenceKind::MissingRule { number, wanted } => {
+                write!(f, "{place}: rule {number} is missing: {wanted}")
+            }
+            NativeDifferenceKind::StrayRule { number, found } => {
+                write!(f, "{place}: rule {number} should not be there: {found}")
+            }
+            NativeDifferenceKind::OtherRule { number, wanted, found } => {
+                write!(f, "{place}: rule {number} is {found}, not {wanted}")
+            }
+        }
+    }
+}

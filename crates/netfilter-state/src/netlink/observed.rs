@@ -1,0 +1,265 @@
+//! What the kernel holds, read from its answers: rules with their handles, chains with their hooks.
+
+use super::{
+    NativeState,
+    abi::{self, attribute, family, kind},
+    decode,
+    foreign::RawRule,
+    wire::{Attribute, Attributes, Message},
+};
+use crate::state::{Entry, RuleState};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    string::String,
+    vec::Vec,
+};
+use redirect_core::{
+    render::NFT_TABLES,
+    rule::{Chain, Table},
+    values::Family,
+};
+
+/// What this program writes beside its rules in built-in chains, so that they can be told from others of the same shape: an
+/// entry of a type that neither iptables nor nft has a meaning for, and that both pass over (libnftnl's `udata`).
+pub(super) const SIGNATURE: &[u8] = b"\x69\x06istio\0";
+
+/// The iptables tables of both families and the mesh's native tables as the kernel holds them at one moment, and what
+/// is needed to change them.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    generation: Option<u32>,
+    v4: FamilyTables,
+    v6: FamilyTables,
+    native: NativeState,
+    /// Tables that a plan touches and that do not act, or may not be changed.
+    obstacles: BTreeSet<Obstacle>,
+}
+
+/// A table that a plan has rules in, in a state in which those rules would not work or cannot be written.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// Its chains are not on their hooks: no packet meets its rules (`flags dormant`).
+    Dormant {
+        /// Family and name.
+        table: String,
+    },
+    /// It belongs to another program's socket (`flags owner`); nobody else may change it.
+    Owned {
+        /// Family and name.
+        table: String,
+        /// The port of the owner's netlink socket: mostly the process id.
+        owner: u32,
+    },
+}
+
+impl core::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Dormant { table } => write!(
+                f,
+                "table {table} is dormant, so the kernel ignores its rules; wake it (nft 'add table {table} {{ flags ; }}') or delete it"
+            ),
+            Self::Owned { table, owner } => write!(
+                f,
+                "table {table} is owned by another program (flags owner, netlink port {owner}, mostly its process id) and only that program can change it; end it, or make it use a table of its own"
+            ),
+        }
+    }
+}
+
+/// The tables of a family.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct FamilyTables {
+    state: RuleState,
+    tables: BTreeMap<Table, BTreeMap<Chain, ChainFacts>>,
+}
+
+/// What a chain has besides its rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ChainFacts {
+    /// The handles of its rules, in their order.
+    pub(super) handles: Vec<u64>,
+    /// Its hook, if it has one.
+    pub(super) hook: Option<HookFacts>,
+}
+
+/// Where a base chain is hooked in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HookFacts {
+    pub(super) number: u32,
+    pub(super) priority: i32,
+    pub(super) kind: String,
+}
+
+impl Observed {
+    /// Nothing, at a generation of the ruleset.
+    #[must_use]
+    pub fn at(generation: u32) -> Self {
+        Self { generation: Some(generation), ..Self::default() }
+    }
+
+    /// The same, not bound to a generation: for a ruleset that somebody else changes faster than it can be read. A
+    /// transaction based on it names the rules it removes and those it goes before by their handles, and is refused
+    /// when one of them is gone.
+    #[must_use]
+    pub fn of_any_generation(self) -> Self {
+        Self { generation: None, ..self }
+    }
+
+    /// The generation of the ruleset that was looked at. A transaction based on it is refused once it has passed.
+    #[must_use]
+    pub const fn generation(&self) -> Option<u32> {
+        self.generation
+    }
+
+    /// The rules of a family in the tables a plan has rules in.
+    #[must_use]
+    pub const fn state(&self, family: Family) -> &RuleState {
+        &self.family(family).state
+    }
+
+    /// The native tables of the mesh, all of family inet.
+    #[must_use]
+    pub const fn native(&self) -> &NativeState {
+        &self.native
+    }
+
+    /// Tables that a plan touches and that do not act, or may not be changed.
+    pub fn obstacles(&self) -> impl Iterator<Item = &Obstacle> {
+        self.obstacles.iter()
+    }
+
+    /// Whether a table is there.
+    #[must_use]
+    pub fn has_table(&self, family: Family, table: Table) -> bool {
+        self.family(family).tables.contains_key(&table)
+    }
+
+    /// Whether the rules and native tables are the same, whatever the generation. Handles may differ, and so may
+    /// chains of others that a change never touches.
+    #[must_use]
+    pub fn reads_like(&self, other: &Self) -> bool {
+        let same = |family| self.state(family).chains_of_changes() == other.state(family).chains_of_changes();
+        Family::BOTH.into_iter().all(same) && self.native == other.native && self.obstacles == other.obstacles
+    }
+
+    /// Takes in one message of an answer: a table, a chain or a rule. Others say nothing here.
+    ///
+    /// Chains are asked for before their rules, so that a rule's chain is known.
+    pub fn take(&mut self, message: &Message<'_>) {
+        self.native.take(message);
+        // What cannot be read is passed over: it belongs to nothing that a plan touches.
+        let _ = match message.kind {
+            kind::NEW_TABLE => self.table(message),
+            kind::NEW_CHAIN => self.chain(message),
+            kind::NEW_RULE => self.rule(message),
+            _ => None,
+        };
+    }
+
+    /// The chains of a table whose rules are worth reading where others have chains, too: those that a change may touch.
+    /// `None` where nobody else has any.
+    #[must_use]
+    pub fn chains_to_read(&self, family: Family, table: Table) -> Option<Vec<Chain>> {
+        let chains: Vec<&Chain> =
+            self.family(family).tables.get(&table).into_iter().flatten().map(|(chain, _)| chain).collect();
+        let is_others = |chain: &&Chain| matches!(chain, Chain::Other(_)) && !chain.belongs_to_mesh();
+        let have_others = chains.iter().any(is_others);
+        have_others.then(|| chains.into_iter().filter(|chain| !is_others(chain)).cloned().collect())
+    }
+
+    /// The facts about a chain, if it is there.
+    pub(super) fn chain_facts(&self, family: Family, table: Table, chain: &Chain) -> Option<&ChainFacts> {
+        self.family(family).tables.get(&table)?.get(chain)
+    }
+
+    const fn family(&self, family: Family) -> &FamilyTables {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    const fn family_mut(&mut self, family: Family) -> &mut FamilyTables {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+
+    fn table(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let name = attributes.find(attribute::table::NAME)?.text()?;
+        if message.family == family::INET {
+            if NFT_TABLES.contains(&name) {
+                self.obstacles_in(attributes, format!("inet {name}"));
+            }
+            return Some(());
+        }
+        let table = Table::named(name)?;
+        let family = abi::family_of(message.family)?;
+        self.family_mut(family).tables.entry(table).or_default();
+        self.obstacles_in(attributes, format!("{} {name}", abi::family_word(family)));
+        Some(())
+    }
+
+    fn obstacles_in(&mut self, attributes: Attributes<'_>, table: String) {
+        let number = |kind| attributes.find(kind).and_then(Attribute::u32);
+        if number(attribute::table::FLAGS).unwrap_or_default() & abi::DORMANT != 0 {
+            self.obstacles.insert(Obstacle::Dormant { table: table.clone() });
+        }
+        let owner = number(attribute::table::OWNER);
+        self.obstacles.extend(owner.map(|owner| Obstacle::Owned { table, owner }));
+    }
+
+    fn chain(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let table = Table::named(attributes.find(attribute::chain::TABLE)?.text()?)?;
+        let chain = Chain::named(attributes.find(attribute::chain::NAME)?.text()?);
+        let hook = attributes.find(attribute::chain::HOOK).and_then(|hook| {
+            let hook = hook.attributes();
+            Some(HookFacts {
+                number: hook.find(attribute::hook::NUMBER)?.u32()?,
+                priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
+                kind: attributes.find(attribute::chain::TYPE)?.text()?.into(),
+            })
+        });
+        let tables = self.family_mut(abi::family_of(message.family)?);
+        // Built-in chains without rules do not count as declared: with the other backends they are always there.
+        if !matches!(chain, Chain::Hook(_)) {
+            tables.state.declare(table, chain.clone());
+        }
+        tables.tables.entry(table).or_default().entry(chain).or_default().hook = hook;
+        Some(())
+    }
+
+    fn rule(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let table = Table::named(attributes.find(attribute::rule::TABLE)?.text()?)?;
+        let chain = Chain::named(attributes.find(attribute::rule::CHAIN)?.text()?);
+        let handle = attributes.find(attribute::rule::HANDLE)?.u64()?;
+        let expressions = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
+        let user_data = attributes.find(attribute::rule::USER_DATA);
+        let family = abi::family_of(message.family)?;
+        let is_signed = user_data.is_some_and(|data| data.0 == SIGNATURE);
+        let entry = entry(expressions, user_data.filter(|_| !is_signed), family);
+        let tables = self.family_mut(family);
+        if is_signed {
+            tables.state.sign(table, chain.clone(), entry.clone());
+        }
+        tables.state.declare(table, chain.clone()).push(entry);
+        tables.tables.entry(table).or_default().entry(chain).or_default().handles.push(handle);
+        Some(())
+    }
+}
+
+/// A rule with a comment is another's: ours have none.
+fn entry(expressions: Attribute<'_>, user_data: Option<Attribute<'_>>, family: Family) -> Entry {
+    let understood = if user_data.is_none() { decode::rule(expressions.attributes(), family) } else { None };
+    match understood {
+        Some(rule) => Entry::Rule(rule),
+        None => Entry::Foreign(RawRule::new(expressions.attributes(), user_data).into()),
+    }
+}

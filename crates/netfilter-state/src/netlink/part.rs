@@ -1,0 +1,104 @@
+//! What a message of a transaction is about, to say which one the kernel refused.
+
+use super::{seen, wire::Attribute, xt::Extension};
+use crate::state::Entry;
+use alloc::{string::String, vec::Vec};
+use core::fmt;
+use redirect_core::{
+    rule::{Chain, Rule, Table},
+    values::Family,
+};
+
+/// A chain in a table of a family; of both in native tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The family; `None` for native tables, which serve both.
+    pub family: Option<Family>,
+    /// The table.
+    pub table: Table,
+    /// The chain.
+    pub chain: &'a Chain,
+}
+
+impl Place<'_> {
+    pub(super) fn words(&self) -> String {
+        alloc::format!("{self}")
+    }
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.family {
+            Some(family) => write!(f, "{family} {}", crate::state::place(self.table, self.chain)),
+            None => write!(f, "native {}", crate::state::place(self.table, self.chain)),
+        }
+    }
+}
+
+/// What one message of a transaction is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part<'a> {
+    /// A table is created.
+    Table(&'a str),
+    /// A chain is created.
+    Chain(Place<'a>),
+    /// A chain is removed.
+    RemovedChain(Place<'a>),
+    /// One rule or all rules of a chain are removed.
+    RemovedRule(Place<'a>),
+    /// A rule is added.
+    Rule(Place<'a>, &'a Entry),
+    /// A rule is added to a native table.
+    NativeRule {
+        /// The table.
+        table: &'a str,
+        /// The chain.
+        chain: &'a str,
+        /// What the rule does, as it goes over the wire.
+        expressions: &'a [u8],
+    },
+    /// A part of a native table: what is done there, in words.
+    Native(&'a str),
+}
+
+impl Part<'_> {
+    /// The xt matches and targets it needs, which the kernel may not have.
+    #[must_use]
+    pub fn extensions(&self) -> Vec<(Family, Extension)> {
+        match self {
+            Self::Rule(Place { family: Some(family), .. }, Entry::Rule(rule)) => {
+                extensions(rule).map(|extension| (*family, extension)).collect()
+            }
+            Self::Rule(..)
+            | Self::Table(_)
+            | Self::Chain(_)
+            | Self::RemovedChain(_)
+            | Self::RemovedRule(_)
+            | Self::NativeRule { .. }
+            | Self::Native(_) => Vec::new(),
+        }
+    }
+}
+
+/// The xt matches and targets a rule needs.
+pub fn extensions(rule: &Rule) -> impl Iterator<Item = Extension> + '_ {
+    rule.effective_matches().filter_map(Extension::of_match).chain(Extension::of_target(&rule.target))
+}
+
+impl fmt::Display for Part<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(name) => write!(f, "table {name}"),
+            Self::Chain(place) => write!(f, "chain {place}"),
+            Self::RemovedChain(place) => write!(f, "removal of chain {place}"),
+            Self::RemovedRule(place) => write!(f, "removal of a rule of {place}"),
+            Self::Rule(place, entry) => write!(f, "{place}: rule {entry}"),
+            Self::NativeRule { table, chain, expressions } => {
+                let words = seen::rule(Attribute(expressions).attributes());
+                write!(f, "native {table} {chain}: rule {words}")
+            }
+            Self::Native(words) => f.write_str(words),
+        }
+    }
+}

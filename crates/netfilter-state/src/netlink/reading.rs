@@ -1,0 +1,632 @@
+//! A rule's expressions, read in one place: each by itself ([`Expression`]), and what they leave in the registers
+//! ([`Registers`]). What they mean is for those who look: `seen` keeps what it does not know as unknown, `decode` refuses that,
+//! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
+
+mod registers;
+pub(crate) mod sets;
+
+pub(super) use registers::{Bits, Loaded, Origin, Registers};
+
+use super::{
+    abi::{attribute, operator, register},
+    wire::{Attribute, Attributes},
+};
+use crate::ruleset::End;
+use alloc::string::String;
+
+/// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
+const INVERTED: u32 = 1;
+
+/// Something about a packet or its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Field {
+    Meta(u32),
+    Ct(u32),
+    /// Of one direction of the connection.
+    CtOneWay(u32, u8),
+    Payload {
+        base: u32,
+        offset: u32,
+        length: u32,
+    },
+    /// What kind of address it has at this end, by the routing tables.
+    AddressType(End),
+}
+
+/// An expression. Two are equal when they do the same; what they use of sets is not compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expression<'a> {
+    Counter,
+    Load {
+        to: u32,
+        field: Field,
+    },
+    Value {
+        to: u32,
+        value: &'a [u8],
+    },
+    /// Keeps the bits of the mask, then flips those of the other value.
+    Bitwise {
+        from: u32,
+        to: u32,
+        length: Option<u32>,
+        mask: &'a [u8],
+        flip: &'a [u8],
+    },
+    /// Changes the order of bytes.
+    Byteorder {
+        from: u32,
+        to: u32,
+        operation: u32,
+        length: u32,
+        size: u32,
+    },
+    /// Sets a field of the packet's or connection's metadata.
+    Store {
+        field: Field,
+        from: Option<u32>,
+    },
+    /// Writes to the packet.
+    Write {
+        field: Field,
+        data: Attributes<'a>,
+    },
+    Compare {
+        register: u32,
+        operator: u32,
+        value: &'a [u8],
+    },
+    Range {
+        register: u32,
+        operator: u32,
+        from: &'a [u8],
+        to: &'a [u8],
+    },
+    Verdict {
+        code: u32,
+        chain: Option<&'a str>,
+    },
+    Redirect {
+        first: Option<u32>,
+        last: Option<u32>,
+        flags: Option<u32>,
+    },
+    Tproxy {
+        family: Option<u32>,
+        port: Option<u32>,
+    },
+    Lookup(Lookup<'a>),
+    Match(Xt<'a>),
+    Target(Xt<'a>),
+    /// One that is not read, or lacks what its kind needs.
+    Other {
+        name: &'a str,
+        data: Attributes<'a>,
+    },
+}
+
+/// A look into a set or map.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lookup<'a> {
+    from: Option<u32>,
+    to: Option<u32>,
+    flags: u32,
+    /// All of it: sets have names or numbers.
+    pub(super) data: Attributes<'a>,
+}
+
+/// Sets are compared by what is in them.
+impl PartialEq for Lookup<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.from, self.to, self.flags) == (other.from, other.to, other.flags)
+    }
+}
+
+impl Eq for Lookup<'_> {}
+
+impl Lookup<'_> {
+    pub(super) fn is_verdict_map(&self) -> bool {
+        self.to == Some(register::VERDICT)
+    }
+
+    /// The register that gets what a map has for the key.
+    pub(super) fn loads(&self) -> Option<u32> {
+        self.to.filter(|to| *to != register::VERDICT)
+    }
+
+    /// Whether it holds for what is not in the set.
+    pub(super) const fn is_inverted(&self) -> bool {
+        self.flags & INVERTED != 0
+    }
+
+    /// The name of its set.
+    pub(super) fn set(&self) -> Option<String> {
+        sets::name_of(self.data, attribute::lookup::SET, attribute::lookup::SET_ID)
+    }
+}
+
+/// An xt match or target: name, revision and structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Xt<'a> {
+    pub(super) name: &'a str,
+    pub(super) revision: u32,
+    pub(super) info: &'a [u8],
+}
+
+/// The name of an expression and its attributes.
+pub(super) fn name_and_data(element: Attribute<'_>) -> Option<(&str, Attributes<'_>)> {
+    let (name, data) = parts(element);
+    Some((name?.text()?, data))
+}
+
+fn parts(element: Attribute<'_>) -> (Option<Attribute<'_>>, Attributes<'_>) {
+    let (mut name, mut data) = (None, None);
+    for (kind, value) in element.attributes() {
+        match kind {
+            attribute::expression::NAME => name = name.or(Some(value)),
+            attribute::expression::DATA => data = data.or(Some(value)),
+            _ => {}
+        }
+    }
+    (name, data.unwrap_or(Attribute(&[])).attributes())
+}
+
+impl<'a> Expression<'a> {
+    /// Reads an element of a rule's list; none where it has no name.
+    pub(super) fn read(element: Attribute<'a>) -> Option<Self> {
+        let (name, data) = parts(element);
+        let name = name?;
+        match Self::of(name.text_bytes(), data) {
+            Some(read) => Some(read),
+            None => Some(Self::Other { name: name.text()?, data }),
+        }
+    }
+
+    fn of(name: &[u8], data: Attributes<'a>) -> Option<Self> {
+        match name {
+            b"counter" => Some(Self::Counter),
+            b"meta" => Self::meta(data),
+            b"ct" => Self::ct(data),
+            b"payload" => Self::payload(data),
+            b"bitwise" => Self::bitwise(data),
+            b"byteorder" => Self::byteorder(data),
+            b"cmp" => Self::compare(data),
+            b"fib" => Self::fib(data),
+            b"range" => Self::range(data),
+            b"immediate" => Self::immediate(data),
+            b"redir" => Some(Self::Redirect {
+                first: number(data, attribute::redir::FIRST_PORT),
+                last: number(data, attribute::redir::LAST_PORT),
+                flags: number(data, attribute::redir::FLAGS),
+            }),
+            b"tproxy" => Some(Self::Tproxy {
+                family: number(data, attribute::tproxy::FAMILY),
+                port: number(data, attribute::tproxy::PORT),
+            }),
+            b"lookup" => Some(Self::Lookup(Lookup {
+                from: number(data, attribute::lookup::SOURCE),
+                to: number(data, attribute::lookup::DESTINATION),
+                flags: number(data, attribute::lookup::FLAGS).unwrap_or_default(),
+                data,
+            })),
+            b"match" => xt(data).map(Self::Match),
+            b"target" => xt(data).map(Self::Target),
+            _ => None,
+        }
+    }
+
+    fn meta(data: Attributes<'a>) -> Option<Self> {
+        let field = Field::Meta(number(data, attribute::meta::KEY)?);
+        match data.find(attribute::meta::DESTINATION) {
+            Some(to) => Some(Self::Load { to: to.u32()?, field }),
+            None => Some(Self::Store { field, from: Some(number(data, attribute::meta::SOURCE)?) }),
+        }
+    }
+
+    fn ct(data: Attributes<'a>) -> Option<Self> {
+        let key = number(data, attribute::ct::KEY)?;
+        let field = match data.find(attribute::ct::DIRECTION) {
+            Some(direction) => Field::CtOneWay(key, *direction.0.first()?),
+            None => Field::Ct(key),
+        };
+        match data.find(attribute::ct::DESTINATION) {
+            Some(to) => Some(Self::Load { to: to.u32()?, field }),
+            None => Some(Self::Store { field, from: number(data, attribute::ct::SOURCE) }),
+        }
+    }
+
+    fn payload(data: Attributes<'a>) -> Option<Self> {
+        let field = Field::Payload {
+            base: number(data, attribute::payload::BASE)?,
+            offset: number(data, attribute::payload::OFFSET)?,
+            length: number(data, attribute::payload::LENGTH)?,
+        };
+        Some(match number(data, attribute::payload::DESTINATION) {
+            Some(to) => Self::Load { to, field },
+            None => Self::Write { field, data },
+        })
+    }
+
+    fn fib(data: Attributes<'a>) -> Option<Self> {
+        use super::abi::fib;
+        let is_type = number(data, attribute::fib::RESULT)? == fib::ADDRESS_TYPE;
+        let end = match number(data, attribute::fib::FLAGS)? {
+            fib::SOURCE if is_type => End::Source,
+            fib::DESTINATION if is_type => End::Destination,
+            _ => return None,
+        };
+        Some(Self::Load { to: number(data, attribute::fib::DESTINATION)?, field: Field::AddressType(end) })
+    }
+
+    fn bitwise(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Bitwise {
+            from: number(data, attribute::bitwise::SOURCE)?,
+            to: number(data, attribute::bitwise::DESTINATION)?,
+            length: number(data, attribute::bitwise::LENGTH),
+            mask: value(data, attribute::bitwise::MASK)?,
+            flip: value(data, attribute::bitwise::XOR)?,
+        })
+    }
+
+    fn byteorder(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Byteorder {
+            from: number(data, attribute::byteorder::SOURCE)?,
+            to: number(data, attribute::byteorder::DESTINATION)?,
+            operation: number(data, attribute::byteorder::OPERATION)?,
+            length: number(data, attribute::byteorder::LENGTH)?,
+            size: number(data, attribute::byteorder::SIZE)?,
+        })
+    }
+
+    fn compare(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Compare {
+            register: number(data, attribute::cmp::REGISTER)?,
+            operator: number(data, attribute::cmp::OPERATOR)?,
+            value: value(data, attribute::cmp::DATA)?,
+        })
+    }
+
+    fn range(data: Attributes<'a>) -> Option<Self> {
+        Some(Self::Range {
+            register: number(data, attribute::range::REGISTER)?,
+            operator: number(data, attribute::range::OPERATOR)?,
+            from: value(data, attribute::range::FROM)?,
+            to: value(data, attribute::range::TO)?,
+        })
+    }
+
+    fn immediate(data: Attributes<'a>) -> Option<Self> {
+        let to = number(data, attribute::immediate::REGISTER)?;
+        let content = data.find(attribute::immediate::DATA)?.attributes();
+        if to != register::VERDICT {
+            return Some(Self::Value { to, value: content.find(attribute::data::VALUE)?.0 });
+        }
+        let verdict = content.find(attribute::data::VERDICT)?.attributes();
+        Some(Self::Verdict {
+            code: number(verdict, attribute::verdict::CODE)?,
+            chain: verdict.find(attribute::verdict::CHAIN).and_then(Attribute::text),
+        })
+    }
+}
+
+fn number(data: Attributes<'_>, kind: u16) -> Option<u32> {
+    data.find(kind).and_then(Attribute::u32)
+}
+
+fn value(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
+    Some(data.find(kind)?.attributes().find(attribute::data::VALUE)?.0)
+}
+
+fn xt(data: Attributes<'_>) -> Option<Xt<'_>> {
+    Some(Xt {
+        name: data.find(attribute::xt::NAME)?.text()?,
+        revision: number(data, attribute::xt::REVISION)?,
+        info: data.find(attribute::xt::INFO)?.0,
+    })
+}
+
+/// Whether an operator is `!=`; none for one of order.
+pub(super) const fn negated(operator: u32) -> Option<bool> {
+    match operator {
+        operator::EQUAL => Some(false),
+        operator::NOT_EQUAL => Some(true),
+        _ => None,
+    }
+}
+
+/// The chain a rule jumps or goes to.
+pub(super) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
+    let mut expressions = expressions.filter_map(|(_, element)| Expression::read(element));
+    expressions.find_map(|read| if let Expression::Verdict { chain, .. } = read { chain } else { None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        netlink::{
+            abi::{base, ct, meta, verdict},
+            decode,
+            expression::Expressions,
+            seen,
+            wire::Writer,
+        },
+        ruleset::{Condition, Statement},
+    };
+    use alloc::string::ToString;
+    use redirect_core::{
+        Family,
+        rule::{Is, Match},
+        values::PortRange,
+    };
+
+    type Body = fn(&mut Writer);
+
+    fn list(expressions: &[(&str, Body)]) -> Writer {
+        let mut writer = Writer::default();
+        for (name, body) in expressions {
+            writer.nested(attribute::list::ELEMENT, |element| {
+                element.text(attribute::expression::NAME, name);
+                element.nested(attribute::expression::DATA, body);
+            });
+        }
+        writer
+    }
+
+    fn value_in_first(out: &mut Writer, value: &[u8]) {
+        out.u32(attribute::immediate::REGISTER, register::FIRST);
+        out.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
+    }
+
+    fn store_zone(out: &mut Writer) {
+        out.u32(attribute::ct::KEY, ct::ZONE);
+        out.u32(attribute::ct::SOURCE, register::FIRST);
+    }
+
+    fn same(one: (&str, Body), two: (&str, Body)) -> bool {
+        let (one, two) = (list(&[one]), list(&[two]));
+        let read = |(_, element)| Expression::read(element);
+        let (one, two) = (one.attributes().find_map(read), two.attributes().find_map(read));
+        assert!(one.is_some(), "it is an expression");
+        one == two
+    }
+
+    #[test]
+    fn the_zone_of_one_direction_is_not_that_of_both() {
+        let zone: Body = |out| value_in_first(out, &1_u16.to_ne_bytes());
+        let both = list(&[("immediate", zone), ("ct", store_zone)]);
+        assert!(decode::rule(both.attributes(), Family::V4).is_some());
+        let one_way: Body = |out| {
+            store_zone(out);
+            out.bytes(attribute::ct::DIRECTION, &[1]);
+        };
+        let one_way = list(&[("immediate", zone), ("ct", one_way)]);
+        assert_eq!(decode::rule(one_way.attributes(), Family::V4), None);
+    }
+
+    #[test]
+    fn changing_one_register_leaves_the_others() {
+        fn load(out: &mut Writer, key: u32, to: u32) {
+            out.u32(attribute::meta::KEY, key);
+            out.u32(attribute::meta::DESTINATION, to);
+        }
+        let rule = list(&[
+            ("meta", |out| load(out, meta::PROTOCOL, 1)),
+            ("meta", |out| load(out, meta::MARK, 2)),
+            ("bitwise", |out| {
+                out.u32(attribute::bitwise::SOURCE, 2);
+                out.u32(attribute::bitwise::DESTINATION, 2);
+                for kind in [attribute::bitwise::MASK, attribute::bitwise::XOR] {
+                    out.nested(kind, |data| data.bytes(attribute::data::VALUE, &[1; 4]));
+                }
+            }),
+            ("cmp", |out| {
+                out.u32(attribute::cmp::REGISTER, 1);
+                out.u32(attribute::cmp::OPERATOR, operator::EQUAL);
+                out.nested(attribute::cmp::DATA, |data| data.bytes(attribute::data::VALUE, &[6]));
+            }),
+        ]);
+        assert_eq!(seen::rule(rule.attributes()).to_string(), "-p tcp");
+    }
+
+    #[test]
+    fn what_is_not_understood_is_a_condition() {
+        let limit: Body = |out| out.u64(1, 5);
+        let match_by_name: Body = |out| out.text(attribute::xt::NAME, "connlimit");
+        for (name, body, words) in [("limit", limit, "limit"), ("match", match_by_name, "-m connlimit")] {
+            let conditions = seen::rule(list(&[(name, body)]).attributes()).conditions;
+            assert_eq!(conditions, [Condition::Unknown(words.into())], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_comparison_of_order_reaches_to_the_first_or_the_last_value() {
+        fn compare(out: &mut Writer, operator: u32) {
+            out.u32(attribute::cmp::REGISTER, 1);
+            out.u32(attribute::cmp::OPERATOR, operator);
+            out.nested(attribute::cmp::DATA, |data| {
+                data.bytes(attribute::data::VALUE, &1024_u16.to_be_bytes());
+            });
+        }
+        let port: Body = |out| {
+            out.u32(attribute::payload::DESTINATION, 1);
+            out.u32(attribute::payload::BASE, base::TRANSPORT);
+            out.u32(attribute::payload::OFFSET, 2);
+            out.u32(attribute::payload::LENGTH, 2);
+        };
+        let (at_most, at_least): (Body, Body) = (|out| compare(out, 3), |out| compare(out, 5));
+        for (order, first, last) in [(at_most, 0, 1024), (at_least, 1024, u16::MAX)] {
+            let conditions = seen::rule(list(&[("payload", port), ("cmp", order)]).attributes()).conditions;
+            let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
+            assert_eq!(conditions, [Condition::Plain(range)]);
+        }
+    }
+
+    #[test]
+    fn a_map_loads_what_is_no_verdict() {
+        let loads = |to: Option<u32>| {
+            let mut list = Writer::default();
+            list.nested(attribute::list::ELEMENT, |element| {
+                element.text(attribute::expression::NAME, "lookup");
+                element.nested(attribute::expression::DATA, |data| {
+                    data.text(attribute::lookup::SET, "map");
+                    data.u32(attribute::lookup::SOURCE, register::FIRST);
+                    if let Some(to) = to {
+                        data.u32(attribute::lookup::DESTINATION, to);
+                    }
+                });
+            });
+            let Some(Expression::Lookup(lookup)) =
+                list.attributes().find_map(|(_, element)| Expression::read(element))
+            else {
+                panic!("it is a lookup")
+            };
+            (lookup.loads(), lookup.is_verdict_map())
+        };
+        assert_eq!(loads(None), (None, false));
+        assert_eq!(loads(Some(register::VERDICT)), (None, true));
+        assert_eq!(loads(Some(register::FIRST)), (Some(register::FIRST), false));
+    }
+
+    #[test]
+    fn what_a_map_has_loaded_is_not_what_was_there_before() {
+        let zone: Body = |out| value_in_first(out, &1_u16.to_ne_bytes());
+        let map: Body = |out| {
+            out.text(attribute::lookup::SET, "zones");
+            out.u32(attribute::lookup::SOURCE, register::FIRST_PART);
+            out.u32(attribute::lookup::DESTINATION, register::FIRST);
+        };
+        let seen = |expressions: &[(&str, Body)]| seen::rule(list(expressions).attributes()).statements;
+        assert_eq!(seen(&[("immediate", zone), ("ct", store_zone)]), [Statement::Zone(1)]);
+        let after = seen(&[("immediate", zone), ("lookup", map), ("ct", store_zone)]);
+        assert!(!after.contains(&Statement::Zone(1)), "{after:?}");
+    }
+
+    #[test]
+    fn when_a_rule_was_last_met_is_no_condition() {
+        let seen = |first: &str| {
+            let mut list = list(&[(first, |_| ())]);
+            Expressions(&mut list).verdict(verdict::DROP);
+            seen::rule(list.attributes()).to_string()
+        };
+        assert_eq!(seen("last"), "-j DROP");
+        assert_eq!(seen("latest"), "[latest] -j DROP");
+    }
+
+    #[test]
+    fn expressions_are_equal_when_they_do_the_same() {
+        let zone = ("ct", store_zone as Body);
+        let turned: Body = |out| {
+            out.u32(attribute::ct::SOURCE, register::FIRST);
+            out.u32(attribute::ct::KEY, ct::ZONE);
+        };
+        let from_second: Body = |out| {
+            out.u32(attribute::ct::KEY, ct::ZONE);
+            out.u32(attribute::ct::SOURCE, 2);
+        };
+        assert!(same(zone, ("ct", turned)));
+        assert!(!same(zone, ("ct", from_second)));
+        assert!(!same(zone, ("meta", store_zone)));
+        assert!(same(("counter", |out| out.u64(1, 1)), ("counter", |out| out.u64(1, 2))));
+        assert!(!same(("strange", |out| out.u64(1, 1)), ("strange", |out| out.u64(1, 2))));
+    }
+    #[test]
+    fn only_the_type_of_an_address_is_told_by_where_it_leads() {
+        use crate::netlink::abi::fib;
+        let looked_up = |result: u32, flags: u32| {
+            let mut data = Writer::default();
+            data.u32(attribute::fib::DESTINATION, 1);
+            data.u32(attribute::fib::RESULT, result);
+            data.u32(attribute::fib::FLAGS, flags);
+            match Expression::fib(data.attributes()) {
+                Some(Expression::Load { to: 1, field }) => Some(field),
+                Some(other) => panic!("{other:?}"),
+                None => None,
+            }
+        };
+        let loads = |end| Some(Field::AddressType(end));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE), loads(End::Source));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::DESTINATION), loads(End::Destination));
+        // By which interface, and of an address that comes in by the same.
+        assert_eq!(looked_up(1, fib::SOURCE), None);
+        assert_eq!(looked_up(1, fib::DESTINATION), None);
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE | 8), None);
+    }
+
+    /// A rule that looks up in a set what an expression loads into the first register.
+    fn look_up(load: (&str, Body), set: &str) -> Writer {
+        let mut writer = list(&[load]);
+        writer.nested(attribute::list::ELEMENT, |element| {
+            element.text(attribute::expression::NAME, "lookup");
+            element.nested(attribute::expression::DATA, |data| {
+                data.text(attribute::lookup::SET, set);
+                data.u32(attribute::lookup::SOURCE, 1);
+            });
+        });
+        writer
+    }
+
+    #[test]
+    fn what_is_looked_up_in_a_set_that_is_not_known_is_told_by_its_name() {
+        macro_rules! load {
+            ($key:ident) => {
+                |out| {
+                    out.u32(attribute::meta::KEY, meta::$key);
+                    out.u32(attribute::meta::DESTINATION, 1);
+                }
+            };
+        }
+        let loads: [(Body, &str); 9] = [
+            (load!(MARK), "meta mark"),
+            (load!(IN_INTERFACE), "iifname"),
+            (load!(OUT_INTERFACE), "oifname"),
+            (load!(SOCKET_USER), "meta skuid"),
+            (load!(SOCKET_GROUP), "meta skgid"),
+            (load!(FAMILY), "meta nfproto"),
+            (load!(PROTOCOL), "meta l4proto"),
+            (load!(IN_INDEX), "iif"),
+            (load!(OUT_INDEX), "oif"),
+        ];
+        for (load, name) in loads {
+            let conditions = seen::rule(look_up(("meta", load), "gone").attributes()).conditions;
+            assert_eq!(conditions, [Condition::Unknown(std::format!("{name} in a set"))]);
+        }
+    }
+
+    #[test]
+    fn sets_are_followed_up_to_a_number_of_elements() {
+        let mut elements = Writer::default();
+        for port in [80_u16, 443] {
+            elements.nested(attribute::list::ELEMENT, |element| {
+                element.nested(attribute::element::KEY, |key| {
+                    key.bytes(attribute::data::VALUE, &port.to_be_bytes());
+                });
+            });
+        }
+        let mut declared = Writer::default();
+        declared.u32(attribute::set::KEY_LENGTH, 2);
+        let mut set = sets::Set::default();
+        set.declare(declared.attributes());
+        set.take(elements.attributes());
+        let sets = [("ports".to_string(), set)].into();
+        let port: Body = |out| {
+            out.u32(attribute::payload::DESTINATION, 1);
+            out.u32(attribute::payload::BASE, base::TRANSPORT);
+            out.u32(attribute::payload::OFFSET, 2);
+            out.u32(attribute::payload::LENGTH, 2);
+        };
+        let rule = look_up(("payload", port), "ports");
+        let told = |before: usize| {
+            let mut looked_up = before;
+            let rule = seen::rule_with(rule.attributes(), None, &sets, &mut looked_up);
+            (rule.to_string(), looked_up)
+        };
+        let (all, most) = ("th dport @ports".to_string(), seen::MOST_LOOKED_UP);
+        assert_eq!(told(most - 2), (all, most));
+        for before in [most - 1, most] {
+            let (rule, looked_up) = told(before);
+            assert!(rule.contains("more is looked up than is followed"), "{rule}");
+            assert_eq!(looked_up, before);
+        }
+    }
+}

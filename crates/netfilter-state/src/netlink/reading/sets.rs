@@ -1,0 +1,363 @@
+//! Sets and maps of nf_tables: their elements as the kernel sends them, and what a lookup finds in them.
+
+use super::{
+    super::{
+        abi::{attribute, base, ct, meta, set},
+        expression::TCP_FLAGS,
+        seen,
+        wire::{Attribute, Attributes},
+    },
+    Bits, Field, Loaded,
+};
+use crate::ruleset::{Among, Selector};
+use alloc::{
+    borrow::ToOwned,
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
+use redirect_core::values::Family;
+
+/// Parts of a key begin at multiples of this.
+const PART: usize = 4;
+/// How many elements of one set are kept at most.
+const MOST_ELEMENTS: usize = 1 << 16;
+
+/// The sets of a table, by name.
+pub(crate) type Sets = BTreeMap<String, Set>;
+
+/// A set or map.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Set {
+    flags: u32,
+    key_length: usize,
+    elements: Vec<Element>,
+    /// Whether elements are missing here: they are too many, or cannot be read.
+    is_partial: bool,
+}
+
+/// An element of a set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Element {
+    /// None of the element that stands for all others.
+    key: Option<Vec<u8>>,
+    /// The last key, where an element is a range of each part.
+    last: Option<Vec<u8>>,
+    /// Whether an interval ends before it.
+    ends: bool,
+    verdict: Option<(u32, Option<String>)>,
+}
+
+/// What a lookup finds: which combinations of values are in the set, and the verdict of each in a verdict map.
+pub(in super::super) struct Found {
+    pub(in super::super) among: Among,
+    pub(in super::super) verdicts: Vec<(u32, Option<String>)>,
+}
+
+/// Why a lookup cannot be followed.
+pub(in super::super) type Why = &'static str;
+
+/// The name of a set; in a transaction those without one are numbered.
+pub(in super::super) fn name_of(attributes: Attributes<'_>, name: u16, number: u16) -> Option<String> {
+    let name = attributes.find(name)?.text()?;
+    if name != super::super::sets::ANONYMOUS_NAME {
+        return Some(name.to_owned());
+    }
+    let number = attributes.find(number)?.u32()?;
+    Some(name.replace("%d", &number.to_string()))
+}
+
+impl Set {
+    /// Takes in what a set is.
+    pub(in super::super) fn declare(&mut self, attributes: Attributes<'_>) {
+        let number = |kind| attributes.find(kind).and_then(Attribute::u32).unwrap_or_default();
+        self.flags = number(attribute::set::FLAGS);
+        self.key_length = usize::try_from(number(attribute::set::KEY_LENGTH)).unwrap_or_default();
+    }
+
+    /// Takes in elements.
+    pub(in super::super) fn take(&mut self, elements: Attributes<'_>) {
+        for (_, element) in elements {
+            let read =
+                if self.elements.len() < MOST_ELEMENTS { Element::read(element.attributes()) } else { None };
+            match read {
+                Some(element) => self.elements.push(element),
+                None => self.is_partial = true,
+            }
+        }
+    }
+
+    /// Its elements were not read.
+    pub(crate) const fn leave_unread(&mut self) {
+        self.is_partial = true;
+    }
+
+    /// How many elements it has.
+    pub(in super::super) const fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// The length of its keys in bytes.
+    pub(in super::super) const fn key_length(&self) -> usize {
+        self.key_length
+    }
+
+    /// What a lookup of what registers hold finds.
+    pub(in super::super) fn look_up(&self, name: &str, parts: &[Part]) -> Result<Found, Why> {
+        if self.is_partial {
+            return Err("a set that is too large");
+        }
+        let lengths = parts.iter().map(|part| part.length.next_multiple_of(PART));
+        if lengths.sum::<usize>() != self.key_length.next_multiple_of(PART) {
+            return Err("a set of another type");
+        }
+        let mut found = Found {
+            among: Among {
+                selectors: parts.iter().map(|part| part.selector).collect(),
+                name: (self.flags & set::ANONYMOUS == 0).then(|| name.to_owned()),
+                values: Vec::with_capacity(self.elements.len()),
+            },
+            verdicts: Vec::new(),
+        };
+        let is_range = self.flags & set::INTERVAL != 0
+            && parts.len() == 1
+            && self.elements.iter().all(|one| one.last.is_none());
+        let elements = if is_range { self.intervals(parts)? } else { self.combinations(parts)? };
+        for (values, element) in elements {
+            found.among.values.push(values);
+            found.verdicts.extend(element.verdict.clone());
+        }
+        // Only the elements of a map of verdicts have some.
+        if !found.verdicts.is_empty() && found.verdicts.len() != found.among.values.len() {
+            return Err("a map with an element without a verdict");
+        }
+        Ok(found)
+    }
+
+    /// Elements that are a value, or a range, of each part. What stands for all others comes last.
+    fn combinations(&self, parts: &[Part]) -> Result<Vec<Combination<'_>>, Why> {
+        let (mut all, mut rest) = (Vec::with_capacity(self.elements.len()), None);
+        for element in self.elements.iter().filter(|element| !element.ends) {
+            let Some(first) = &element.key else {
+                rest = Some((parts.iter().map(Part::every).collect(), element));
+                continue;
+            };
+            let last = element.last.as_ref().unwrap_or(first);
+            let values = combination(parts, first, last).ok_or("a set whose elements are not understood")?;
+            all.push((values, element));
+        }
+        all.extend(rest);
+        Ok(all)
+    }
+
+    /// Elements that are the begin of an interval, up to the next element.
+    fn intervals(&self, parts: &[Part]) -> Result<Vec<Combination<'_>>, Why> {
+        const NOT_UNDERSTOOD: Why = "a set whose intervals are not understood";
+        let [part] = parts else { return Err(NOT_UNDERSTOOD) };
+        // The kernel compares the bytes of keys: their order is that of numbers only in this order of bytes.
+        if part.is_host_order {
+            return Err(NOT_UNDERSTOOD);
+        }
+        let mut keys: Vec<(u128, bool, &Element)> = Vec::with_capacity(self.elements.len());
+        let mut rest = None;
+        for element in &self.elements {
+            match &element.key {
+                Some(key) => {
+                    let (key, _) = part.range(key, key).ok_or(NOT_UNDERSTOOD)?;
+                    keys.push((key, !element.ends, element));
+                }
+                None => rest = Some((Vec::from([part.every()]), element)),
+            }
+        }
+        keys.sort_by_key(|(key, begins, _)| (*key, *begins));
+        let nexts = keys.iter().skip(1).map(|(key, ..)| Some(*key)).chain([None]);
+        let mut all = Vec::with_capacity(keys.len());
+        for ((first, begins, element), next) in keys.iter().zip(nexts) {
+            let last = next.map_or_else(|| Some(part.every().1), |next| next.checked_sub(1));
+            if let Some(last) = last.filter(|last| *begins && first <= last) {
+                all.push(([(*first, last)].into(), *element));
+            }
+        }
+        all.extend(rest);
+        Ok(all)
+    }
+}
+
+type Combination<'a> = (Vec<(u128, u128)>, &'a Element);
+
+impl Element {
+    fn read(attributes: Attributes<'_>) -> Option<Self> {
+        let number = |kind| attributes.find(kind).and_then(Attribute::u32);
+        let value = |kind| Some(attributes.find(kind)?.attributes().find(attribute::data::VALUE)?.0.into());
+        let flags = number(attribute::element::FLAGS).unwrap_or_default();
+        let key = value(attribute::element::KEY);
+        if key.is_none() && flags & set::CATCH_ALL == 0 {
+            return None;
+        }
+        let data = attributes.find(attribute::element::DATA).map(Attribute::attributes);
+        let verdict = data.and_then(|data| data.find(attribute::data::VERDICT)).map(Attribute::attributes);
+        let verdict = match verdict {
+            Some(verdict) => Some((
+                verdict.find(attribute::verdict::CODE)?.u32()?,
+                verdict.find(attribute::verdict::CHAIN).and_then(Attribute::text).map(str::to_owned),
+            )),
+            None => None,
+        };
+        Some(Self {
+            key,
+            last: value(attribute::element::KEY_END),
+            ends: flags & set::END_OF_INTERVAL != 0,
+            verdict,
+        })
+    }
+}
+
+/// A part of a key: a field of the packet, as a register holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Part {
+    pub(in super::super) selector: Selector,
+    length: usize,
+    is_host_order: bool,
+}
+
+impl Part {
+    /// What is loaded; none where it is not understood.
+    pub(in super::super) fn of(loaded: &Loaded<'_>) -> Option<Self> {
+        let field = loaded.field_in_some_order()?;
+        let (selector, length) = selected(field)?;
+        let is_host_order = match loaded.bits {
+            Bits::All => is_host_order(selector),
+            Bits::NetworkOrder if is_host_order(selector) => false,
+            Bits::NetworkOrder | Bits::Masked(_) | Bits::Flipped { .. } | Bits::Unknown => return None,
+        };
+        Some(Self { selector, length, is_host_order })
+    }
+
+    /// The numbers of the first and the last value, in what a register of it holds.
+    pub(in super::super) fn range(&self, first: &[u8], last: &[u8]) -> Option<(u128, u128)> {
+        let number = |bytes: &[u8]| {
+            let bytes = bytes.get(..self.length)?;
+            if self.is_host_order {
+                return seen::number(bytes).map(u128::from);
+            }
+            Some(bytes.iter().fold(0_u128, |number, byte| number << 8 | u128::from(*byte)))
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        (first == last || !self.is_host_order).then_some((first, last))
+    }
+
+    /// All values.
+    pub(in super::super) fn every(&self) -> (u128, u128) {
+        let bits = u32::try_from(self.length.saturating_mul(8)).unwrap_or(u128::BITS);
+        (0, u128::MAX.checked_shr(u128::BITS.saturating_sub(bits)).unwrap_or(0))
+    }
+
+    /// Whether it is in the machine's order of bytes, in which comparisons of order mean nothing.
+    pub(in super::super) const fn is_host_order(&self) -> bool {
+        self.is_host_order
+    }
+
+    /// How many bytes it takes in registers.
+    pub(in super::super) const fn room(&self) -> usize {
+        self.length.next_multiple_of(PART)
+    }
+}
+
+fn combination(parts: &[Part], first: &[u8], last: &[u8]) -> Option<Vec<(u128, u128)>> {
+    let mut offset = 0_usize;
+    let mut values = Vec::with_capacity(parts.len());
+    for part in parts {
+        values.push(part.range(first.get(offset..)?, last.get(offset..)?)?);
+        offset = offset.checked_add(part.room())?;
+    }
+    Some(values)
+}
+
+/// What a field is, and its length.
+const fn selected(field: Field) -> Option<(Selector, usize)> {
+    Some(match field {
+        Field::Meta(meta::FAMILY) => (Selector::Family, 1),
+        Field::Meta(meta::PROTOCOL) => (Selector::Protocol, 1),
+        Field::Meta(meta::IN_INTERFACE) => (Selector::InInterface, 16),
+        Field::Meta(meta::OUT_INTERFACE) => (Selector::OutInterface, 16),
+        Field::Meta(meta::SOCKET_USER) => (Selector::User, 4),
+        Field::Meta(meta::SOCKET_GROUP) => (Selector::Group, 4),
+        Field::Meta(meta::MARK) => (Selector::Mark, 4),
+        Field::Ct(ct::MARK) => (Selector::ConnMark, 4),
+        Field::Ct(ct::STATE) => (Selector::State, 4),
+        Field::Ct(ct::DIRECTION) => (Selector::Direction, 1),
+        Field::Payload { base: base::NETWORK, offset: 12, length: 4 } => (Selector::Source(Family::V4), 4),
+        Field::Payload { base: base::NETWORK, offset: 16, length: 4 } => {
+            (Selector::Destination(Family::V4), 4)
+        }
+        Field::Payload { base: base::NETWORK, offset: 8, length: 16 } => (Selector::Source(Family::V6), 16),
+        Field::Payload { base: base::NETWORK, offset: 24, length: 16 } => {
+            (Selector::Destination(Family::V6), 16)
+        }
+        Field::Payload { base: base::NETWORK, offset: 9 | 6, length: 1 } => (Selector::Protocol, 1),
+        Field::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => (Selector::SourcePort, 2),
+        Field::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => (Selector::DestinationPort, 2),
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => (Selector::TcpFlags, 1),
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => return None,
+    })
+}
+
+/// Whether registers hold it in the machine's order of bytes.
+const fn is_host_order(selector: Selector) -> bool {
+    match selector {
+        Selector::User | Selector::Group | Selector::Mark | Selector::ConnMark | Selector::State => true,
+        Selector::Family
+        | Selector::Protocol
+        | Selector::Source(_)
+        | Selector::Destination(_)
+        | Selector::SourcePort
+        | Selector::DestinationPort
+        | Selector::InInterface
+        | Selector::OutInterface
+        | Selector::Direction
+        | Selector::TcpFlags => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Origin, *};
+    use crate::netlink::wire::Writer;
+
+    #[test]
+    fn so_many_elements_are_kept_and_no_more() {
+        let mut one = Writer::default();
+        one.nested(attribute::list::ELEMENT, |element| {
+            element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, &[0, 80]));
+        });
+        let mut set = Set::default();
+        for _ in 0..MOST_ELEMENTS {
+            set.take(one.attributes());
+        }
+        assert_eq!((set.len(), set.is_partial), (MOST_ELEMENTS, false));
+        set.take(one.attributes());
+        assert_eq!((set.len(), set.is_partial), (MOST_ELEMENTS, true));
+    }
+
+    /// Bytes that are in the network's order already are in none after they were turned round.
+    #[test]
+    fn only_what_is_in_the_machines_order_can_be_brought_into_the_networks() {
+        let port = Field::Payload { base: base::TRANSPORT, offset: 2, length: 2 };
+        for (field, selector, is_host_order) in
+            [(Field::Meta(meta::MARK), Selector::Mark, true), (port, Selector::DestinationPort, false)]
+        {
+            let part = |bits: Bits<'_>| {
+                let part = Part::of(&Loaded { origin: Origin::Field(field), bits })?;
+                Some((part.selector, part.is_host_order))
+            };
+            assert_eq!(part(Bits::All), Some((selector, is_host_order)));
+            assert_eq!(part(Bits::NetworkOrder), is_host_order.then_some((selector, false)));
+            assert_eq!(part(Bits::Masked(&[0xff; 4])), None);
+            assert_eq!(part(Bits::Unknown), None);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! All tables of a namespace, whoever made them, read from the kernel's answers.
+
+use super::{
+    abi::{self, attribute, device_hook, family, kind},
+    reading::sets,
+    seen,
+    wire::{Attribute, Attributes, Message},
+};
+use crate::ruleset::{Api, Base, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState};
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
+
+/// The policy to drop (`NF_DROP`).
+const POLICY_DROP: u32 = 0;
+/// A table is dormant (`NFT_TABLE_F_DORMANT`).
+const DORMANT: u32 = 1;
+
+impl Ruleset {
+    /// Takes in one message of an answer: a table, a set or its elements, a chain or a rule of a family that packets of IP meet. Sets come
+    /// before the rules that look something up in them; what is not known by then is not understood.
+    pub fn take(&mut self, message: &Message<'_>) {
+        // What cannot be read is of no table, or of none that packets of IP meet.
+        let _ = match message.kind {
+            kind::NEW_TABLE => self.take_table(message),
+            kind::NEW_SET => self.take_set(message),
+            kind::NEW_SET_ELEMENT => self.take_elements(message),
+            kind::NEW_CHAIN => self.take_chain(message),
+            kind::NEW_RULE => self.take_rule(message),
+            _ => None,
+        };
+    }
+
+    fn table_of(&mut self, message: &Message<'_>, name: u16) -> Option<&mut TableState> {
+        let family = abi::table_family(message.family)?;
+        let name = message.attributes().find(name)?.text()?.to_owned();
+        Some(self.table(TableName { api: Api::NfTables, family, name }))
+    }
+
+    fn take_table(&mut self, message: &Message<'_>) -> Option<()> {
+        let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
+        let table = self.table_of(message, attribute::table::NAME)?;
+        table.dormant = flags.is_some_and(|flags| flags & DORMANT != 0);
+        Some(())
+    }
+
+    /// The sets taken in so far: family, table and name of each.
+    #[must_use]
+    pub fn sets(&self) -> Vec<(TableFamily, String, String)> {
+        let tables = self.tables.iter().filter(|(name, _)| name.api == Api::NfTables);
+        let sets = tables.flat_map(|(name, table)| table.sets.keys().map(move |set| (name, set)));
+        sets.map(|(name, set)| (name.family, name.name.clone(), set.clone())).collect()
+    }
+
+    /// Does without the elements of a set: they are too many to be read.
+    pub fn leave_unread(&mut self, family: TableFamily, table: &str, set: &str) {
+        let table = self.table(TableName { api: Api::NfTables, family, name: table.to_owned() });
+        if let Some(set) = table.sets.get_mut(set) {
+            set.leave_unread();
+        }
+    }
+
+    fn take_set(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let name = sets::name_of(attributes, attribute::set::NAME, attribute::set::ID)?;
+        let table = self.table_of(message, attribute::set::TABLE)?;
+        table.sets.entry(name).or_default().declare(attributes);
+        Some(())
+    }
+
+    fn take_elements(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let name = sets::name_of(attributes, attribute::elements::SET, attribute::elements::SET_ID)?;
+        let elements = attributes.find(attribute::elements::ELEMENTS)?;
+        let table = self.table_of(message, attribute::elements::TABLE)?;
+        table.sets.get_mut(&name)?.take(elements.attributes());
+        Some(())
+    }
+
+    fn take_chain(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let name = attributes.find(attribute::chain::NAME)?.text()?.to_owned();
+        let hung = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
+        let base = hung.and_then(|hook| base(message.family, attributes, hook));
+        let device = hung.and_then(|hook| device_base(message.family, attributes, hook));
+        let handle = attributes.find(attribute::chain::HANDLE).and_then(Attribute::u64).unwrap_or_default();
+        let table = self.table_of(message, attribute::chain::TABLE)?;
+        let chain = table.chains.entry(name).or_default();
+        (chain.handle, chain.base, chain.device) = (handle, base, device);
+        Some(())
+    }
+
+    fn take_rule(&mut self, message: &Message<'_>) -> Option<()> {
+        let attributes = message.attributes();
+        let chain = attributes.find(attribute::rule::CHAIN)?.text()?.to_owned();
+        let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
+        let mut looked_up = self.looked_up;
+        let table = self.table_of(message, attribute::rule::TABLE)?;
+        let family = abi::family_of(message.family);
+        let rule = seen::rule_with(list.attributes(), family, &table.sets, &mut looked_up);
+        table.chains.entry(chain).or_default().rules.push(rule);
+        self.looked_up = looked_up;
+        Some(())
+    }
+}
+
+/// Where a chain hangs on a hook of IP, if it does.
+fn base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<Base> {
+    if family == family::NETDEV {
+        return None;
+    }
+    let number = hook.find(attribute::hook::NUMBER)?.u32()?;
+    let kind = chain.find(attribute::chain::TYPE)?.text()?;
+    Some(Base {
+        hook: abi::hook_of(number)?,
+        priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
+        is_nat: kind == "nat",
+        drops: drops(chain),
+        reroutes: kind == "route",
+    })
+}
+
+/// Where a chain hangs on interfaces, if it does.
+fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Option<DeviceBase> {
+    let direction = match (family, hook.find(attribute::hook::NUMBER)?.u32()?) {
+        (family::NETDEV, device_hook::INGRESS) | (family::INET, device_hook::INET_INGRESS) => {
+            Direction::Ingress
+        }
+        (family::NETDEV, device_hook::EGRESS) => Direction::Egress,
+        _ => return None,
+    };
+    let named = |(kind, name): (u16, Attribute<'_>)| match kind {
+        attribute::device::NAME => name.text().map(ToOwned::to_owned),
+        attribute::device::PREFIX => name.text().map(|prefix| alloc::format!("{prefix}*")),
+        _ => None,
+    };
+    // Of several interfaces the first may be said on its own, too.
+    let mut devices: Vec<String> = match hook.find(attribute::hook::DEVICES) {
+        Some(devices) => devices.attributes().filter_map(named).collect(),
+        None => hook
+            .find(attribute::hook::DEVICE)
+            .and_then(Attribute::text)
+            .map(ToOwned::to_owned)
+            .into_iter()
+            .collect(),
+    };
+    devices.sort_unstable();
+    let priority = hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed();
+    Some(DeviceBase { direction, devices, priority, drops: drops(chain) })
+}
+
+/// Whether a chain's policy is to drop.
+fn drops(chain: Attributes<'_>) -> bool {
+    chain.find(attribute::chain::POLICY).and_then(Attribute::u32) == Some(POLICY_DROP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        netlink::{Batch, NativeState, Observed, recorded::dumps::dumped},
+        ruleset::Counter,
+    };
+    use redirect_core::{
+        Redirect, RulePlan,
+        options::NativeForm,
+        settings::{Key, NamespaceFacts, RawSettings, Source},
+    };
+    use std::{collections::BTreeSet, net::IpAddr};
+
+    fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
+        let mut raw = RawSettings::new();
+        let all = [
+            (Key::InboundPorts, "*"),
+            (Key::OutboundRanges, "*"),
+            (Key::RedirectDns, "true"),
+            (Key::CaptureAllDns, "true"),
+            (Key::DropInvalid, "true"),
+            (Key::OutboundExcludePorts, "3306,5432,8000:8099"),
+            (Key::OutboundExcludeRanges, "10.96.0.0/12,fd00:96::/64"),
+            (Key::ExcludeInterfaces, "eth1"),
+            (Key::DualStack, "true"),
+        ];
+        for (key, text) in all.iter().chain(settings) {
+            raw.set(*key, *text, Source::Flag("x"));
+        }
+        Redirect::parse(&raw, &NamespaceFacts::new(&addresses())).unwrap().plan()
+    }
+
+    fn addresses() -> [IpAddr; 2] {
+        ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()]
+    }
+
+    fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
+        let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
+        let mut batch = Batch::new(&observed);
+        batch.native_change(observed.native(), &wanted);
+        dumped(batch.finish().unwrap().bytes())
+    }
+
+    #[test]
+    fn the_sets_of_nf_tables_are_listed() {
+        let mut ruleset = native(&plan(&[]), NativeForm::Sets);
+        let sets = ruleset.sets();
+        let names: BTreeSet<&str> = sets.iter().map(|(_, table, _)| table.as_str()).collect();
+        assert!(names.contains("istio-proxy-nat"), "{sets:?}");
+        assert!(
+            sets.iter().all(|(family, _, set)| *family == TableFamily::Inet && !set.is_empty()),
+            "{sets:?}"
+        );
+        // The other kind of tables has none: what its rules name is in ipset.
+        for (mut name, table) in core::mem::take(&mut ruleset.tables) {
+            name.api = Api::XTables;
+            ruleset.tables.insert(name, table);
+        }
+        assert_eq!(ruleset.sets(), []);
+    }
+
+    #[test]
+    fn what_the_kernel_counted_is_read() {
+        let mut writer = super::super::wire::Writer::default();
+        writer.nested(attribute::list::ELEMENT, |element| {
+            element.text(attribute::expression::NAME, "counter");
+            element.nested(attribute::expression::DATA, |data| {
+                data.u64(attribute::counter::BYTES, 180);
+                data.u64(attribute::counter::PACKETS, 3);
+            });
+        });
+        assert_eq!(seen::rule(writer.attributes()).counter, Some(Counter { packets: 3, bytes: 180 }));
+        assert_eq!(seen::rule(super::super::wire::Writer::default().attributes()).counter, None);
+    }
+}

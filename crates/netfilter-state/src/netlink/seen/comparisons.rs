@@ -1,0 +1,311 @@
+//! What a rule compares with a value.
+
+use super::{
+    super::{
+        abi::{self, base, ct, ethertype, meta},
+        expression::{DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
+        reading::{Bits, Field, Loaded, Origin, negated, sets},
+        wire::read_array,
+    },
+    LOCAL_TYPE, number, port,
+};
+use crate::ruleset::{Among, Condition, Selector};
+use alloc::{string::String, vec::Vec};
+use core::net::{Ipv4Addr, Ipv6Addr};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use redirect_core::{
+    rule::{Is, Match, Protocol},
+    values::{Family, InterfaceName, PortRange},
+};
+
+/// Operators of comparisons of order.
+const LESS: u32 = 2;
+const AT_MOST: u32 = 3;
+const MORE: u32 = 4;
+const AT_LEAST: u32 = 5;
+/// The index of `lo` (`LOOPBACK_IFINDEX`).
+const LOOPBACK_INDEX: u32 = 1;
+
+/// What a comparison with a range says.
+pub(super) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
+    let not = negated(operator)?;
+    let part = sets::Part::of(loaded)?;
+    Some([within(part.selector, part.range(from, to)?, not)])
+}
+
+/// What a comparison of order says.
+fn ordered(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Condition> {
+    let part = sets::Part::of(loaded)?;
+    let ((number, _), (least, most)) = (part.range(value, value)?, part.every());
+    if part.is_host_order() {
+        return None;
+    }
+    let range = match operator {
+        LESS => (least, number.checked_sub(1)?),
+        AT_MOST => (least, number),
+        MORE => (number.checked_add(1)?, most),
+        _ => (number, most),
+    };
+    (range.0 <= range.1).then(|| within(part.selector, range, false))
+}
+
+/// A value between two others, both included.
+fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
+    let port = |number: u128| u16::try_from(number).ok();
+    let ports = port(range.0).zip(port(range.1)).and_then(|(first, last)| PortRange::new(first, last));
+    match (selector, ports) {
+        (Selector::SourcePort, Some(value)) => Condition::Plain(Match::SourcePort(Is { value, not })),
+        (Selector::DestinationPort, Some(value)) => {
+            Condition::Plain(Match::DestinationPort(Is { value, not }))
+        }
+        _ => Condition::Among(Is { value: Among::range(selector, range), not }),
+    }
+}
+
+/// What a comparison of a register with a value says.
+pub(super) fn compared(
+    loaded: &Loaded<'_>,
+    operator: u32,
+    value: &[u8],
+    family: Option<Family>,
+) -> Option<Vec<Condition>> {
+    let Origin::Field(field) = loaded.origin else { return None };
+    match loaded.bits {
+        Bits::All | Bits::NetworkOrder if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
+            Some([ordered(loaded, operator, value)?].into())
+        }
+        Bits::All => field_is(field, negated(operator)?, value, family),
+        Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value, family)?].into()),
+        Bits::NetworkOrder => {
+            let part = sets::Part::of(loaded)?;
+            Some([within(part.selector, part.range(value, value)?, negated(operator)?)].into())
+        }
+        Bits::Flipped { .. } | Bits::Unknown => None,
+    }
+}
+
+fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Option<Vec<Condition>> {
+    if let Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 4 } = field
+        && !not
+    {
+        return Some(both_ports(value)?.map(Condition::Plain).into());
+    }
+    let one_port = || Some(Is { value: PortRange::single(port(value)?), not });
+    let condition = match field {
+        Field::Meta(key) => meta_is(key, not, value)?,
+        Field::Ct(ct::MARK) => {
+            Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } }
+        }
+        // One of the kernel's bits; a connection is in one state.
+        Field::Ct(ct::STATE) => {
+            let value = number(value).filter(|value| value.count_ones() == 1)?;
+            Condition::State(Is { value, not })
+        }
+        Field::Ct(ct::DIRECTION) => {
+            Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not })
+        }
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
+            Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } }
+        }
+        Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 2 } => {
+            Condition::Plain(Match::SourcePort(one_port()?))
+        }
+        Field::Payload { base: base::TRANSPORT, offset: DESTINATION_PORT, length: 2 } => {
+            Condition::Plain(Match::DestinationPort(one_port()?))
+        }
+        Field::Payload { base: base::NETWORK, offset, .. } => {
+            let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
+            address((offset, family), not, value, prefix)?
+        }
+        Field::AddressType(end) if number(value)? == LOCAL_TYPE => Condition::Local(Is { value: end, not }),
+        Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
+    };
+    Some([condition].into())
+}
+
+/// Both ports, compared at once.
+fn both_ports(value: &[u8]) -> Option<[Match; 2]> {
+    let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
+    let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
+    Some([Match::SourcePort(is([a, b])), Match::DestinationPort(is([c, d]))])
+}
+
+fn masked_is(
+    field: Field,
+    mask: &[u8],
+    not: bool,
+    value: &[u8],
+    family: Option<Family>,
+) -> Option<Condition> {
+    let bits = || Some((number(mask)?, Is { value: number(value)?, not }));
+    match field {
+        Field::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
+            address((offset, family), not, value, prefix_of(mask)?)
+        }
+        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
+            Some(Condition::TcpFlags { mask: *mask.first()?, is: Is { value: *value.first()?, not } })
+        }
+        Field::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
+        Field::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
+        // Compared with 0: none of these states, or with `!=` one of them.
+        Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
+            Some(Condition::State(Is { value: number(mask)?, not: !not }))
+        }
+        Field::Meta(_)
+        | Field::Ct(_)
+        | Field::CtOneWay(..)
+        | Field::Payload { .. }
+        | Field::AddressType(_) => None,
+    }
+}
+
+fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
+    let id = || number(value).map(|value| Is { value, not });
+    Some(match key {
+        meta::FAMILY => {
+            let of = abi::family_of(*value.first()?)?;
+            Condition::Family(Is { value: of, not })
+        }
+        meta::ETHERTYPE => {
+            let of = match <[u8; 2]>::try_from(value).ok()? {
+                ethertype::IPV4 => Family::V4,
+                ethertype::IPV6 => Family::V6,
+                _ => return None,
+            };
+            Condition::Family(Is { value: of, not })
+        }
+        meta::PROTOCOL => protocol(*value.first()?, not),
+        meta::IN_INTERFACE => Condition::Plain(Match::InInterface(Is { value: interface(value)?, not })),
+        meta::OUT_INTERFACE => Condition::Plain(Match::OutInterface(Is { value: interface(value)?, not })),
+        // The first interface of every network namespace is lo.
+        meta::IN_INDEX if number(value)? == LOOPBACK_INDEX => {
+            Condition::Plain(Match::InInterface(Is { value: "lo".parse().ok()?, not }))
+        }
+        meta::OUT_INDEX if number(value)? == LOOPBACK_INDEX => {
+            Condition::Plain(Match::OutInterface(Is { value: "lo".parse().ok()?, not }))
+        }
+        meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
+        meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),
+        meta::SOCKET_GROUP => Condition::Plain(Match::OwnerGid(id()?)),
+        _ => return None,
+    })
+}
+
+pub(in super::super) fn protocol(number: u8, not: bool) -> Condition {
+    let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|known| known.number() == number);
+    match known {
+        Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
+        Some(_) | None => Condition::Protocol(Is { value: number, not }),
+    }
+}
+
+/// A name with a NUL behind it is a whole one, without it the beginning of names.
+pub(in super::super) fn interface(value: &[u8]) -> Option<InterfaceName> {
+    let end = value.iter().position(|byte| *byte == 0);
+    let name = core::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
+    let whole =
+        end.is_some_and(|end| value.get(end..).is_some_and(|rest| rest.iter().all(|byte| *byte == 0)));
+    match (whole, end) {
+        (true, _) => name.parse().ok(),
+        (false, Some(_)) => None,
+        (false, None) => {
+            let mut beginning = String::from(name);
+            beginning.push('+');
+            beginning.parse().ok()
+        }
+    }
+}
+
+/// What the first bytes of a header's field were compared with: of an address as many as its prefix has, or the transport protocol. Where the field
+/// begins says which it is, once the family is known: where IPv6 has the source, IPv4 has the time to live.
+pub(in super::super) fn address(
+    (offset, family): (u32, Option<Family>),
+    not: bool,
+    value: &[u8],
+    prefix: u8,
+) -> Option<Condition> {
+    let may_be = |of| family.is_none_or(|family| family == of);
+    let is_source = match (offset, value.len()) {
+        // Of a family that nothing has named yet no part of an address is known.
+        (8, 1..16) if family == Some(Family::V6) => true,
+        (8, 16) | (24, 1..=16) if may_be(Family::V6) => offset == 8,
+        (12 | 16, 1..=4) if may_be(Family::V4) => offset == 12,
+        (9, 1) if prefix == 8 && may_be(Family::V4) => return Some(protocol(*value.first()?, not)),
+        (6, 1) if prefix == 8 && may_be(Family::V6) => return Some(protocol(*value.first()?, not)),
+        _ => return None,
+    };
+    let mut octets = [0; 16];
+    for (to, from) in octets.iter_mut().zip(value) {
+        *to = *from;
+    }
+    let net = if matches!(offset, 12 | 16) {
+        let octets: [u8; 4] = read_array(&octets, 0)?;
+        IpNet::V4(Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok()?)
+    } else {
+        IpNet::V6(Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok()?)
+    };
+    let is = Is { value: net.trunc(), not };
+    Some(Condition::Plain(if is_source { Match::Source(is) } else { Match::Destination(is) }))
+}
+
+/// The prefix length of a mask whose set bits come first.
+pub(in super::super) fn prefix_of(mask: &[u8]) -> Option<u8> {
+    let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+    let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
+    let leading = bits.by_ref().take_while(|bit| *bit == 1).count();
+    (u32::try_from(leading) == Ok(ones)).then(|| u8::try_from(ones).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn states_are_understood_where_they_are_compared_with_none() {
+        let seen = |value: [u8; 4], not: bool| {
+            masked_is(Field::Ct(ct::STATE), &8_u32.to_ne_bytes(), not, &value, None)
+                .map(|one| one.to_string())
+        };
+        assert_eq!(seen([0; 4], true).as_deref(), Some("-m conntrack --ctstate NEW"));
+        assert_eq!(seen([0; 4], false).as_deref(), Some("-m conntrack ! --ctstate NEW"));
+        assert_eq!(seen(8_u32.to_ne_bytes(), false), None);
+    }
+
+    #[test]
+    fn a_field_is_that_of_its_family() {
+        let seen = |offset: u32, length: usize, family: Option<Family>| {
+            let prefix = u8::try_from(8 * length).unwrap();
+            address((offset, family), false, &[6; 16][..length], prefix).map(|one| one.to_string())
+        };
+        let (v4, v6) = (Some(Family::V4), Some(Family::V6));
+        let six = "606:606:606:606:606:606:606:606";
+        for (offset, length, of_v4, of_v6, of_any) in [
+            (12, 4, Some("-s 6.6.6.6/32"), None, Some("-s 6.6.6.6/32")),
+            (16, 2, Some("-d 6.6.0.0/16"), None, Some("-d 6.6.0.0/16")),
+            (9, 1, Some("-p tcp"), None, Some("-p tcp")),
+            (6, 1, None, Some("-p tcp"), Some("-p tcp")),
+            (8, 16, None, Some(&*std::format!("-s {six}/128")), Some(&*std::format!("-s {six}/128"))),
+            (24, 16, None, Some(&*std::format!("-d {six}/128")), Some(&*std::format!("-d {six}/128"))),
+            (8, 2, None, Some("-s 606::/16"), None),
+            (24, 2, None, Some("-d 606::/16"), Some("-d 606::/16")),
+            (12, 5, None, None, None),
+            (10, 4, None, None, None),
+        ] {
+            let told = [v4, v6, None].map(|family| seen(offset, length, family));
+            assert_eq!(told.each_ref().map(Option::as_deref), [of_v4, of_v6, of_any], "{offset} {length}");
+        }
+        let masked = |prefix| address((9, v4), false, &[6], prefix);
+        assert!(masked(8).is_some() && masked(4).is_none(), "part of the protocol");
+    }
+
+    #[test]
+    fn part_of_an_address_is_not_taken_for_all_of_it() {
+        let source = Field::Payload { base: base::NETWORK, offset: 12, length: 4 };
+        let seen =
+            |mask: &[u8], value: &[u8]| masked_is(source, mask, false, value, Some(Family::V4)).is_some();
+        assert!(seen(&[255, 0, 0, 0], &[10, 0, 0, 0]));
+        assert!(!seen(&[255], &[10, 0, 0, 0]));
+        assert!(!seen(&[255, 0, 0, 0], &[10]));
+    }
+}

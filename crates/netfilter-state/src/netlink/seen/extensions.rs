@@ -1,0 +1,308 @@
+//! Matches and targets of x_tables, of which plans have some.
+
+use super::{
+    super::xt::{self, CONNTRACK_DIRECTION, OWNER_GID, OWNER_UID, RESTORE_MARK, SAVE_MARK, SET_MARK},
+    LOCAL_TYPE,
+};
+use crate::ruleset::{Condition, End, Selector, Statement, marked, owned_by, state, target_named};
+use alloc::{borrow::ToOwned, vec::Vec};
+use redirect_core::{rule::Is, values::Family};
+
+/// `XT_CT_NOTRACK`.
+const XT_NOTRACK: u8 = 1;
+/// `XT_CONNTRACK_STATE_UNTRACKED`.
+const XT_UNTRACKED: u32 = 1 << 8;
+/// `XT_CONNTRACK_STATE_ALIAS`: it was written as `-m state`, which asks the same.
+const XT_WRITTEN_AS_STATE: u16 = 1 << 13;
+/// `XT_MULTIPORT_SOURCE`.
+const MULTIPORT_SOURCE: u8 = 0;
+
+/// The set of the type [`LOCAL_TYPE`] alone.
+const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
+
+/// The conditions an xt match stands for.
+pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
+    match (name, revision) {
+        ("conntrack", 1..=3) => {
+            let (flags, inverted) = (xt::read_u16(info, 146)?, xt::read_u16(info, 148)?);
+            let states = if revision == 1 { u16::from(*info.get(150)?) } else { xt::read_u16(info, 150)? };
+            // These alone; translated connections have states of their own here.
+            let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
+            let states = u32::from(states);
+            let untracked = if states & XT_UNTRACKED != 0 { state::UNTRACKED } else { 0 };
+            let (rest, states) = (states & !XT_UNTRACKED & !known, states & known | untracked);
+            // The direction is the other one where it is inverted.
+            let is_reply = inverted & CONNTRACK_DIRECTION != 0;
+            let state = Is { value: states, not: inverted & 1 != 0 };
+            let condition =
+                match (flags & !CONNTRACK_DIRECTION & !XT_WRITTEN_AS_STATE, flags & CONNTRACK_DIRECTION != 0)
+                {
+                    (1, false) => Condition::State(state),
+                    (1, true) => Condition::StateAndDirection { states: state, is_reply },
+                    (0, true) => Condition::IsReply(Is { value: is_reply, not: false }),
+                    _ => return None,
+                };
+            (rest == 0).then(|| [condition].into())
+        }
+        ("mark" | "connmark", 1) => {
+            let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
+            let is = Is { value, not: *info.get(8)? != 0 };
+            let condition = if name == "mark" {
+                Condition::MarkBits { mask, is }
+            } else {
+                Condition::ConnMarkBits { mask, is }
+            };
+            Some([condition].into())
+        }
+        ("multiport", 1) if info.first() == Some(&MULTIPORT_SOURCE) => {
+            let (_, is) = xt::multiport_ports(info)?;
+            Some([Condition::SourcePorts(is)].into())
+        }
+        ("owner", 1) => owner(info),
+        ("comment", _) => Some(Vec::new()),
+        ("addrtype", 0 | 1) => address_type(revision, info),
+        _ => {
+            let conditions = xt::decode_match(name, revision, info)?;
+            Some(conditions.into_iter().map(Condition::Plain).collect())
+        }
+    }
+}
+
+/// `xt_owner_match_info`: first and last user, first and last group, what is asked, and what of that is inverted.
+fn owner(info: &[u8]) -> Option<Vec<Condition>> {
+    let (asked, inverted) = (*info.get(16)?, *info.get(17)?);
+    let each = [(OWNER_UID, Selector::User, 0), (OWNER_GID, Selector::Group, 8)];
+    if asked & !(OWNER_UID | OWNER_GID) != 0 {
+        return None;
+    }
+    let of_one = |(bit, selector, at): (u8, Selector, usize)| {
+        let range = (xt::read_u32(info, at)?, xt::read_u32(info, at.checked_add(4)?)?);
+        Some(owned_by(selector, range, inverted & bit != 0))
+    };
+    each.into_iter().filter(|(bit, ..)| asked & bit != 0).map(of_one).collect()
+}
+
+/// `xt_addrtype_info` and `xt_addrtype_info_v1`: types of the source and of the destination, and what of that is inverted.
+fn address_type(revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
+    let types = [(End::Source, xt::read_u16(info, 0)?), (End::Destination, xt::read_u16(info, 2)?)];
+    let inverted = match revision {
+        0 => [xt::read_u32(info, 4)? != 0, xt::read_u32(info, 8)? != 0],
+        _ => match xt::read_u32(info, 4)? {
+            // Anything beyond limits the question to an interface.
+            flags @ 0..=3 => [flags & 1 != 0, flags & 2 != 0],
+            _ => return None,
+        },
+    };
+    let asked = types.into_iter().zip(inverted).filter(|((_, types), _)| *types != 0);
+    let condition =
+        |((value, types), not)| (types == LOCAL_TYPES).then_some(Condition::Local(Is { value, not }));
+    asked.map(condition).collect()
+}
+
+/// What CONNMARK does, without shifts.
+fn connection_marked(revision: u32, info: &[u8]) -> Option<Statement> {
+    let [value, mask, from] = [xt::read_u32(info, 0)?, xt::read_u32(info, 4)?, xt::read_u32(info, 8)?];
+    let mode = *info.get(if revision == 1 { 12 } else { 14 })?;
+    let is_shifted = revision != 1 && info.get(12..14)? != [0, 0];
+    Some(match mode {
+        SET_MARK if !is_shifted => Statement::SetConnMark { mask, value },
+        RESTORE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::RestoreMark,
+        RESTORE_MARK if !is_shifted => Statement::RestoreMarkBits { cleared: from, mask, flip: 0 },
+        RESTORE_MARK => Statement::SetMark(None),
+        SAVE_MARK if (mask, from, is_shifted) == (u32::MAX, u32::MAX, false) => Statement::SaveMark,
+        SAVE_MARK if !is_shifted => Statement::SaveMarkBits { cleared: mask, mask: from, flip: 0 },
+        _ => Statement::Unknown("-j CONNMARK".to_owned()),
+    })
+}
+
+/// `xt_tproxy_target_info` and `xt_tproxy_target_info_v1`: bits of the mark and their value, an address of the family or of any, a port.
+fn handed_over(revision: u32, info: &[u8]) -> Option<Statement> {
+    let mark = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
+    let port = info.get(if revision == 0 { 12..14 } else { 24..26 })?;
+    let port = Some(u16::from_be_bytes(port.try_into().ok()?)).filter(|port| *port != 0);
+    Some(Statement::Tproxy { port, mark: Some(mark), ends: true })
+}
+
+/// What an xt target does.
+pub(in super::super) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
+    match (name, revision) {
+        ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
+        // The mask comes behind the value.
+        ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
+        ("CONNMARK", 1 | 2) => connection_marked(revision, info),
+        ("TPROXY", 0 | 1) => handed_over(revision, info).or_else(|| target_named(name)),
+        ("REDIRECT", 0) if xt::redirects_here(info) => Some(Statement::RedirectHere),
+        ("REDIRECT" | "CT", _) => {
+            let families = [Family::V4, Family::V6].into_iter();
+            let plain = families.filter_map(|family| xt::decode_target(name, revision, info, family)).next();
+            plain.as_ref().map(Statement::from).or_else(|| target_named(name))
+        }
+        _ => target_named(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_states_are_where_the_revision_has_them() {
+        let seen = |revision: u32, states: [u8; 2], flags: u16, inverted: u16| {
+            let mut info = [0; 156];
+            info[146..148].copy_from_slice(&flags.to_ne_bytes());
+            info[148..150].copy_from_slice(&inverted.to_ne_bytes());
+            info[150..152].copy_from_slice(&states);
+            extension_match("conntrack", revision, &info)
+        };
+        let state = |not: bool| Condition::State(Is { value: state::INVALID | state::NEW, not });
+        let states = u8::try_from(state::INVALID | state::NEW).unwrap();
+        let wide = u16::from(states).to_ne_bytes();
+        assert_eq!(seen(1, [states, 0xff], 1, 0), Some([state(false)].into()));
+        for revision in [2, 3] {
+            assert_eq!(seen(revision, wide, 1, 0), Some([state(false)].into()));
+            assert_eq!(seen(revision, wide, 1, 1), Some([state(true)].into()));
+        }
+        assert_eq!(seen(3, wide, 1 | 2, 0), None, "the protocol is compared, too");
+        assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1, 0), None, "a state of translated connections");
+        let untracked = Condition::State(Is { value: state::UNTRACKED, not: true });
+        assert_eq!(seen(3, 0x100_u16.to_ne_bytes(), 1, 1), Some([untracked].into()));
+        for (inverted, is_reply) in [(0, false), (CONNTRACK_DIRECTION, true)] {
+            let direction = Condition::IsReply(Is { value: is_reply, not: false });
+            assert_eq!(seen(3, wide, CONNTRACK_DIRECTION, inverted), Some([direction].into()));
+            let states = Is { value: state::INVALID | state::NEW, not: false };
+            let both = Condition::StateAndDirection { states, is_reply };
+            assert_eq!(seen(3, wide, 1 | CONNTRACK_DIRECTION, inverted), Some([both].into()));
+        }
+    }
+    /// The info of an extension: numbers of 32 bits, one after the other.
+    fn words(numbers: &[u32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn types_of_addresses_are_asked_of_either_end() {
+        let local = |value, not| Condition::Local(Is { value, not });
+        let seen = |revision: u32, source: u16, destination: u16, rest: &[u32]| {
+            let types = [source.to_ne_bytes(), destination.to_ne_bytes()].concat();
+            extension_match("addrtype", revision, &[types, words(rest)].concat())
+        };
+        let (from, to) = (|not| local(End::Source, not), |not| local(End::Destination, not));
+        assert_eq!(seen(0, LOCAL_TYPES, 0, &[0, 0]), Some([from(false)].into()));
+        assert_eq!(seen(0, LOCAL_TYPES, 0, &[1, 0]), Some([from(true)].into()));
+        assert_eq!(seen(0, LOCAL_TYPES, LOCAL_TYPES, &[0, 1]), Some([from(false), to(true)].into()));
+        assert_eq!(seen(0, LOCAL_TYPES | 1, 0, &[0, 0]), None, "one of two types");
+        for (flags, source, destination) in
+            [(0, false, false), (1, true, false), (2, false, true), (3, true, true)]
+        {
+            let both = Some([from(source), to(destination)].into());
+            assert_eq!(seen(1, LOCAL_TYPES, LOCAL_TYPES, &[flags]), both);
+            assert_eq!(seen(1, 0, LOCAL_TYPES, &[flags]), Some([to(destination)].into()));
+        }
+        assert_eq!(seen(1, LOCAL_TYPES, 0, &[4]), None, "of the interface it came in by");
+    }
+
+    #[test]
+    fn owners_marks_and_source_ports_are_seen() {
+        let owner = |asked: u8, inverted: u8| {
+            let info = [words(&[1000, 1000, 7, 9]), [asked, inverted].into()].concat();
+            let seen = extension_match("owner", 1, &info)?;
+            Some(seen.iter().map(alloc::string::ToString::to_string).collect::<Vec<_>>().join(" "))
+        };
+        for (asked, inverted, text) in [
+            (1, 0, "-m owner --uid-owner 1000"),
+            (1, 1, "-m owner ! --uid-owner 1000"),
+            (2, 1, "meta skgid { 7-9 }"),
+            (2, 2, "meta skgid != { 7-9 }"),
+            (3, 2, "-m owner --uid-owner 1000 meta skgid != { 7-9 }"),
+        ] {
+            assert_eq!(owner(asked, inverted).as_deref(), Some(text));
+        }
+        assert_eq!(owner(4, 0), None, "of whether there is a socket");
+        for not in [false, true] {
+            let info = [words(&[5, 7]), [u8::from(not), 0, 0, 0].into()].concat();
+            let is = Is { value: 5, not };
+            assert_eq!(
+                extension_match("mark", 1, &info),
+                Some([Condition::MarkBits { mask: 7, is: is.clone() }].into())
+            );
+            let connection = Condition::ConnMarkBits { mask: 7, is };
+            assert_eq!(extension_match("connmark", 1, &info), Some([connection].into()));
+        }
+        let ports = |direction: u8| {
+            let mut info = [0; 48];
+            (info[0], info[1]) = (direction, 1);
+            info[2..4].copy_from_slice(&80_u16.to_ne_bytes());
+            let seen = extension_match("multiport", 1, &info)?;
+            seen.first().map(alloc::string::ToString::to_string)
+        };
+        assert_eq!(ports(0).as_deref(), Some("-m multiport --sports 80"));
+        assert_eq!(ports(1).as_deref(), Some("-m multiport --dports 80"));
+        assert_eq!(ports(2), None, "of either end");
+    }
+
+    #[test]
+    fn marks_of_connections_are_set_saved_and_restored() {
+        const ALL: u32 = u32::MAX;
+        let unknown = || Statement::Unknown("-j CONNMARK".to_owned());
+        let first = |mode: u8, words_of: [u32; 3]| {
+            extension_target("CONNMARK", 1, &[words(&words_of), [mode, 0, 0, 0].into()].concat())
+        };
+        let second = |mode: u8, words_of: [u32; 3], shift: [u8; 2]| {
+            let rest = [shift[0], shift[1], mode, 0].into();
+            extension_target("CONNMARK", 2, &[words(&words_of), rest].concat())
+        };
+        let set = Some(Statement::SetConnMark { mask: 0xff, value: 7 });
+        assert_eq!((first(0, [7, 0xff, ALL]), second(0, [7, 0xff, ALL], [0, 0])), (set.clone(), set));
+        assert_eq!(second(0, [7, 0xff, ALL], [1, 0]), Some(unknown()), "shifted to the other side");
+        assert_eq!(second(0, [7, 0xff, ALL], [0, 3]), Some(unknown()), "shifted by three");
+        let saved = |ct: u32, nf: u32| Statement::SaveMarkBits { cleared: ct, mask: nf, flip: 0 };
+        let restored = |ct: u32, nf: u32| Statement::RestoreMarkBits { cleared: nf, mask: ct, flip: 0 };
+        type Part<'a> = &'a dyn Fn(u32, u32) -> Statement;
+        let modes: [(u8, Statement, Part<'_>, Statement); 2] = [
+            (1, Statement::SaveMark, &saved, unknown()),
+            (2, Statement::RestoreMark, &restored, Statement::SetMark(None)),
+        ];
+        for (mode, whole, part, shifted) in modes {
+            assert_eq!(first(mode, [0, ALL, ALL]), Some(whole.clone()));
+            assert_eq!(second(mode, [0, ALL, ALL], [0, 0]), Some(whole));
+            for (ct, nf) in [(0xff, ALL), (ALL, 0xff)] {
+                assert_eq!(first(mode, [0, ct, nf]), Some(part(ct, nf)));
+                assert_eq!(second(mode, [0, ct, nf], [0, 0]), Some(part(ct, nf)));
+            }
+            assert_eq!(second(mode, [0, ALL, ALL], [0, 1]), Some(shifted));
+        }
+    }
+
+    #[test]
+    fn a_proxy_is_handed_packets_by_its_port() {
+        let first = [words(&[0xff, 1, 0]), 15006_u16.to_be_bytes().into(), [0, 0].into()].concat();
+        let second =
+            |port: u16| [words(&[0xff, 1, 0, 0, 0, 0]), port.to_be_bytes().into(), [0, 0].into()].concat();
+        let to = |port| Some(Statement::Tproxy { port, mark: Some((0xff, 1)), ends: true });
+        assert_eq!(extension_target("TPROXY", 0, &first), to(Some(15006)));
+        assert_eq!(extension_target("TPROXY", 1, &second(15001)), to(Some(15001)));
+        assert_eq!(extension_target("TPROXY", 1, &second(0)), to(None), "the port the packet goes to");
+        // Too short to say so, or of a revision that nobody knows.
+        let some = Statement::Tproxy { port: None, mark: None, ends: true };
+        for (revision, info) in [(1, &first[..]), (0, &first[..8]), (2, &second(15001)[..])] {
+            assert_eq!(extension_target("TPROXY", revision, info), Some(some.clone()), "{revision}");
+        }
+    }
+
+    #[test]
+    fn connection_tracking_is_left_out_or_divided() {
+        let info = |flags: u16, zone: u16| {
+            let mut info = [0; 64];
+            info[0..2].copy_from_slice(&flags.to_ne_bytes());
+            info[2..4].copy_from_slice(&zone.to_ne_bytes());
+            info
+        };
+        for revision in [0, 1, 2] {
+            let seen = extension_target("CT", revision, &info(u16::from(XT_NOTRACK), 0));
+            assert_eq!(seen, Some(Statement::Untrack));
+        }
+        assert_eq!(extension_target("CT", 2, &info(0, 2)), Some(Statement::Zone(2)));
+        assert_eq!(extension_target("CT", 2, &info(8, 2)), target_named("CT"), "of one direction");
+        assert_eq!(extension_target("MARK", 2, &words(&[5, 0xff])), Some(marked(Some((5, 0xff)))));
+    }
+}

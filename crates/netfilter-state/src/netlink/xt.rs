@@ -1,0 +1,543 @@
+//! The xt matches and targets that iptables-nft uses where nf_tables' own expressions would not be read back: structures of
+//! `linux/netfilter/xt_*.h`, in the machine's byte order but for ports and addresses, padded to eight bytes.
+
+use super::{abi::state, decode, seen, wire::read_array};
+use alloc::vec::Vec;
+use redirect_core::{
+    rule::{ConnState, Direction, Is, Match, Target, TcpFlags, Tracked},
+    values::{Family, Mark, MaskedMark, Port, PortRange},
+};
+
+/// An xt match or target, in the revision a rule needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extension {
+    /// Its name: small letters for a match, capitals for a target.
+    pub name: &'static str,
+    /// Its revision.
+    pub revision: u32,
+    /// Whether it is a target.
+    pub is_target: bool,
+}
+
+impl Extension {
+    const OWNER: Self = Self::matches("owner", 1);
+    const MULTIPORT: Self = Self::matches("multiport", 1);
+    const CONNTRACK: Self = Self::matches("conntrack", 3);
+    const CONNMARK_MATCH: Self = Self::matches("connmark", 1);
+    const REDIRECT: Self = Self::target("REDIRECT", 0);
+    const TPROXY: Self = Self::target("TPROXY", 1);
+    const MARK: Self = Self::target("MARK", 2);
+    const CONNMARK: Self = Self::target("CONNMARK", 2);
+    const CT: Self = Self::target("CT", 2);
+
+    const fn matches(name: &'static str, revision: u32) -> Self {
+        Self { name, revision, is_target: false }
+    }
+
+    const fn target(name: &'static str, revision: u32) -> Self {
+        Self { name, revision, is_target: true }
+    }
+
+    /// The extension a condition needs, if it is not one of nf_tables' own expressions.
+    #[must_use]
+    pub const fn of_match(condition: &Match) -> Option<Self> {
+        match condition {
+            Match::DestinationPorts(_) => Some(Self::MULTIPORT),
+            Match::Tracked(_) => Some(Self::CONNTRACK),
+            Match::OwnerUid(_) | Match::OwnerGid(_) => Some(Self::OWNER),
+            Match::ConnMark(_) => Some(Self::CONNMARK_MATCH),
+            Match::Source(_)
+            | Match::Destination(_)
+            | Match::InInterface(_)
+            | Match::OutInterface(_)
+            | Match::Protocol(_)
+            | Match::SourcePort(_)
+            | Match::DestinationPort(_)
+            | Match::TcpFlags(_)
+            | Match::Mark(_) => None,
+        }
+    }
+
+    /// The extension a target needs, if it is not a verdict.
+    #[must_use]
+    pub const fn of_target(target: &Target) -> Option<Self> {
+        match target {
+            Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => None,
+            Target::Redirect(_) => Some(Self::REDIRECT),
+            Target::Tproxy { .. } => Some(Self::TPROXY),
+            Target::SetMark(_) => Some(Self::MARK),
+            Target::SaveMark | Target::RestoreMark | Target::SetConnMark(_) => Some(Self::CONNMARK),
+            Target::ConntrackZone(_) => Some(Self::CT),
+        }
+    }
+
+    /// The kernel module that has it.
+    #[must_use]
+    pub const fn module(self) -> &'static str {
+        match self.name.as_bytes() {
+            b"owner" => "xt_owner",
+            b"multiport" => "xt_multiport",
+            b"conntrack" => "xt_conntrack",
+            b"connmark" | b"CONNMARK" => "xt_connmark",
+            b"MARK" => "xt_mark",
+            b"REDIRECT" => "xt_REDIRECT",
+            b"TPROXY" => "xt_TPROXY",
+            b"CT" => "xt_CT",
+            _ => "x_tables",
+        }
+    }
+}
+
+/// Sizes, padding included.
+mod size {
+    pub(super) const OWNER: usize = 24;
+    pub(super) const MULTIPORT: usize = 48;
+    pub(super) const CONNTRACK: usize = 168;
+    pub(super) const MARK_MATCH: usize = 16;
+    pub(super) const REDIRECT_V4: usize = 24;
+    pub(super) const REDIRECT_V6: usize = 40;
+    pub(super) const TPROXY: usize = 32;
+    pub(super) const MARK: usize = 8;
+    pub(super) const CONNMARK: usize = 16;
+    pub(super) const CT: usize = 72;
+}
+
+/// Bits of `xt_owner_match_info.match` and `.invert`.
+pub(super) const OWNER_UID: u8 = 1;
+pub(super) const OWNER_GID: u8 = 2;
+/// `XT_MULTIPORT_DESTINATION`.
+const MULTIPORT_DESTINATION: u8 = 1;
+/// How many ports a multiport match has room for; a range takes two.
+pub(super) const MULTIPORT_ROOM: usize = 15;
+/// Where in `xt_conntrack_mtinfo3` the flags, the inverted flags and the states stand.
+const CONNTRACK_FLAGS: usize = 146;
+const CONNTRACK_STATES: usize = 150;
+/// `XT_CONNTRACK_STATE`.
+const CONNTRACK_STATE: u16 = 1;
+/// `XT_CONNTRACK_DIRECTION`: the original direction; inverted, the other.
+pub(super) const CONNTRACK_DIRECTION: u16 = 1 << 12;
+/// `XT_TCP_INV_FLAGS`.
+const TCP_INVERTED_FLAGS: u8 = 4;
+/// Modes of CONNMARK.
+pub(super) const SET_MARK: u8 = 0;
+pub(super) const SAVE_MARK: u8 = 1;
+pub(super) const RESTORE_MARK: u8 = 2;
+const ALL_BITS: [u8; 4] = [0xff; 4];
+
+/// A structure of a fixed size, written field by field.
+struct Info {
+    bytes: Vec<u8>,
+}
+
+impl Info {
+    fn new(size: usize) -> Self {
+        Self { bytes: Vec::with_capacity(size) }
+    }
+
+    fn put(mut self, field: &[u8]) -> Self {
+        self.bytes.extend_from_slice(field);
+        self
+    }
+
+    /// Zeros up to an offset, or to the end.
+    fn skip_to(mut self, offset: usize) -> Self {
+        self.bytes.resize(offset, 0);
+        self
+    }
+
+    fn fill(self, size: usize) -> Vec<u8> {
+        self.skip_to(size).bytes
+    }
+}
+
+/// The structure of a condition that needs an extension.
+pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
+    match condition {
+        Match::OwnerUid(is) => Some(owner(OWNER_UID, is)),
+        Match::OwnerGid(is) => Some(owner(OWNER_GID, is)),
+        Match::DestinationPorts(is) => multiport(is),
+        Match::Tracked(tracked) => Some(conntrack(*tracked)),
+        Match::ConnMark(is) => {
+            let (value, mask) = (is.value.value().to_ne_bytes(), is.value.mask().to_ne_bytes());
+            let info = Info::new(size::MARK_MATCH).put(&value).put(&mask);
+            Some(info.put(&[u8::from(is.not)]).fill(size::MARK_MATCH))
+        }
+        Match::Source(_)
+        | Match::Destination(_)
+        | Match::InInterface(_)
+        | Match::OutInterface(_)
+        | Match::Protocol(_)
+        | Match::SourcePort(_)
+        | Match::DestinationPort(_)
+        | Match::TcpFlags(_)
+        | Match::Mark(_) => None,
+    }
+}
+
+fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
+    let bits = match state {
+        ConnState::Invalid => state::INVALID,
+        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+    };
+    let (flags, inverted) = match direction {
+        None => (CONNTRACK_STATE, 0),
+        Some(Direction::Original) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, 0),
+        Some(Direction::Reply) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, CONNTRACK_DIRECTION),
+    };
+    let info = Info::new(size::CONNTRACK)
+        .skip_to(CONNTRACK_FLAGS)
+        .put(&flags.to_ne_bytes())
+        .put(&inverted.to_ne_bytes())
+        .skip_to(CONNTRACK_STATES)
+        .put(&u16::try_from(bits).unwrap_or_default().to_ne_bytes());
+    info.fill(size::CONNTRACK)
+}
+
+fn owner(which: u8, is: &Is<u32>) -> Vec<u8> {
+    let id = is.value.to_ne_bytes();
+    let info = Info::new(size::OWNER).skip_to(if which == OWNER_UID { 0 } else { 8 }).put(&id).put(&id);
+    info.skip_to(16).put(&[which, if is.not { which } else { 0 }]).fill(size::OWNER)
+}
+
+fn multiport(is: &Is<Vec<PortRange>>) -> Option<Vec<u8>> {
+    let (mut ports, mut flags) = (Vec::new(), Vec::new());
+    for range in &is.value {
+        ports.push(range.first());
+        let is_range = range.first() != range.last();
+        flags.push(u8::from(is_range));
+        if is_range {
+            ports.push(range.last());
+            flags.push(0);
+        }
+    }
+    let count = u8::try_from(ports.len()).ok().filter(|_| ports.len() <= MULTIPORT_ROOM)?;
+    let mut info = Info::new(size::MULTIPORT).put(&[MULTIPORT_DESTINATION, count]);
+    for port in ports {
+        info = info.put(&port.to_ne_bytes());
+    }
+    Some(info.skip_to(32).put(&flags).skip_to(47).put(&[u8::from(is.not)]).fill(size::MULTIPORT))
+}
+
+/// The structure of a target that needs an extension.
+pub(super) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
+    match target {
+        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => None,
+        Target::Redirect(port) => {
+            let (port, flags) = (port.number().to_be_bytes(), super::abi::PORTS_GIVEN.to_ne_bytes());
+            Some(match family {
+                // One range of a `nf_nat_ipv4_multi_range_compat`: flags, two addresses, two ports.
+                Family::V4 => Info::new(size::REDIRECT_V4)
+                    .put(&1_u32.to_ne_bytes())
+                    .put(&flags)
+                    .skip_to(16)
+                    .put(&port)
+                    .put(&port)
+                    .fill(size::REDIRECT_V4),
+                Family::V6 => Info::new(size::REDIRECT_V6)
+                    .put(&flags)
+                    .skip_to(36)
+                    .put(&port)
+                    .put(&port)
+                    .fill(size::REDIRECT_V6),
+            })
+        }
+        Target::Tproxy { port, mark } => Some(
+            Info::new(size::TPROXY)
+                .put(&ALL_BITS)
+                .put(&mark.value().to_ne_bytes())
+                .skip_to(24)
+                .put(&port.number().to_be_bytes())
+                .fill(size::TPROXY),
+        ),
+        Target::SetMark(mark) => {
+            Some(Info::new(size::MARK).put(&mark.value().to_ne_bytes()).put(&ALL_BITS).fill(size::MARK))
+        }
+        Target::SaveMark => Some(connmark([0; 4], ALL_BITS, SAVE_MARK)),
+        Target::RestoreMark => Some(connmark([0; 4], ALL_BITS, RESTORE_MARK)),
+        Target::SetConnMark(mark) => {
+            Some(connmark(mark.value().to_ne_bytes(), mark.mask().to_ne_bytes(), SET_MARK))
+        }
+        Target::ConntrackZone(zone) => {
+            Some(Info::new(size::CT).put(&[0; 2]).put(&zone.to_ne_bytes()).fill(size::CT))
+        }
+    }
+}
+
+/// The connection's mark and its bits, all bits of the packet's, no shift.
+fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
+    Info::new(size::CONNMARK).put(&mark).put(&bits).put(&ALL_BITS).put(&[0, 0, mode]).fill(size::CONNMARK)
+}
+
+/// The conditions an xt match stands for; `None` for one that no rule of ours has.
+pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
+    match (name, revision) {
+        ("multiport", 1) => {
+            let (direction, is) = multiport_ports(info)?;
+            (direction == MULTIPORT_DESTINATION).then(|| [Match::DestinationPorts(is)].into())
+        }
+        ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
+        ("owner" | "mark" | "connmark", 1) => decode::asked(seen::extension_match(name, revision, info)?),
+        ("tcp", 0) => decode_tcp(info),
+        ("udp", 0) => {
+            let [inverted] = read_array(info, 8)?;
+            decode_ports(info, inverted)
+        }
+        _ => None,
+    }
+}
+
+/// Which ports a multiport match looks at (`enum xt_multiport_flags`), and for what.
+pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Is<Vec<PortRange>>)> {
+    let [direction, count] = read_array(info, 0)?;
+    let count = usize::from(count);
+    if count > MULTIPORT_ROOM {
+        return None;
+    }
+    let ports = info.get(2..32)?.chunks_exact(2).filter_map(|port| read_u16(port, 0));
+    let mut entries = ports.zip(info.get(32..47)?).take(count);
+    let mut value = Vec::new();
+    while let Some((first, is_range)) = entries.next() {
+        let last = if *is_range == 0 { first } else { entries.next()?.0 };
+        value.push(PortRange::new(first, last)?);
+    }
+    let [not] = read_array(info, 47)?;
+    Some((direction, Is { value, not: not != 0 }))
+}
+
+/// What a match of state and direction says it looks at.
+const STATE_AND_DIRECTION: u16 = CONNTRACK_STATE | CONNTRACK_DIRECTION;
+
+fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
+    let (flags, inverted) =
+        (read_u16(info, CONNTRACK_FLAGS)?, read_u16(info, CONNTRACK_FLAGS.checked_add(2)?)?);
+    let states = match revision {
+        1 => u16::from(*info.get(CONNTRACK_STATES)?),
+        _ => read_u16(info, CONNTRACK_STATES)?,
+    };
+    let direction = match (flags, inverted) {
+        (CONNTRACK_STATE, 0) => None,
+        (STATE_AND_DIRECTION, 0) => Some(Direction::Original),
+        (STATE_AND_DIRECTION, CONNTRACK_DIRECTION) => Some(Direction::Reply),
+        _ => return None,
+    };
+    Some(Match::Tracked(Tracked { state: conn_state(u32::from(states))?, direction }))
+}
+
+/// The state of connections that these bits stand for.
+pub(super) const fn conn_state(bits: u32) -> Option<ConnState> {
+    match bits {
+        state::INVALID => Some(ConnState::Invalid),
+        state::RELATED_OR_ESTABLISHED => Some(ConnState::RelatedOrEstablished),
+        _ => None,
+    }
+}
+
+/// Ports and flags of older versions of iptables-nft.
+fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
+    let [option, mask, set, inverted] = read_array(info, 8)?;
+    (option == 0).then_some(())?;
+    let mut found = decode_ports(info, inverted & !TCP_INVERTED_FLAGS)?;
+    let not = inverted & TCP_INVERTED_FLAGS != 0;
+    if mask != 0 || set != 0 || not {
+        found.push(Match::TcpFlags(Is { value: TcpFlags::new(mask, set)?, not }));
+    }
+    Some(found)
+}
+
+/// Ports of older versions of iptables-nft. Without any it is what `-m tcp` alone leaves, which says nothing.
+fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
+    let range =
+        |offset| PortRange::new(read_u16(info, offset)?, read_u16(info, usize::checked_add(offset, 2)?)?);
+    let (source, destination) = (range(0)?, range(4)?);
+    if inverted & !3 != 0 {
+        return None;
+    }
+    let said = |range: PortRange, bit: u8| {
+        let not = inverted & bit != 0;
+        (not || range.first() != 0 || range.last() != u16::MAX).then_some(Is { value: range, not })
+    };
+    let ports = [said(source, 1).map(Match::SourcePort), said(destination, 2).map(Match::DestinationPort)];
+    Some(ports.into_iter().flatten().collect())
+}
+
+/// The target an xt target stands for; `None` for one that no rule of ours has.
+pub(super) fn decode_target(name: &str, revision: u32, info: &[u8], family: Family) -> Option<Target> {
+    match (name, revision) {
+        ("REDIRECT", 0) => decode_redirect(info, family),
+        ("TPROXY", 1) => {
+            let ([mask, value], address) = ([read_u32(info, 0)?, read_u32(info, 4)?], info.get(8..24)?);
+            let port = Port::new(read_array(info, 24).map(u16::from_be_bytes)?)?;
+            let understood = mask == u32::MAX && address.iter().all(|byte| *byte == 0);
+            understood.then_some(Target::Tproxy { port, mark: Mark::new(value)? })
+        }
+        ("MARK", 2) => {
+            (read_u32(info, 4)? == u32::MAX).then_some(Target::SetMark(Mark::new(read_u32(info, 0)?)?))
+        }
+        ("CONNMARK", 1 | 2) => {
+            let [mark, bits, all] = [read_u32(info, 0)?, read_u32(info, 4)?, read_u32(info, 8)?];
+            let [first, second, third] = read_array(info, 12)?;
+            let (shift, mode) = if revision == 1 { ([0, 0], first) } else { ([first, second], third) };
+            (all == u32::MAX && shift == [0, 0]).then_some(())?;
+            match (mode, mark, bits) {
+                (SET_MARK, ..) => MaskedMark::new(mark, bits).map(Target::SetConnMark),
+                (SAVE_MARK, 0, u32::MAX) => Some(Target::SaveMark),
+                (RESTORE_MARK, 0, u32::MAX) => Some(Target::RestoreMark),
+                _ => None,
+            }
+        }
+        ("CT", 1 | 2) => {
+            let (flags, zone) = (read_u16(info, 0)?, read_u16(info, 2)?);
+            let rest = info.get(4..60)?.iter().all(|byte| *byte == 0);
+            (flags == 0 && rest).then_some(Target::ConntrackZone(zone))
+        }
+        _ => None,
+    }
+}
+
+fn decode_redirect(info: &[u8], family: Family) -> Option<Target> {
+    let (count, flags, ports) = match family {
+        Family::V4 => (read_u32(info, 0)?, read_u32(info, 4)?, 16_usize),
+        Family::V6 => (1, read_u32(info, 0)?, 36),
+    };
+    let first = read_array(info, ports).map(u16::from_be_bytes)?;
+    let last = read_array(info, ports.checked_add(2)?).map(u16::from_be_bytes)?;
+    (count == 1 && flags == super::abi::PORTS_GIVEN && first == last)
+        .then(|| Port::new(first).map(Target::Redirect))
+        .flatten()
+}
+
+/// Whether a REDIRECT changes the address alone: it names no port, and asks for nothing else. The structure of IPv6 is longer.
+pub(super) fn redirects_here(info: &[u8]) -> bool {
+    let is_v6 = info.len() >= 40;
+    let flags = read_u32(info, if is_v6 { 0 } else { 4 });
+    flags == Some(0) && (is_v6 || read_u32(info, 0) == Some(1))
+}
+
+pub(super) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
+    read_array(bytes, offset).map(u32::from_ne_bytes)
+}
+
+pub(super) fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
+    read_array(bytes, offset).map(u16::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redirect_core::values::PortSyntax;
+
+    /// As iptables-nft 1.8.9 on x86-64 sends them.
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn structures_are_those_of_iptables() {
+        let guard = MaskedMark::new(0x53b0_0000, 0xfff0_0000).unwrap();
+        let ports = ["53", "15008", "100:200"].map(|port| PortRange::parse(port, PortSyntax::Saved).unwrap());
+        for (condition, start) in [
+            (Match::OwnerUid(Is::equals(1337)), "3905000039050000000000000000000001000000"),
+            (Match::OwnerGid(Is::not_equals(1337)), "00000000000000003905000039050000020200"),
+            (Match::DestinationPorts(Is::not_equals(ports.into())), "01043500a03a6400c800000000"),
+            (Match::ConnMark(Is::equals(Mark::new(0x539).unwrap().into())), "39050000ffffffff00"),
+            (Match::ConnMark(Is::equals(guard)), "0000b0530000f0ff0000000000000000"),
+        ] {
+            assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
+        }
+        let replies = |direction| {
+            let tracked = Tracked { state: ConnState::RelatedOrEstablished, direction };
+            hex(&match_info(&Match::Tracked(tracked)).unwrap(), 168 * 2).split_off(CONNTRACK_FLAGS * 2)
+        };
+        for (direction, start) in [
+            (None, "010000000600"),
+            (Some(Direction::Original), "011000000600"),
+            (Some(Direction::Reply), "011000100600"),
+        ] {
+            assert!(replies(direction).starts_with(start), "{direction:?}: {}", replies(direction));
+        }
+        let tproxy = Target::Tproxy { port: Port::new(15006).unwrap(), mark: Mark::new(0x539).unwrap() };
+        for (target, family, start) in [
+            (
+                Target::Redirect(Port::new(15001).unwrap()),
+                Family::V4,
+                "010000000200000000000000000000003a993a9900",
+            ),
+            (Target::SetConnMark(guard), Family::V4, "0000b0530000f0ffffffffff00000000"),
+            (Target::SaveMark, Family::V6, "00000000ffffffffffffffff00000100"),
+            (Target::RestoreMark, Family::V4, "00000000ffffffffffffffff00000200"),
+            (Target::ConntrackZone(2), Family::V4, "0000020000000000"),
+            (tproxy, Family::V4, "ffffffff39050000000000000000000000000000000000003a9e0000"),
+            (Target::SetMark(Mark::new(0x539).unwrap()), Family::V6, "39050000ffffffff"),
+        ] {
+            assert_eq!(hex(&target_info(&target, family).unwrap(), start.len()), start, "{target:?}");
+        }
+    }
+
+    fn hex(bytes: &[u8], digits: usize) -> std::string::String {
+        bytes.iter().map(|byte| std::format!("{byte:02x}")).collect::<std::string::String>()[..digits].into()
+    }
+
+    #[test]
+    fn older_structures_are_read() {
+        let mut tcp = [0; 16];
+        tcp[2..4].fill(0xff);
+        tcp[4..8].copy_from_slice(&[80_u16.to_ne_bytes(), 90_u16.to_ne_bytes()].concat());
+        let range = PortRange::new(80, 90).unwrap();
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::equals(range))].into()));
+        tcp[11] = 2;
+        assert_eq!(
+            decode_match("tcp", 0, &tcp),
+            Some([Match::DestinationPort(Is::not_equals(range))].into())
+        );
+        tcp[9..11].copy_from_slice(&[0x17, 0x02]);
+        let flags = |not| Match::TcpFlags(Is { value: TcpFlags::OPENING, not });
+        let port = Match::DestinationPort(Is::not_equals(range));
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
+        tcp[11] |= 4;
+        assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
+        tcp[8] = 1;
+        assert_eq!(decode_match("tcp", 0, &tcp), None, "an option is compared");
+        // Up to the last port, from the first, and any.
+        for (first, last, told) in [(80_u16, u16::MAX, true), (0, 90, true), (0, u16::MAX, false)] {
+            let mut ports = [0; 16];
+            ports[2..4].fill(0xff);
+            ports[4..8].copy_from_slice(&[first.to_ne_bytes(), last.to_ne_bytes()].concat());
+            let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
+            assert_eq!(decode_match("tcp", 0, &ports), Some(told.then_some(range).into_iter().collect()));
+        }
+        // A flag that is to be set and is not looked at, and flags that are not none.
+        for (set, inverted) in [(2, 0), (0, 8), (2, 8)] {
+            let mut flags = [0; 16];
+            (flags[10], flags[11]) = (set, inverted);
+            assert_eq!(decode_match("tcp", 0, &flags), None, "{set} {inverted}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_ports_is_as_long_as_its_structure_has_room() {
+        let list =
+            |ports: u16| Match::DestinationPorts(Is::equals((1..=ports).map(PortRange::single).collect()));
+        let mut full = match_info(&list(15)).unwrap();
+        assert_eq!(decode_match("multiport", 1, &full), Some([list(15)].into()));
+        assert_eq!(match_info(&list(16)), None);
+        full[1] = 16;
+        assert_eq!(
+            decode_match("multiport", 1, &full),
+            None,
+            "it says that it has more than there is room for"
+        );
+    }
+
+    #[test]
+    fn a_redirection_that_no_plan_makes_is_somebody_elses() {
+        let redirect = |count: u32, flags: u32, first: u16, last: u16| {
+            let mut info = [0; 24];
+            info[0..4].copy_from_slice(&count.to_ne_bytes());
+            info[4..8].copy_from_slice(&flags.to_ne_bytes());
+            info[16..18].copy_from_slice(&first.to_be_bytes());
+            info[18..20].copy_from_slice(&last.to_be_bytes());
+            decode_target("REDIRECT", 0, &info, Family::V4)
+        };
+        assert_eq!(redirect(1, 2, 15001, 15001), Some(Target::Redirect(Port::new(15001).unwrap())));
+        assert_eq!(redirect(1, 2, 15001, 15002), None, "one port of several");
+        assert_eq!(redirect(1, 2 | 4, 15001, 15001), None, "chosen at random");
+        assert_eq!(redirect(2, 2, 15001, 15001), None, "more than one range");
+    }
+}

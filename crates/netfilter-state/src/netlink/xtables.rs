@@ -1,0 +1,525 @@
+//! Tables of legacy iptables as the kernel lays them out: entries of `linux/netfilter_ipv4/ip_tables.h` and
+//! `linux/netfilter_ipv6/ip6_tables.h`, one behind the other. Their matches and targets are those that iptables-nft uses, too.
+
+use super::{
+    decode,
+    seen::{self, extension_match, extension_target},
+    wire::read_array,
+    xt,
+};
+use crate::{
+    ruleset::{
+        Api, Base, ChainState, Condition, Counter, Ruleset, SeenRule, Statement, TableName, chain_priority,
+    },
+    state::{Entry, ForeignRule, RuleState},
+};
+use alloc::{
+    borrow::ToOwned,
+    collections::BTreeMap,
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+use redirect_core::{
+    rule::{Chain, Hook, Is, Match, Rule, Table},
+    values::Family,
+};
+
+/// The hooks in the kernel's order (`enum nf_inet_hooks`).
+const HOOKS: [Hook; 5] = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
+
+/// A table of legacy iptables, as `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES` describe it.
+#[derive(Debug, Clone, Copy)]
+pub struct LegacyTable<'a> {
+    /// Its family.
+    pub family: Family,
+    /// Its name.
+    pub name: &'a str,
+    /// The hooks at which it has a built-in chain, a bit for each.
+    pub valid_hooks: u32,
+    /// The offset of the first entry of each hook's chain.
+    pub begins: [u32; 5],
+    /// The offset of the entry that is each chain's policy.
+    pub policies: [u32; 5],
+    /// Its entries.
+    pub entries: &'a [u8],
+}
+
+/// Entries that no kernel writes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("table {table} of legacy iptables cannot be read: the entry at byte {offset} is malformed")]
+pub struct MalformedTable {
+    /// The table's name.
+    pub table: String,
+    /// Where the entry begins.
+    pub offset: usize,
+}
+
+/// The chains of a table, with the rules of each in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LegacyChains {
+    chains: BTreeMap<String, LegacyChain>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct LegacyChain {
+    /// The hook of a built-in chain, and whether its policy is to drop.
+    hook: Option<(Hook, bool)>,
+    rules: Vec<LegacyRule>,
+}
+
+/// A rule: all that is understood of it, and as a plan has it, if one can have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LegacyRule {
+    seen: SeenRule,
+    planned: Option<Rule>,
+}
+
+impl LegacyChains {
+    /// Whether the table lets everything pass: it has no rule, no chain of its own, and no policy to drop.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.chains.values().all(|chain| chain.rules.is_empty() && matches!(chain.hook, Some((_, false))))
+    }
+
+    /// Adds the table to a ruleset.
+    pub fn add_to(self, ruleset: &mut Ruleset, family: Family, name: &str) {
+        let table = TableName { api: Api::XTables, family: family.into(), name: name.to_owned() };
+        let chains = self.chains.into_iter().map(|(chain_name, chain)| {
+            let base = chain.hook.and_then(|(hook, drops)| {
+                let priority = chain_priority(name, hook)?;
+                let reroutes = name == "mangle" && hook == Hook::Output;
+                Some(Base { hook, priority, is_nat: name == "nat", drops, reroutes })
+            });
+            let rules = chain.rules.into_iter().map(|rule| rule.seen).collect();
+            (chain_name, ChainState { base, rules, ..ChainState::default() })
+        });
+        ruleset.table(table).chains.extend(chains);
+    }
+
+    /// Adds the table to the state of its family, if plans use one of its name. A rule that is not understood is told in words that
+    /// iptables-restore does not take.
+    pub fn add_to_state(&self, state: &mut RuleState, name: &str) {
+        let Some(table) = Table::named(name) else { return };
+        for (name, chain) in &self.chains {
+            if chain.hook.is_some() && chain.rules.is_empty() {
+                continue;
+            }
+            let entry = |rule: &LegacyRule| match &rule.planned {
+                Some(planned) => Entry::from(planned),
+                None => Entry::Foreign(ForeignRule::saved(&rule.seen.to_string())),
+            };
+            state.declare(table, Chain::named(name)).extend(chain.rules.iter().map(entry));
+        }
+    }
+
+    /// Whether every rule in a table of this name is understood, so that it can be removed by what was read of it.
+    #[must_use]
+    pub fn are_understood(&self) -> bool {
+        self.chains.values().flat_map(|chain| &chain.rules).all(|rule| rule.planned.is_some())
+    }
+}
+
+impl LegacyTable<'_> {
+    /// Reads its entries.
+    ///
+    /// # Errors
+    /// They are not as the kernel lays them out.
+    pub fn chains(&self) -> Result<LegacyChains, MalformedTable> {
+        let entries = self.entries()?;
+        // Jumps name the offset of a chain's first entry, which is behind the one that names the chain.
+        let named: BTreeMap<usize, &str> =
+            entries.iter().filter_map(|entry| Some((entry.end(), entry.chain_name()?))).collect();
+        let (mut chains, mut here) = (BTreeMap::<String, LegacyChain>::new(), None);
+        for (number, entry) in entries.iter().enumerate() {
+            let ends_chain =
+                entries.get(number.saturating_add(1)).is_none_or(|next| next.chain_name().is_some());
+            if let Some(hook) = self.hook_at(self.begins, entry.offset) {
+                here = Some(hook.name().to_owned());
+                chains.entry(hook.name().to_owned()).or_default().hook = Some((hook, false));
+            }
+            let policy_of = self.hook_at(self.policies, entry.offset);
+            match (entry.chain_name(), policy_of, &here) {
+                // The last entry ends the table.
+                (Some(_), ..) if number.saturating_add(1) == entries.len() => {}
+                (Some(name), ..) => {
+                    chains.entry(name.to_owned()).or_default();
+                    here = Some(name.to_owned());
+                }
+                (None, Some(hook), _) => {
+                    let drops = entry.verdict() == Some(Verdict::Drop);
+                    chains.entry(hook.name().to_owned()).or_default().hook = Some((hook, drops));
+                    here = None;
+                }
+                // The last entry of a chain returns to the one that called it.
+                (None, None, Some(_)) if ends_chain => {}
+                (None, None, Some(name)) => {
+                    let rule = entry.rule(self.family, &named);
+                    chains.entry(name.clone()).or_default().rules.push(rule);
+                }
+                (None, None, None) => return Err(self.malformed(entry.offset)),
+            }
+        }
+        Ok(LegacyChains { chains })
+    }
+
+    fn hook_at(&self, offsets: [u32; 5], offset: usize) -> Option<Hook> {
+        let at = |hook: usize| offsets.get(hook).is_some_and(|at| usize::try_from(*at) == Ok(offset));
+        let is_valid = |hook: usize| {
+            self.valid_hooks & 1_u32.checked_shl(u32::try_from(hook).unwrap_or(32)).unwrap_or(0) != 0
+        };
+        HOOKS.into_iter().enumerate().find(|(hook, _)| is_valid(*hook) && at(*hook)).map(|(_, hook)| hook)
+    }
+
+    fn entries(&self) -> Result<Vec<LegacyEntry<'_>>, MalformedTable> {
+        let (mut entries, mut offset) = (Vec::new(), 0);
+        while offset < self.entries.len() {
+            let entry = LegacyEntry::read(self.entries, offset, self.family);
+            let entry = entry.ok_or_else(|| self.malformed(offset))?;
+            offset = entry.end();
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+
+    fn malformed(&self, offset: usize) -> MalformedTable {
+        MalformedTable { table: self.name.to_owned(), offset }
+    }
+}
+
+/// Where the fields of an entry are.
+struct Layout {
+    /// The length of an address.
+    address: usize,
+    interfaces: usize,
+    protocol: usize,
+    flags: usize,
+    inverted: usize,
+    /// The flag of a rule that goes to a chain for good.
+    goto: u8,
+    /// `nfcache`, and behind it the offsets of target and next entry.
+    offsets: usize,
+    counters: usize,
+    /// The length of an entry before its matches.
+    length: usize,
+}
+
+const V4: Layout = Layout {
+    address: 4,
+    interfaces: 16,
+    protocol: 80,
+    flags: 82,
+    inverted: 83,
+    goto: 2,
+    offsets: 88,
+    counters: 96,
+    length: 112,
+};
+const V6: Layout = Layout {
+    address: 16,
+    interfaces: 64,
+    protocol: 128,
+    flags: 131,
+    inverted: 132,
+    goto: 4,
+    offsets: 140,
+    counters: 152,
+    length: 168,
+};
+
+/// `IP6T_F_PROTO`: it says that the protocol counts, which it does whenever it is not 0.
+const PROTOCOL_COUNTS: u8 = 1;
+/// Bits of the inverted flags, the same in both families.
+mod inverted {
+    pub(super) const IN_INTERFACE: u8 = 1;
+    pub(super) const OUT_INTERFACE: u8 = 2;
+    pub(super) const SOURCE: u8 = 8;
+    pub(super) const DESTINATION: u8 = 0x10;
+    pub(super) const PROTOCOL: u8 = 0x40;
+}
+/// The length of an interface's name, the final zero included (`IFNAMSIZ`).
+const INTERFACE: usize = 16;
+/// The length of `struct xt_entry_match` and `struct xt_entry_target`: size, name, revision.
+const HEAD: usize = 32;
+/// The name of the target that names a chain, and of those that are verdicts.
+const ERROR: &str = "ERROR";
+const STANDARD: &str = "";
+
+/// A match or a target.
+#[derive(Debug, Clone, Copy)]
+struct Part<'a> {
+    name: &'a str,
+    revision: u32,
+    info: &'a [u8],
+}
+
+impl<'a> Part<'a> {
+    /// The one at the beginning of these bytes, and how many it takes.
+    fn read(bytes: &'a [u8]) -> Option<(Self, usize)> {
+        let size = usize::from(u16::from_ne_bytes(read_array(bytes, 0)?));
+        let info = bytes.get(HEAD..size)?;
+        let name = until_zero(bytes.get(2..HEAD.checked_sub(1)?)?)?;
+        let [revision] = read_array(bytes, HEAD.checked_sub(1)?)?;
+        Some((Self { name, revision: revision.into(), info }, size))
+    }
+}
+
+fn until_zero(bytes: &[u8]) -> Option<&str> {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    core::str::from_utf8(bytes.get(..end)?).ok()
+}
+
+/// What the standard target decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Drop,
+    Accept,
+    Queue,
+    Return,
+    /// To the entry at this offset.
+    To(usize),
+}
+
+struct LegacyEntry<'a> {
+    offset: usize,
+    bytes: &'a [u8],
+    layout: &'static Layout,
+    matches: Vec<Part<'a>>,
+    target: Part<'a>,
+}
+
+impl<'a> LegacyEntry<'a> {
+    fn read(all: &'a [u8], offset: usize, family: Family) -> Option<Self> {
+        let layout = match family {
+            Family::V4 => &V4,
+            Family::V6 => &V6,
+        };
+        let rest = all.get(offset..)?;
+        let target_at = usize::from(u16::from_ne_bytes(read_array(rest, layout.offsets)?));
+        let next = usize::from(u16::from_ne_bytes(read_array(rest, layout.offsets.checked_add(2)?)?));
+        let bytes = rest.get(..next)?;
+        let mut parts = bytes.get(layout.length..target_at)?;
+        let mut matches = Vec::new();
+        while !parts.is_empty() {
+            let (part, size) = Part::read(parts)?;
+            matches.push(part);
+            parts = parts.get(size..)?;
+        }
+        let (target, _) = Part::read(bytes.get(target_at..)?)?;
+        Some(Self { offset, bytes, layout, matches, target })
+    }
+
+    fn end(&self) -> usize {
+        self.offset.saturating_add(self.bytes.len())
+    }
+
+    /// The name of the chain that begins behind it.
+    fn chain_name(&self) -> Option<&'a str> {
+        (self.target.name == ERROR).then(|| until_zero(self.target.info)).flatten()
+    }
+
+    fn verdict(&self) -> Option<Verdict> {
+        (self.target.name == STANDARD).then_some(())?;
+        let code = i32::from_ne_bytes(read_array(self.target.info, 0)?);
+        Some(match code {
+            -1 => Verdict::Drop,
+            -2 => Verdict::Accept,
+            -4 => Verdict::Queue,
+            -5 => Verdict::Return,
+            _ => Verdict::To(usize::try_from(code).ok()?),
+        })
+    }
+
+    fn rule(&self, family: Family, chains: &BTreeMap<usize, &str>) -> LegacyRule {
+        let conditions = self.header();
+        let statements = self.statements(chains);
+        let planned = self.planned(&conditions, &statements, family);
+        let of_matches = self.matches.iter().flat_map(|one| {
+            extension_match(one.name, one.revision, one.info)
+                .unwrap_or_else(|| [Condition::Unknown(format!("-m {}", one.name))].into())
+        });
+        let counter = self.counter();
+        LegacyRule {
+            seen: SeenRule {
+                conditions: conditions.iter().cloned().chain(of_matches).collect(),
+                statements,
+                counter,
+            },
+            planned,
+        }
+    }
+
+    /// The rule as a plan has it, if one can have it.
+    fn planned(&self, header: &[Condition], statements: &[Statement], family: Family) -> Option<Rule> {
+        let mut matches: Vec<Match> = decode::asked(header.to_vec())?;
+        for one in &self.matches {
+            matches.extend(xt::decode_match(one.name, one.revision, one.info)?);
+        }
+        let target = match self.target.name {
+            STANDARD => decode::done(statements)??,
+            name => xt::decode_target(name, self.target.revision, self.target.info, family)?,
+        };
+        let rule = Rule { matches, target }.canonical();
+        rule.says_its_protocol().then_some(rule)
+    }
+
+    fn counter(&self) -> Option<Counter> {
+        let number = |at: usize| Some(u64::from_ne_bytes(read_array(self.bytes, at)?));
+        let packets = number(self.layout.counters)?;
+        Some(Counter { packets, bytes: number(self.layout.counters.checked_add(8)?)? })
+    }
+
+    fn statements(&self, chains: &BTreeMap<usize, &str>) -> Vec<Statement> {
+        let Part { name, revision, info } = self.target;
+        if name != STANDARD {
+            let unknown = || Statement::Unknown(format!("-j {name}"));
+            return [extension_target(name, revision, info).unwrap_or_else(unknown)].into();
+        }
+        let goes = self.bytes.get(self.layout.flags).is_some_and(|flags| flags & self.layout.goto != 0);
+        let statement = match self.verdict() {
+            // A rule without a target leads to the next one.
+            Some(Verdict::To(next)) if next == self.end() => return Vec::new(),
+            Some(Verdict::To(offset)) => chains.get(&offset).map(|name| {
+                let chain = (*name).to_owned();
+                if goes { Statement::Goto(chain) } else { Statement::Jump(chain) }
+            }),
+            Some(Verdict::Drop) => Some(Statement::Drop),
+            Some(Verdict::Accept) => Some(Statement::Accept),
+            Some(Verdict::Queue) => Some(Statement::Queue),
+            Some(Verdict::Return) => Some(Statement::Return),
+            None => None,
+        };
+        [statement.unwrap_or_else(|| Statement::Unknown("-j".to_owned()))].into()
+    }
+
+    /// What the entry asks by itself: addresses, interfaces, protocol.
+    fn header(&self) -> Vec<Condition> {
+        let [inverted] = read_array(self.bytes, self.layout.inverted).unwrap_or_default();
+        let mut conditions = Vec::new();
+        let addresses = [(0, inverted::SOURCE), (1, inverted::DESTINATION)];
+        for (number, bit) in addresses {
+            conditions.extend(self.address(number, inverted & bit != 0));
+        }
+        let interfaces = [(0, inverted::IN_INTERFACE), (1, inverted::OUT_INTERFACE)];
+        for (number, bit) in interfaces {
+            conditions.extend(self.interface(number, inverted & bit != 0));
+        }
+        let protocol = u16::from_ne_bytes(read_array(self.bytes, self.layout.protocol).unwrap_or_default());
+        if let Some(protocol) = u8::try_from(protocol).ok().filter(|protocol| *protocol != 0) {
+            conditions.push(seen::protocol(protocol, inverted & inverted::PROTOCOL != 0));
+        }
+        let [flags] = read_array(self.bytes, self.layout.flags).unwrap_or_default();
+        let known_flags = if self.layout.goto == V6.goto { PROTOCOL_COUNTS | V6.goto } else { V4.goto };
+        let known_inverted = inverted::IN_INTERFACE
+            | inverted::OUT_INTERFACE
+            | inverted::SOURCE
+            | inverted::DESTINATION
+            | inverted::PROTOCOL;
+        if flags & !known_flags != 0 || inverted & !known_inverted != 0 {
+            conditions.push(Condition::Unknown("-f".to_owned()));
+        }
+        conditions
+    }
+
+    fn address(&self, number: usize, not: bool) -> Option<Condition> {
+        let length = self.layout.address;
+        let field = |index: usize| {
+            let from = length.checked_mul(index)?;
+            self.bytes.get(from..from.checked_add(length)?)
+        };
+        let (value, mask) = (field(number)?, field(number.checked_add(2)?)?);
+        if mask.iter().all(|byte| *byte == 0) && !not {
+            return None;
+        }
+        let which = if number == 0 { "-s" } else { "-d" };
+        // Where the header of a packet has that address.
+        let at = match (length, number) {
+            (4, 0) => (12, Some(Family::V4)),
+            (4, _) => (16, Some(Family::V4)),
+            (_, 0) => (8, Some(Family::V6)),
+            (_, _) => (24, Some(Family::V6)),
+        };
+        let known = seen::prefix_of(mask).and_then(|prefix| seen::address(at, not, value, prefix));
+        Some(known.unwrap_or_else(|| Condition::Unknown(which.to_owned())))
+    }
+
+    fn interface(&self, number: usize, not: bool) -> Option<Condition> {
+        let field = |index: usize| {
+            let from = self.layout.interfaces.checked_add(INTERFACE.checked_mul(index)?)?;
+            self.bytes.get(from..from.checked_add(INTERFACE)?)
+        };
+        let (name, mask) = (field(number)?, field(number.checked_add(2)?)?);
+        let length = mask.iter().take_while(|byte| **byte == 0xff).count();
+        if length == 0 && !not {
+            return None;
+        }
+        let which = if number == 0 { "-i" } else { "-o" };
+        let known = seen::interface(name.get(..length)?).map(|value| {
+            let is = Is { value, not };
+            Condition::Plain(if number == 0 { Match::InInterface(is) } else { Match::OutInterface(is) })
+        });
+        Some(known.unwrap_or_else(|| Condition::Unknown(which.to_owned())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// An entry without conditions and with the standard target, as the kernel lays it out for IPv4.
+    fn entry(verdict: i32) -> Vec<u8> {
+        let mut bytes = [0; 112 + 40];
+        bytes[88..90].copy_from_slice(&112_u16.to_ne_bytes());
+        bytes[90..92].copy_from_slice(&152_u16.to_ne_bytes());
+        bytes[112..114].copy_from_slice(&40_u16.to_ne_bytes());
+        bytes[144..148].copy_from_slice(&verdict.to_ne_bytes());
+        bytes.into()
+    }
+
+    fn chains(entries: &[u8], policy: u32) -> Result<LegacyChains, MalformedTable> {
+        let table = LegacyTable {
+            family: Family::V4,
+            name: "nat",
+            valid_hooks: 1 << 3,
+            begins: [0; 5],
+            policies: [0, 0, 0, policy, 0],
+            entries,
+        };
+        table.chains()
+    }
+
+    #[test]
+    fn a_jump_that_leads_to_no_chain_is_told_as_unknown() {
+        let entries = [entry(7), entry(-2)].concat();
+        let chains = chains(&entries, 152).unwrap();
+        let rules = &chains.chains["OUTPUT"].rules;
+        assert_eq!(rules[0].seen.statements, [Statement::Unknown("-j".to_owned())]);
+        assert!(!chains.are_understood() && !chains.is_empty());
+    }
+
+    #[test]
+    fn entries_outside_of_any_chain_are_an_error_that_says_where() {
+        let entries = [entry(-2), entry(-2), entry(-2)].concat();
+        let error = chains(&entries, 0).unwrap_err();
+        assert_eq!(error.offset, 152);
+        assert!(error.to_string().contains("byte 152"), "{error}");
+        for cut in [1, 100, 151] {
+            assert_eq!(chains(&entries[..cut], 0).unwrap_err().offset, 0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_entries_are_read_or_an_error(
+            changes in proptest::collection::vec((0_usize..456, any::<u8>()), 0..8),
+            policy in 0_u32..500,
+        ) {
+            let mut entries = [entry(-1), entry(-5), entry(-2)].concat();
+            for (at, byte) in changes {
+                entries[at] = byte;
+            }
+            let _ = chains(&entries, policy);
+        }
+    }
+}

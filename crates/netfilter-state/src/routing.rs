@@ -1,0 +1,225 @@
+//! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What there is, what is missing, what is
+//! left of an earlier plan.
+
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use core::fmt;
+use redirect_core::{
+    Tproxy,
+    plan::{PolicyRoutes, RulePlan},
+    values::{Family, Mark, PASSTHROUGH_V6, RouteTable},
+};
+
+/// One thing a plan needs besides rules. Closed on purpose: who puts a plan in force has to make every kind of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RoutingItem {
+    /// `::6/128` on the loopback interface.
+    LoopbackAddress,
+    /// `local default dev lo` in this table.
+    Route(Family, RouteTable),
+    /// `ip rule`: packets with this mark are looked up in this table.
+    Rule(Family, Mark, RouteTable),
+}
+
+/// Something of that kind that is in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundRouting {
+    /// What it is.
+    pub item: RoutingItem,
+    /// Why it does not do what a plan wants of it, if it does not.
+    pub flaw: Option<String>,
+    /// A policy rule that a run has marked as its own to remove, before it removed the rules that told so.
+    pub condemned: bool,
+    /// The kernel's message about it: everything that is needed to remove this very one, or to make it again.
+    pub message: Vec<u8>,
+}
+
+impl FoundRouting {
+    /// One that does what a plan wants of it, as nobody has read it from a kernel.
+    #[must_use]
+    pub const fn working(item: RoutingItem) -> Self {
+        Self { item, flaw: None, condemned: false, message: Vec::new() }
+    }
+
+    /// Whether it does what a plan wants of it, and stays.
+    #[must_use]
+    pub const fn works(&self) -> bool {
+        self.flaw.is_none() && !self.condemned
+    }
+
+    /// The same, marked as to be removed.
+    #[must_use]
+    pub fn condemn(&self) -> Self {
+        Self { condemned: true, ..self.clone() }
+    }
+}
+
+impl RoutingItem {
+    /// The family whose policy routing it concerns; the address is no routing.
+    #[must_use]
+    pub const fn family(self) -> Option<Family> {
+        match self {
+            Self::Rule(family, ..) | Self::Route(family, _) => Some(family),
+            Self::LoopbackAddress => None,
+        }
+    }
+}
+
+/// What a plan needs: the address, then routes, then the rules that lead to them.
+#[must_use]
+pub fn wanted(plan: &RulePlan) -> Vec<RoutingItem> {
+    let mut items: Vec<RoutingItem> =
+        plan.loopback_address().map(|_| RoutingItem::LoopbackAddress).into_iter().collect();
+    for (family, tproxy) in
+        plan.policy_routes().into_iter().flat_map(|p| p.families().iter().map(|family| (*family, p.tproxy())))
+    {
+        let (mark, table) = (tproxy.mark(), tproxy.table());
+        items.push(RoutingItem::Route(family, table));
+        items.push(RoutingItem::Rule(family, mark, table));
+    }
+    items.sort_unstable();
+    items
+}
+
+/// What a plan needs and is not there, or does not work, in the order in which to add it.
+#[must_use]
+pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
+    let works = |item: &RoutingItem| found.iter().any(|one| one.item == *item && one.works());
+    wanted(plan).into_iter().filter(|item| !works(item)).collect()
+}
+
+/// What is left of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and tell
+/// whose they are.
+///
+/// Others do transparent proxying, too, and their routing looks the same. So a policy rule counts as the mesh's when its
+/// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy` or the usual ones; a
+/// route when such a rule leads to it; a rule that an earlier run has condemned always counts. Of several that are the
+/// same, one that works is kept where the plan wants it.
+#[must_use]
+pub fn stale<'a>(
+    plan: &RulePlan,
+    found: &'a [FoundRouting],
+    marks: &BTreeSet<Mark>,
+    tproxy: Option<Tproxy>,
+) -> Vec<&'a FoundRouting> {
+    let named: Vec<Tproxy> = plan
+        .policy_routes()
+        .map(PolicyRoutes::tproxy)
+        .into_iter()
+        .chain(tproxy)
+        .chain([Tproxy::default()])
+        .collect();
+    let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
+    let condemned: BTreeSet<RoutingItem> =
+        found.iter().filter(|one| one.condemned).map(|one| one.item).collect();
+    let ours = |item: &RoutingItem| match *item {
+        _ if condemned.contains(item) => true,
+        RoutingItem::LoopbackAddress => true,
+        RoutingItem::Rule(family, mark, table) => {
+            let is_named = |one: &Tproxy| one.mark() == mark && one.table() == table;
+            named.iter().any(is_named) || marks.contains(&mark) && has_route(family, table)
+        }
+        RoutingItem::Route(..) => false,
+    };
+    let mut tables: BTreeSet<(Family, RouteTable)> =
+        named.iter().flat_map(|one| Family::BOTH.map(|family| (family, one.table()))).collect();
+    tables.extend(found.iter().filter(|one| ours(&one.item)).filter_map(|one| match one.item {
+        RoutingItem::Rule(family, _, table) => Some((family, table)),
+        RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
+    }));
+    let is_ours = |item: &RoutingItem| match item {
+        RoutingItem::Route(family, table) => tables.contains(&(*family, *table)),
+        RoutingItem::LoopbackAddress | RoutingItem::Rule(..) => ours(item),
+    };
+    let mut kept = BTreeSet::new();
+    let wanted = wanted(plan);
+    let mut stays = |one: &&FoundRouting| one.works() && wanted.contains(&one.item) && kept.insert(one.item);
+    let mut stale: Vec<&FoundRouting> =
+        found.iter().filter(|one| is_ours(&one.item)).filter(|one| !stays(one)).collect();
+    stale.sort_by_key(|one| one.item);
+    stale
+}
+
+impl fmt::Display for RoutingItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(family, mark, table) => {
+                write!(f, "{family} policy rule: fwmark {mark} lookup {table}")
+            }
+            Self::Route(family, table) => write!(f, "{family} route: local default dev lo table {table}"),
+            Self::LoopbackAddress => write!(f, "address {PASSTHROUGH_V6}/128 on lo"),
+        }
+    }
+}
+
+impl fmt::Display for FoundRouting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.item)?;
+        self.flaw.as_ref().map_or(Ok(()), |flaw| write!(f, " ({flaw})"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redirect_core::{
+        Redirect,
+        settings::{Key, NamespaceFacts, RawSettings, Source},
+    };
+
+    fn plan(mode: &'static str) -> RulePlan {
+        let mut raw = RawSettings::new();
+        raw.set(Key::InterceptionMode, mode, Source::Flag("test"));
+        raw.set(Key::InboundPorts, "*", Source::Flag("test"));
+        let addresses = ["10.1.0.2".parse().unwrap()];
+        Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
+    }
+
+    fn stale_of(plan: &RulePlan, found: &[RoutingItem], marks: &[u32]) -> Vec<RoutingItem> {
+        let found: Vec<_> = found.iter().copied().map(FoundRouting::working).collect();
+        let marks = marks.iter().copied().map(|one| Mark::new(one).unwrap()).collect();
+        stale(plan, &found, &marks, None).into_iter().map(|one| one.item).collect()
+    }
+
+    #[test]
+    fn only_what_marks_of_the_mesh_lead_to_is_left_of_an_earlier_plan() {
+        let (mark, usual) = (Tproxy::default().mark(), Tproxy::default().table());
+        let [theirs, other] = [200, 201].map(|table| RouteTable::new(table).unwrap());
+        let rule = |mark: u32, table| RoutingItem::Rule(Family::V4, Mark::new(mark).unwrap(), table);
+        let route = |table| RoutingItem::Route(Family::V4, table);
+        let both = [route(usual), RoutingItem::Rule(Family::V4, mark, usual)];
+        // They are the usual ones; a plan that wants them keeps them.
+        assert_eq!(stale_of(&plan("REDIRECT"), &both, &[]), both);
+        assert_eq!(stale_of(&plan("TPROXY"), &both, &[]), []);
+        // A mark that rules of the mesh use says whose a rule is, and so whose route it leads to; nothing else does.
+        let found = [route(theirs), rule(7, theirs), rule(7, other), route(other)];
+        assert_eq!(stale_of(&plan("TPROXY"), &found, &[]), []);
+        assert_eq!(stale_of(&plan("TPROXY"), &found[..2], &[7]), found[..2]);
+        assert_eq!(stale_of(&plan("TPROXY"), &found[..2], &[8]), []);
+        // Of the usual mark and table one is not enough.
+        let half = [route(theirs), RoutingItem::Rule(Family::V4, mark, theirs), rule(7, usual)];
+        assert_eq!(stale_of(&plan("TPROXY"), &half, &[]), []);
+        // Nor does a rule that leads nowhere.
+        assert_eq!(stale_of(&plan("TPROXY"), &[rule(7, theirs), route(other)], &[7]), []);
+    }
+
+    #[test]
+    fn what_an_earlier_run_has_condemned_is_left_of_it_whatever_its_mark() {
+        let table = RouteTable::new(200).unwrap();
+        let rule = FoundRouting::working(RoutingItem::Rule(Family::V4, Mark::new(7).unwrap(), table));
+        let route = FoundRouting::working(RoutingItem::Route(Family::V4, table));
+        let none = BTreeSet::new();
+        let found = [rule.condemn(), route.clone()];
+        assert_eq!(stale(&plan("TPROXY"), &found, &none, None), [&route, &rule.condemn()]);
+        assert!(stale(&plan("TPROXY"), &[rule, route], &none, None).is_empty());
+    }
+
+    #[test]
+    fn what_has_a_flaw_or_is_to_go_does_not_work() {
+        let whole = FoundRouting::working(RoutingItem::LoopbackAddress);
+        let flawed = FoundRouting { flaw: Some("it is shadowed".into()), ..whole.clone() };
+        assert!(whole.works());
+        assert!(!flawed.works());
+        assert!(!whole.condemn().works());
+        assert!(!flawed.condemn().works());
+    }
+}

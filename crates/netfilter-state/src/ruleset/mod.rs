@@ -1,0 +1,583 @@
+//! Everything that hangs on the hooks of a network namespace, whoever made it: tables, chains, rules as far as they are
+//! understood. Its enums are closed on purpose: who walks packets through a ruleset has to know every kind.
+
+mod hooks;
+mod lookup;
+mod save;
+
+pub use hooks::{HookEntry, HookList, HookOwner};
+pub use lookup::{Among, Selector, VerdictMap, address};
+pub use save::{add_saved, saved_rule};
+pub(crate) use save::{chain_priority, marked, owned_by, target_named};
+
+use crate::netlink::Sets;
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::fmt;
+use redirect_core::{
+    render,
+    rule::{Hook, Is, Match, Rule, Target},
+    values::{Family, PortRange},
+};
+
+/// The part of the kernel that holds a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Api {
+    /// nf_tables: what nft and iptables-nft program.
+    NfTables,
+    /// x_tables: what iptables-legacy programs.
+    XTables,
+    /// None: a program or function hangs on the hook by itself.
+    Function,
+}
+
+/// The family of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableFamily {
+    /// IPv4.
+    Ip,
+    /// IPv6.
+    Ip6,
+    /// Both.
+    Inet,
+    /// What interfaces receive and send, of any protocol. Its chains hang on no hook of IP.
+    Netdev,
+}
+
+impl TableFamily {
+    /// Its name in nft.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ip => "ip",
+            Self::Ip6 => "ip6",
+            Self::Inet => "inet",
+            Self::Netdev => "netdev",
+        }
+    }
+
+    /// Whether packets of a family meet such a table.
+    #[must_use]
+    pub const fn covers(self, family: Family) -> bool {
+        match (self, family) {
+            (Self::Inet | Self::Netdev, _) | (Self::Ip, Family::V4) | (Self::Ip6, Family::V6) => true,
+            (Self::Ip, Family::V6) | (Self::Ip6, Family::V4) => false,
+        }
+    }
+}
+
+impl From<Family> for TableFamily {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::Ip,
+            Family::V6 => Self::Ip6,
+        }
+    }
+}
+
+/// The name of a table: unique in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableName {
+    /// The part of the kernel that holds it.
+    pub api: Api,
+    /// Its family.
+    pub family: TableFamily,
+    /// Its name.
+    pub name: String,
+}
+
+impl TableName {
+    /// That of no table, where something that is in none has to be named.
+    #[must_use]
+    pub fn of_family(family: Family) -> Self {
+        Self { api: Api::Function, family: family.into(), name: String::new() }
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.api {
+            Api::NfTables => write!(f, "{} {}", self.family.name(), Plain(&self.name)),
+            Api::XTables => write!(f, "{} {} (legacy)", self.family.name(), Plain(&self.name)),
+            Api::Function => write!(f, "of {} ({})", Plain(&self.name), self.family.name()),
+        }
+    }
+}
+
+/// The tables of a network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ruleset {
+    /// Each by its name.
+    pub tables: BTreeMap<TableName, TableState>,
+    /// What hangs on the hooks, in the order in which the kernel asks it. `None` if the kernel cannot list it (before Linux 5.14,
+    /// or without `CONFIG_NETFILTER_NETLINK_HOOK`).
+    pub hooks: Option<HookList>,
+    /// How many elements of sets rules have looked up.
+    pub(crate) looked_up: usize,
+}
+
+impl Ruleset {
+    /// A table; an empty one is made where there is none.
+    pub fn table(&mut self, name: TableName) -> &mut TableState {
+        self.tables.entry(name).or_default()
+    }
+}
+
+/// What a table holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TableState {
+    /// Whether it is switched off: its chains hang on no hook.
+    pub dormant: bool,
+    /// Its chains, by name.
+    pub chains: BTreeMap<String, ChainState>,
+    /// Its sets and maps. They are taken in before the rules that look something up in them.
+    pub(crate) sets: Sets,
+}
+
+/// A chain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChainState {
+    /// Its number in its table. A chain that was made later has a higher one. 0 where the kernel does not say (legacy tables).
+    pub handle: u64,
+    /// Where it hangs, if it hangs on a hook of IP.
+    pub base: Option<Base>,
+    /// Where it hangs, if it hangs on interfaces.
+    pub device: Option<DeviceBase>,
+    /// Its rules, in order.
+    pub rules: Vec<SeenRule>,
+}
+
+/// Where a base chain hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Base {
+    /// On this hook.
+    pub hook: Hook,
+    /// At this priority: the lowest goes first.
+    pub priority: i32,
+    /// Whether it translates addresses: only the first packet of a connection meets it.
+    pub is_nat: bool,
+    /// Whether its policy is to drop.
+    pub drops: bool,
+    /// Whether a packet of a local process is routed again behind it, where it has another mark or address by then.
+    pub reroutes: bool,
+}
+
+/// Where a base chain hangs on interfaces: in family netdev, or as `ingress` of family inet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceBase {
+    /// Whether it meets what the interfaces receive or send.
+    pub direction: Direction,
+    /// The interfaces, as the chain names them. A name may end in `*`.
+    pub devices: Vec<String>,
+    /// The lowest goes first.
+    pub priority: i32,
+    /// Whether its policy is to drop.
+    pub drops: bool,
+}
+
+/// A direction of an interface. Closed: there is no third.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// What it receives, before prerouting.
+    Ingress,
+    /// What it sends, behind postrouting.
+    Egress,
+}
+
+/// A rule, as far as it is understood.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SeenRule {
+    /// What a packet has to fulfil, all of it.
+    pub conditions: Vec<Condition>,
+    /// What then happens, in order.
+    pub statements: Vec<Statement>,
+    /// What it has counted; none where it does not count.
+    pub counter: Option<Counter>,
+}
+
+/// What a rule has counted since it was made, or since somebody set it to zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Counter {
+    /// Packets that fulfilled its conditions.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// A condition of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// One that plans have, too.
+    Plain(Match),
+    /// The packet is of this family.
+    Family(Is<Family>),
+    /// The number of the transport protocol.
+    Protocol(Is<u8>),
+    /// One of these source ports.
+    SourcePorts(Is<Vec<PortRange>>),
+    /// The connection is in one of these states, as bits of the kernel.
+    State(Is<u32>),
+    /// The connection is in one of these states, and, if the packet belongs to one, answers those that opened it or not.
+    StateAndDirection {
+        /// The states, as bits of the kernel.
+        states: Is<u32>,
+        /// Whether it answers.
+        is_reply: bool,
+    },
+    /// These bits of the packet's mark have this value.
+    MarkBits {
+        /// The bits.
+        mask: u32,
+        /// Their value.
+        is: Is<u32>,
+    },
+    /// These bits of the connection's mark have this value.
+    ConnMarkBits {
+        /// The bits.
+        mask: u32,
+        /// Their value.
+        is: Is<u32>,
+    },
+    /// The packet answers those that opened the connection.
+    IsReply(Is<bool>),
+    /// These TCP flags have this value.
+    TcpFlags {
+        /// The flags, as bits of the header.
+        mask: u8,
+        /// Their value.
+        is: Is<u8>,
+    },
+    /// The address at this end is one of the network namespace's own.
+    Local(Is<End>),
+    /// One of several combinations of values.
+    Among(Is<Among>),
+    /// One that is not understood, by its name.
+    Unknown(String),
+}
+
+/// An end of a packet's way. Closed: there is no third.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// Where it comes from.
+    Source,
+    /// Where it goes.
+    Destination,
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Statement {
+    /// The base chain is left; what hangs behind it still sees the packet.
+    Accept,
+    /// The packet is gone.
+    Drop,
+    /// The packet is gone, and its sender told so.
+    Reject,
+    /// Back to the calling chain.
+    Return,
+    /// To another chain and back.
+    Jump(String),
+    /// To another chain, and back to where this one was called from.
+    Goto(String),
+    /// The destination is translated to this port of the pod.
+    Redirect(u16),
+    /// The destination is translated to the pod; its port stays.
+    RedirectHere,
+    /// The destination is translated; the name says how (DNAT, REDIRECT with several ports).
+    Translate(String),
+    /// The source is translated, which ends the chain.
+    TranslateSource(String),
+    /// The packet is handed to a transparent listener.
+    Tproxy {
+        /// The listener's port; none where it is the packet's own, or not known.
+        port: Option<u16>,
+        /// The mark the packet gets: its bits of the mask, and their value.
+        mark: Option<(u32, u32)>,
+        /// Whether the base chain is left, and a packet without a listener dropped (x_tables). What nf_tables cannot hand
+        /// over goes on to the next rule.
+        ends: bool,
+    },
+    /// Connection tracking passes the packet over, and address translation with it.
+    Untrack,
+    /// The packet's mark is set; none where the value is not known.
+    SetMark(Option<u32>),
+    /// These bits of the packet's mark are cleared, and then those of the value flipped.
+    SetMarkBits {
+        /// What is cleared.
+        mask: u32,
+        /// What is flipped.
+        value: u32,
+    },
+    /// The packet gets the connection's mark.
+    RestoreMark,
+    /// These bits of the packet's mark are cleared; then it is combined (exclusive or) with some bits of the connection's mark and
+    /// with a value.
+    RestoreMarkBits {
+        /// What is cleared of the packet's mark.
+        cleared: u32,
+        /// What counts of the connection's.
+        mask: u32,
+        /// The value.
+        flip: u32,
+    },
+    /// The connection gets the packet's mark.
+    SaveMark,
+    /// The other way round.
+    SaveMarkBits {
+        /// What is cleared of the connection's mark.
+        cleared: u32,
+        /// What counts of the packet's.
+        mask: u32,
+        /// The value.
+        flip: u32,
+    },
+    /// These bits of the connection's mark are cleared, and then those of the value flipped.
+    SetConnMark {
+        /// What is cleared.
+        mask: u32,
+        /// What is flipped.
+        value: u32,
+    },
+    /// The packet belongs to this zone of connection tracking.
+    Zone(u16),
+    /// What happens is looked up. Whatever it is ends the rule.
+    Map(VerdictMap),
+    /// On with the rule: what a map may say.
+    Continue,
+    /// A process decides.
+    Queue,
+    /// Another part of the packet is rewritten, or it is sent elsewhere; the name says how.
+    Rewrite(String),
+    /// Something that does not change the packet's way, by its name.
+    Harmless(String),
+    /// One that is not understood, by its name.
+    Unknown(String),
+}
+
+/// What a rule of a plan does.
+impl From<&Target> for Statement {
+    fn from(target: &Target) -> Self {
+        match target {
+            Target::Accept => Self::Accept,
+            Target::Drop => Self::Drop,
+            Target::Return => Self::Return,
+            Target::Jump(chain) => Self::Jump(chain.name().into()),
+            Target::Redirect(port) => Self::Redirect(port.number()),
+            Target::Tproxy { port, mark } => {
+                Self::Tproxy { port: Some(port.number()), mark: Some((u32::MAX, mark.value())), ends: true }
+            }
+            Target::SetMark(mark) => Self::SetMark(Some(mark.value())),
+            Target::SaveMark => Self::SaveMark,
+            Target::RestoreMark => Self::RestoreMark,
+            Target::SetConnMark(mark) => Self::SetConnMark { mask: mark.mask(), value: mark.value() },
+            Target::ConntrackZone(zone) => Self::Zone(*zone),
+        }
+    }
+}
+
+/// A rule of a plan, as it is found where it is in force.
+impl From<&Rule> for SeenRule {
+    fn from(rule: &Rule) -> Self {
+        let conditions = rule.effective_matches().cloned().map(Condition::Plain).collect();
+        Self { conditions, statements: [Statement::from(&rule.target)].into(), counter: None }
+    }
+}
+
+/// In the words of iptables where it has any.
+impl fmt::Display for SeenRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = self.conditions.iter().filter_map(|condition| match condition {
+            Condition::Plain(condition) => Some(condition.clone()),
+            Condition::Family(_)
+            | Condition::Protocol(_)
+            | Condition::SourcePorts(_)
+            | Condition::State(_)
+            | Condition::StateAndDirection { .. }
+            | Condition::MarkBits { .. }
+            | Condition::ConnMarkBits { .. }
+            | Condition::IsReply(_)
+            | Condition::TcpFlags { .. }
+            | Condition::Local(_)
+            | Condition::Among(_)
+            | Condition::Unknown(_) => None,
+        });
+        let text = plain_text(plain.collect());
+        let mut words = Separated { f, any: false };
+        if !text.is_empty() {
+            words.word(&text)?;
+        }
+        for condition in self.conditions.iter().filter(|one| !matches!(one, Condition::Plain(_))) {
+            words.word(condition)?;
+        }
+        for statement in &self.statements {
+            words.word(statement)?;
+        }
+        if words.any { Ok(()) } else { f.write_str("no condition, no statement") }
+    }
+}
+
+/// Conditions that plans have, too, in the words of iptables.
+fn plain_text(matches: Vec<Match>) -> String {
+    // A rule needs a target to be written; this one is taken away again.
+    let text = render::rule_text(&Rule { matches, target: Target::Return });
+    text.strip_suffix("-j RETURN").unwrap_or(&text).trim_end().into()
+}
+
+/// Words with a space between them.
+struct Separated<'a, 'f> {
+    f: &'a mut fmt::Formatter<'f>,
+    any: bool,
+}
+
+impl Separated<'_, '_> {
+    fn word(&mut self, word: &dyn fmt::Display) -> fmt::Result {
+        write!(self.f, "{}{word}", if self.any { " " } else { "" })?;
+        self.any = true;
+        Ok(())
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let not = |not: bool| if not { "! " } else { "" };
+        match self {
+            Self::Plain(condition) => f.write_str(&plain_text([condition.clone()].into())),
+            Self::Family(is) => write!(f, "{}nfproto {}", not(is.not), is.value),
+            Self::Protocol(is) => write!(f, "{}-p {}", not(is.not), is.value),
+            Self::SourcePorts(is) => {
+                write!(f, "-m multiport {}--sports ", not(is.not))?;
+                for (index, range) in is.value.iter().enumerate() {
+                    let comma = if index == 0 { "" } else { "," };
+                    write!(f, "{comma}{range}")?;
+                }
+                Ok(())
+            }
+            Self::State(is) => {
+                write!(f, "-m conntrack {}--ctstate ", not(is.not))?;
+                state::write(f, is.value)
+            }
+            Self::StateAndDirection { states, is_reply } => {
+                let direction = if *is_reply { "REPLY" } else { "ORIGINAL" };
+                write!(f, "-m conntrack --ctdir {direction} {}--ctstate ", not(states.not))?;
+                state::write(f, states.value)
+            }
+            Self::MarkBits { mask, is } => {
+                write!(f, "-m mark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
+            }
+            Self::ConnMarkBits { mask, is } => {
+                write!(f, "-m connmark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
+            }
+            Self::IsReply(is) => {
+                let direction = if is.value == is.not { "ORIGINAL" } else { "REPLY" };
+                write!(f, "-m conntrack --ctdir {direction}")
+            }
+            Self::TcpFlags { mask, is } => {
+                write!(f, "{}--tcp-flags {mask:#04x} {:#04x}", not(is.not), is.value)
+            }
+            Self::Local(is) => {
+                let end = match is.value {
+                    End::Source => "src",
+                    End::Destination => "dst",
+                };
+                write!(f, "-m addrtype {}--{end}-type LOCAL", not(is.not))
+            }
+            Self::Among(is) => is.value.write(f, if is.not { "!= " } else { "" }, |_| String::new()),
+            Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
+        }
+    }
+}
+
+impl fmt::Display for Statement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accept => f.write_str("-j ACCEPT"),
+            Self::Drop => f.write_str("-j DROP"),
+            Self::Reject => f.write_str("-j REJECT"),
+            Self::Return => f.write_str("-j RETURN"),
+            Self::Jump(chain) => write!(f, "-j {}", Plain(chain)),
+            Self::Goto(chain) => write!(f, "-g {}", Plain(chain)),
+            Self::Redirect(port) => write!(f, "-j REDIRECT --to-ports {port}"),
+            Self::RedirectHere => f.write_str("-j REDIRECT"),
+            Self::Translate(name) | Self::TranslateSource(name) => write!(f, "-j {}", Plain(name)),
+            Self::Tproxy { port, mark, ends: _ } => {
+                f.write_str("-j TPROXY")?;
+                port.map_or(Ok(()), |port| write!(f, " --on-port {port}"))?;
+                mark.map_or(Ok(()), |(mask, value)| write!(f, " --tproxy-mark {value:#x}/{mask:#x}"))
+            }
+            Self::Untrack => f.write_str("-j NOTRACK"),
+            Self::SetMark(Some(mark)) => write!(f, "-j MARK --set-mark {mark:#x}"),
+            Self::SetMark(None) => f.write_str("-j MARK"),
+            Self::SetMarkBits { mask, value } => write!(f, "-j MARK --set-xmark {value:#x}/{mask:#x}"),
+            Self::RestoreMark => f.write_str("-j CONNMARK --restore-mark"),
+            Self::RestoreMarkBits { cleared, mask, flip: 0 } => {
+                write!(f, "-j CONNMARK --restore-mark --nfmask {cleared:#x} --ctmask {mask:#x}")
+            }
+            Self::RestoreMarkBits { cleared: _, mask, flip } => {
+                write!(f, "meta mark set ct mark & {mask:#x} ^ {flip:#x}")
+            }
+            Self::SaveMark => f.write_str("-j CONNMARK --save-mark"),
+            Self::SaveMarkBits { cleared, mask, flip: 0 } => {
+                write!(f, "-j CONNMARK --save-mark --nfmask {mask:#x} --ctmask {cleared:#x}")
+            }
+            Self::SaveMarkBits { cleared: _, mask, flip } => {
+                write!(f, "ct mark set meta mark & {mask:#x} ^ {flip:#x}")
+            }
+            Self::SetConnMark { mask, value } => write!(f, "-j CONNMARK --set-xmark {value:#x}/{mask:#x}"),
+            Self::Zone(zone) => write!(f, "-j CT --zone {zone}"),
+            Self::Map(map) => map.fmt(f),
+            Self::Continue => f.write_str("continue"),
+            Self::Queue => f.write_str("-j NFQUEUE"),
+            Self::Rewrite(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
+            Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
+        }
+    }
+}
+
+/// A name of others, without anything that could be taken for another word, and not without end.
+pub struct Plain<'a>(pub &'a str);
+
+impl Plain<'_> {
+    /// As many characters as a table's or chain's name is printed with.
+    const LONGEST: usize = 64;
+
+    fn text(&self) -> String {
+        let printable = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
+        self.0.chars().take(Self::LONGEST).map(printable).collect()
+    }
+}
+
+impl fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+/// Bits of a connection's state (`NF_CT_STATE_BIT`).
+pub mod state {
+    /// Of no connection.
+    pub const INVALID: u32 = 1;
+    /// Of a connection seen in both directions.
+    pub const ESTABLISHED: u32 = 2;
+    /// The first of a connection that another one asked for.
+    pub const RELATED: u32 = 4;
+    /// The first of a connection.
+    pub const NEW: u32 = 8;
+    /// Passed over by connection tracking.
+    pub const UNTRACKED: u32 = 64;
+    /// Those of a set, by their names.
+    pub(super) fn write(f: &mut core::fmt::Formatter<'_>, states: u32) -> core::fmt::Result {
+        let named = NAMES.into_iter().filter(|(bit, _)| states & bit != 0);
+        for (index, (_, name)) in named.enumerate() {
+            write!(f, "{}{name}", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+
+    /// Their names.
+    pub const NAMES: [(u32, &str); 5] = [
+        (INVALID, "INVALID"),
+        (NEW, "NEW"),
+        (RELATED, "RELATED"),
+        (ESTABLISHED, "ESTABLISHED"),
+        (UNTRACKED, "UNTRACKED"),
+    ];
+}

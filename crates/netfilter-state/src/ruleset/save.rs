@@ -1,0 +1,460 @@
+//! What iptables-save prints, read for every table: rules of others as far as they are understood.
+
+use super::{
+    Among, Api, Base, Condition, Counter, End, Ruleset, SeenRule, Selector, Statement, TableName, state,
+};
+use crate::parse::{SaveError, ports};
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
+use redirect_core::{
+    rule::{Hook, Is, Match, Protocol, Table},
+    values::{Family, PortRange, PortSyntax, parse_cidr},
+};
+
+/// Adds the tables that the legacy variant of iptables-save prints.
+///
+/// # Errors
+/// A line that cannot be part of such output.
+pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<(), SaveError> {
+    let mut table: Option<TableName> = None;
+    for (number, line) in (1_usize..).zip(text.lines()) {
+        let error = || SaveError { number, line: line.chars().take(200).collect() };
+        let line = line.trim();
+        match line.split_at_checked(1) {
+            None | Some(("#", _)) => {}
+            Some(("*", name)) => {
+                table =
+                    Some(TableName { api: Api::XTables, family: family.into(), name: name.trim().into() });
+            }
+            Some(_) if line == "COMMIT" => table = None,
+            Some((":", chain)) => {
+                let table = table.clone().ok_or_else(error)?;
+                declare(ruleset, table, chain).ok_or_else(error)?;
+            }
+            Some(_) => {
+                let table = table.clone().ok_or_else(error)?;
+                let (counter, line) = counted(line);
+                let words = words(line);
+                let [command, chain, rest @ ..] = words.as_slice() else { return Err(error()) };
+                if command != "-A" {
+                    return Err(error());
+                }
+                let chains = &mut ruleset.table(table).chains;
+                let rule = SeenRule { counter, ..rule(rest) };
+                chains.entry(chain.clone()).or_default().rules.push(rule);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What stands in front of a rule where counters were asked for, `[packets:bytes]`, and the rule.
+fn counted(line: &str) -> (Option<Counter>, &str) {
+    let read = || {
+        let (numbers, rule) = line.strip_prefix('[')?.split_once(']')?;
+        let (packets, bytes) = numbers.split_once(':')?;
+        let counter = Counter { packets: packets.parse().ok()?, bytes: bytes.parse().ok()? };
+        Some((Some(counter), rule.trim_start()))
+    };
+    read().unwrap_or((None, line))
+}
+
+/// `NAME POLICY [packets:bytes]`
+fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
+    let mut words = line.split_ascii_whitespace();
+    let name = words.next()?;
+    let drops = words.next() == Some("DROP");
+    let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name);
+    let base = hook.and_then(|hook| {
+        let priority = chain_priority(&table.name, hook)?;
+        let reroutes = table.name == "mangle" && hook == Hook::Output;
+        Some(Base { hook, priority, is_nat: table.name == "nat", drops, reroutes })
+    });
+    ruleset.table(table).chains.entry(name.to_owned()).or_default().base = base;
+    Some(())
+}
+
+/// The priority of a built-in chain (`enum nf_ip_hook_priorities`).
+pub(crate) fn chain_priority(table: &str, hook: Hook) -> Option<i32> {
+    match (Table::named(table), table) {
+        (Some(table), _) => Some(table.priority(hook)),
+        (None, "filter") => Some(0),
+        (None, "security") => Some(50),
+        (None, _) => None,
+    }
+}
+
+/// The words of a line; what stands between quotation marks is one.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quoted, mut begun) = (Vec::new(), String::new(), false, false);
+    let mut characters = line.chars();
+    while let Some(c) = characters.next() {
+        match c {
+            '\\' if quoted => word.extend(characters.next()),
+            '"' => (quoted, begun) = (!quoted, true),
+            ' ' if !quoted => {
+                if begun || !word.is_empty() {
+                    words.push(core::mem::take(&mut word));
+                }
+                begun = false;
+            }
+            c => word.push(c),
+        }
+    }
+    if begun || !word.is_empty() {
+        words.push(word);
+    }
+    words
+}
+
+/// A rule in the words of iptables-save, without table and chain, as far as it is understood.
+#[must_use]
+pub fn saved_rule(text: &str) -> SeenRule {
+    rule(&words(text))
+}
+
+fn rule(words: &[String]) -> SeenRule {
+    let mut rule = SeenRule::default();
+    let (mut module, mut words) = ("", words);
+    // Where the conditions of the match at hand begin.
+    let mut of_match = 0;
+    while let Some((word, rest)) = words.split_first() {
+        let (not, word, rest) = match (word.as_str(), rest.split_first()) {
+            ("!", Some((word, rest))) => (true, word.as_str(), rest),
+            (word, _) => (false, word, rest),
+        };
+        if let ("-j" | "-g", Some((target, options))) = (word, rest.split_first()) {
+            rule.statements = [statement(word, target, options)].into();
+            return rule;
+        }
+        // Its values: everything up to the next option.
+        let is_option = |word: &String| word == "!" || word.starts_with('-');
+        let count = rest.iter().position(is_option).unwrap_or(rest.len());
+        let (values, behind) = rest.split_at_checked(count).unwrap_or((rest, &[]));
+        words = behind;
+        if word == "-m" {
+            module = values.first().map_or("", String::as_str);
+            of_match = rule.conditions.len();
+            continue;
+        }
+        // One that always holds.
+        if (module, word) == ("comment", "--comment") {
+            continue;
+        }
+        let condition = condition(module, word, not, values);
+        rule.conditions.push(condition.unwrap_or_else(|| Condition::Unknown(unknown(module, word))));
+        join_state_and_direction(&mut rule.conditions, of_match);
+    }
+    rule
+}
+
+/// A single match that asks for the state of a connection and for the direction in it asks for no direction where there is no
+/// connection.
+fn join_state_and_direction(conditions: &mut Vec<Condition>, of_match: usize) {
+    let joined = match conditions.get(of_match..) {
+        Some(
+            [Condition::State(states), Condition::IsReply(is)]
+            | [Condition::IsReply(is), Condition::State(states)],
+        ) => Condition::StateAndDirection { states: states.clone(), is_reply: is.value != is.not },
+        _ => return,
+    };
+    conditions.truncate(of_match);
+    conditions.push(joined);
+}
+
+fn unknown(module: &str, word: &str) -> String {
+    if module.is_empty() { word.to_owned() } else { alloc::format!("-m {module} {word}") }
+}
+
+/// A condition; `None` for one that is not understood.
+fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<Condition> {
+    let (value, second) = (values.first(), values.get(1));
+    let port = || {
+        value.and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok()).map(|value| Is { value, not })
+    };
+    let net = || value.and_then(|value| parse_cidr(value).ok()).map(|value| Is { value, not });
+    let interface = || value.and_then(|value| value.parse().ok()).map(|value| Is { value, not });
+    let plain = |condition: Match| Some(Condition::Plain(condition));
+    match (module, word) {
+        (_, "-s") => plain(Match::Source(net()?)),
+        (_, "-d") => plain(Match::Destination(net()?)),
+        (_, "-i") => plain(Match::InInterface(interface()?)),
+        (_, "-o") => plain(Match::OutInterface(interface()?)),
+        (_, "-p") => protocol(value?, not),
+        ("tcp" | "udp", "--sport") => plain(Match::SourcePort(port()?)),
+        ("tcp" | "udp", "--dport") => plain(Match::DestinationPort(port()?)),
+        ("tcp", "--tcp-flags") => tcp_flags(value?, second?, not),
+        ("multiport", "--dports") => plain(Match::DestinationPorts(Is { value: ports(value?)?, not })),
+        ("multiport", "--sports") => Some(Condition::SourcePorts(Is { value: ports(value?)?, not })),
+        ("conntrack", "--ctstate") | ("state", "--state") => {
+            Some(Condition::State(Is { value: states(value?)?, not }))
+        }
+        ("conntrack", "--ctdir") => {
+            let is_reply = match value?.as_str() {
+                "REPLY" => !not,
+                "ORIGINAL" => not,
+                _ => return None,
+            };
+            Some(Condition::IsReply(Is { value: true, not: !is_reply }))
+        }
+        ("owner", "--uid-owner") => owner(Selector::User, value?, not),
+        ("owner", "--gid-owner") => owner(Selector::Group, value?, not),
+        ("addrtype", "--src-type") if value? == "LOCAL" => {
+            Some(Condition::Local(Is { value: End::Source, not }))
+        }
+        ("addrtype", "--dst-type") if value? == "LOCAL" => {
+            Some(Condition::Local(Is { value: End::Destination, not }))
+        }
+        ("mark", "--mark") => {
+            let (value, mask) = bits(value?)?;
+            Some(Condition::MarkBits { mask, is: Is { value, not } })
+        }
+        ("connmark", "--mark") => {
+            let (value, mask) = bits(value?)?;
+            Some(Condition::ConnMarkBits { mask, is: Is { value, not } })
+        }
+        _ => None,
+    }
+}
+
+fn protocol(name: &str, not: bool) -> Option<Condition> {
+    let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|protocol| protocol.name() == name);
+    if let (Some(protocol), false) = (known, not) {
+        return Some(Condition::Plain(Match::Protocol(protocol)));
+    }
+    let number = match name {
+        "icmp" => 1,
+        "ipv6-icmp" | "icmpv6" => 58,
+        "sctp" => 132,
+        "esp" => 50,
+        "gre" => 47,
+        _ => known.map(Protocol::number).or_else(|| name.parse().ok())?,
+    };
+    Some(Condition::Protocol(Is { value: number, not }))
+}
+
+/// `ID` or `FIRST-LAST`.
+fn owner(selector: Selector, text: &str, not: bool) -> Option<Condition> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(owned_by(selector, (first.parse().ok()?, last.parse().ok()?), not))
+}
+
+/// Whether a user or group is one of these.
+pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Condition {
+    if first != last {
+        return Condition::Among(Is { value: Among::range(selector, (first.into(), last.into())), not });
+    }
+    let is = Is { value: first, not };
+    Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
+}
+
+fn states(list: &str) -> Option<u32> {
+    list.split(',').try_fold(0, |bits, name| {
+        let (bit, _) = state::NAMES.into_iter().find(|(_, known)| *known == name)?;
+        Some(bits | bit)
+    })
+}
+
+fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
+    const NAMES: [(&str, u8); 8] =
+        [("FIN", 1), ("SYN", 2), ("RST", 4), ("PSH", 8), ("ACK", 16), ("URG", 32), ("ALL", 63), ("NONE", 0)];
+    let bits = |list: &str| {
+        list.split(',').try_fold(0, |bits, name| {
+            let (_, bit) = NAMES.into_iter().find(|(known, _)| *known == name)?;
+            Some(bits | bit)
+        })
+    };
+    Some(Condition::TcpFlags { mask: bits(mask)?, is: Is { value: bits(set)?, not } })
+}
+
+/// `VALUE` or `VALUE/MASK`, in hexadecimal digits.
+fn bits(text: &str) -> Option<(u32, u32)> {
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    match text.split_once('/') {
+        Some((value, mask)) => Some((number(value)?, number(mask)?)),
+        None => Some((number(text)?, u32::MAX)),
+    }
+}
+
+fn statement(word: &str, target: &str, options: &[String]) -> Statement {
+    if word == "-g" {
+        return Statement::Goto(target.to_owned());
+    }
+    let option = |name: &str| option(options, name);
+    match target {
+        "CT" if has(options, "--notrack") => Statement::Untrack,
+        "CT" if has(options, "--zone") => option("--zone")
+            .and_then(|zone| zone.parse().ok())
+            .map_or_else(|| Statement::Harmless("-j CT".into()), Statement::Zone),
+        "MARK" => marked(option("--set-xmark").and_then(bits)),
+        "CONNMARK" => connection_marked(options),
+        "REDIRECT" => match option("--to-ports").and_then(|port| port.parse().ok()) {
+            None if options.is_empty() => Statement::RedirectHere,
+            Some(port) if options.len() == 2 => Statement::Redirect(port),
+            _ => Statement::Translate(target.to_owned()),
+        },
+        "TPROXY" => Statement::Tproxy {
+            port: option("--on-port").and_then(|port| port.parse().ok()).filter(|port| *port != 0),
+            mark: option("--tproxy-mark").and_then(bits).map(|(value, mask)| (mask, value)),
+            ends: true,
+        },
+        name => target_named(name).unwrap_or_else(|| Statement::Jump(name.to_owned())),
+    }
+}
+
+fn has(options: &[String], name: &str) -> bool {
+    options.iter().any(|word| word == name)
+}
+
+/// The word behind this one.
+fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
+    options.iter().skip_while(|word| *word != name).nth(1).map(String::as_str)
+}
+
+/// `-j MARK` with this value and mask; what it does is not known without.
+pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
+    match bits {
+        Some((value, u32::MAX)) => Statement::SetMark(Some(value)),
+        Some((value, mask)) => Statement::SetMarkBits { mask, value },
+        None => Statement::SetMark(None),
+    }
+}
+
+/// `-j CONNMARK` without shifts.
+fn connection_marked(options: &[String]) -> Statement {
+    let has = |name: &str| has(options, name);
+    let is_shifted = has("--left-shift-mark") || has("--right-shift-mark");
+    // A whole mask may be printed, and so may none; `--mask` is both of them.
+    let mask_of = |name: &str| match option(options, name).or_else(|| option(options, "--mask")) {
+        Some(text) => bits(text).map(|(value, _)| value),
+        None => Some(u32::MAX),
+    };
+    let masks = mask_of("--nfmask").zip(mask_of("--ctmask")).filter(|_| !is_shifted);
+    let set = option(options, "--set-xmark").and_then(bits);
+    match (set, masks) {
+        (Some((value, mask)), Some(_)) => Statement::SetConnMark { mask, value },
+        (None, Some((u32::MAX, u32::MAX))) if has("--restore-mark") => Statement::RestoreMark,
+        (None, Some((cleared, mask))) if has("--restore-mark") => {
+            Statement::RestoreMarkBits { cleared, mask, flip: 0 }
+        }
+        (None, None) if has("--restore-mark") => Statement::SetMark(None),
+        (None, Some((u32::MAX, u32::MAX))) if has("--save-mark") => Statement::SaveMark,
+        (None, Some((mask, cleared))) if has("--save-mark") => {
+            Statement::SaveMarkBits { cleared, mask, flip: 0 }
+        }
+        _ => Statement::Unknown("-j CONNMARK".into()),
+    }
+}
+
+/// What a target of x_tables does; `None` for a name that is none, and so is a chain's.
+pub(crate) fn target_named(name: &str) -> Option<Statement> {
+    Some(match name {
+        "ACCEPT" => Statement::Accept,
+        "DROP" => Statement::Drop,
+        "REJECT" | "TARPIT" => Statement::Reject,
+        "RETURN" => Statement::Return,
+        "DNAT" | "REDIRECT" | "NETMAP" => Statement::Translate(name.to_owned()),
+        "SNAT" | "MASQUERADE" => Statement::TranslateSource(name.to_owned()),
+        "TPROXY" => Statement::Tproxy { port: None, mark: None, ends: true },
+        "NOTRACK" => Statement::Untrack,
+        "MARK" => Statement::SetMark(None),
+        "QUEUE" | "NFQUEUE" => Statement::Queue,
+        "CT" | "CONNMARK" | "LOG" | "NFLOG" | "TRACE" | "AUDIT" | "CLASSIFY" | "DSCP" | "TOS" | "TTL"
+        | "HL" | "ECN" | "TCPMSS" | "TCPOPTSTRIP" | "CHECKSUM" | "SET" | "IDLETIMER" | "LED" | "RATEEST"
+        | "SECMARK" | "CONNSECMARK" | "TEE" | "HMARK" => Statement::Harmless(alloc::format!("-j {name}")),
+        "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => Statement::Rewrite(alloc::format!("-j {name}")),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_port_and_nothing_else_is_a_redirection_to_that_port() {
+        let does = |options: &str| statement("-j", "REDIRECT", &words(options));
+        assert_eq!(does("--to-ports 15001"), Statement::Redirect(15001));
+        assert_eq!(does(""), Statement::RedirectHere);
+        for options in ["--to-ports 15001 --random", "--random --to-ports 15001", "--to-ports 15001-15002"] {
+            assert_eq!(does(options), Statement::Translate("REDIRECT".into()), "{options}");
+        }
+    }
+
+    #[test]
+    fn targets_are_known_by_their_names() {
+        let words = |name: &str| alloc::format!("-j {name}");
+        for (name, does) in [
+            ("ACCEPT", Statement::Accept),
+            ("DROP", Statement::Drop),
+            ("TARPIT", Statement::Reject),
+            ("RETURN", Statement::Return),
+            ("NETMAP", Statement::Translate("NETMAP".into())),
+            ("MASQUERADE", Statement::TranslateSource("MASQUERADE".into())),
+            ("TPROXY", Statement::Tproxy { port: None, mark: None, ends: true }),
+            ("NOTRACK", Statement::Untrack),
+            ("MARK", Statement::SetMark(None)),
+            ("NFQUEUE", Statement::Queue),
+            ("TEE", Statement::Harmless(words("TEE"))),
+            ("SYNPROXY", Statement::Rewrite(words("SYNPROXY"))),
+        ] {
+            assert_eq!(target_named(name), Some(does));
+        }
+        assert_eq!(target_named("KUBE-SERVICES"), None);
+    }
+
+    #[test]
+    fn flags_are_a_set_however_often_one_is_named() {
+        let flags = |mask: &str, set: &str| match tcp_flags(mask, set, false) {
+            Some(Condition::TcpFlags { mask, is }) => Some((mask, is.value)),
+            _ => None,
+        };
+        assert_eq!(flags("SYN,FIN,SYN", "SYN,SYN"), Some((3, 2)));
+        assert_eq!(flags("ALL,FIN", "NONE"), Some((63, 0)));
+        assert_eq!(flags("SYN,ECE", "SYN"), None);
+    }
+
+    #[test]
+    fn what_stands_between_quotation_marks_is_one_word() {
+        for (line, all) in [
+            ("-p tcp  -j DROP", &["-p", "tcp", "-j", "DROP"][..]),
+            (r#"--comment "a -j ACCEPT" -j DROP"#, &["--comment", "a -j ACCEPT", "-j", "DROP"]),
+            (r#"--comment "" -j DROP"#, &["--comment", "", "-j", "DROP"]),
+            (r#"--comment "a \"b\" c\\" -j DROP"#, &["--comment", r#"a "b" c\"#, "-j", "DROP"]),
+            (r#"-j DROP --comment "a b"#, &["-j", "DROP", "--comment", "a b"]),
+            (r"-j DROP\", &["-j", r"DROP\"]),
+            ("-j DROP \"\"", &["-j", "DROP", ""]),
+        ] {
+            assert_eq!(words(line), all, "{line}");
+        }
+    }
+
+    #[test]
+    fn marks_that_are_saved_or_restored_in_part_are_not_taken_for_whole_ones() {
+        let unknown = || Statement::Unknown("-j CONNMARK".into());
+        for (options, does) in [
+            ("--save-mark", Statement::SaveMark),
+            ("--save-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::SaveMark),
+            ("--save-mark --mask 0xff", Statement::SaveMarkBits { cleared: 0xff, mask: 0xff, flip: 0 }),
+            (
+                "--save-mark --nfmask 0xffffffff --ctmask 0xff",
+                Statement::SaveMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
+            ),
+            ("--save-mark --left-shift-mark 2", unknown()),
+            ("--restore-mark", Statement::RestoreMark),
+            ("--restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::RestoreMark),
+            (
+                "--restore-mark --nfmask 0xff --ctmask 0xffffffff",
+                Statement::RestoreMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
+            ),
+            ("--restore-mark --right-shift-mark 2", Statement::SetMark(None)),
+            ("--set-xmark 0x7/0xff", Statement::SetConnMark { mask: 0xff, value: 7 }),
+            ("--set-xmark 0x7/0xff --left-shift-mark 2", unknown()),
+            ("--and-mark 0xff", unknown()),
+        ] {
+            assert_eq!(connection_marked(&words(options)), does, "{options}");
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! From what is in force to what is wanted, by steps that can be taken back.
+//!
+//! The order is the promise: what rules need comes before them and goes after them; where capture moves from one base
+//! chain to another, the new one takes over first, then every packet on its way gets the time to finish, and only then
+//! the old one lets go. A packet meets the base chains of a hook one after the other, each with the rules of the moment
+//! at which it comes to it; so between the two steps both stand.
+
+use crate::{
+    change::Change,
+    netlink::NativeState,
+    routing::{self, FoundRouting, RoutingItem},
+    state::RuleState,
+};
+use alloc::{
+    collections::BTreeSet,
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::fmt;
+use redirect_core::{
+    Tproxy,
+    options::{NativeForm, Variant},
+    plan::{FamilyRules, RulePlan},
+    rule::Table,
+    values::{Family, Mark},
+};
+
+/// Rules of both families.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PerFamily {
+    /// IPv4.
+    pub v4: RuleState,
+    /// IPv6.
+    pub v6: RuleState,
+}
+
+impl PerFamily {
+    /// Those of one family.
+    #[must_use]
+    pub const fn of(&self, family: Family) -> &RuleState {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+}
+
+/// What a network namespace holds, as far as it concerns the mesh.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Tables of iptables-legacy.
+    pub legacy: PerFamily,
+    /// Tables of iptables-nft.
+    pub nft: PerFamily,
+    /// The mesh's native tables.
+    pub native: NativeState,
+    /// Policy rules, routes and addresses of the kind a plan needs, whoever's.
+    pub routing: Vec<FoundRouting>,
+}
+
+impl Observation {
+    /// The rules of a variant of iptables.
+    #[must_use]
+    pub const fn rules(&self, variant: Variant) -> &PerFamily {
+        match variant {
+            Variant::Legacy => &self.legacy,
+            Variant::Nft => &self.nft,
+        }
+    }
+
+    /// Whether there are rules of a variant, whoever's.
+    #[must_use]
+    pub fn in_use(&self, variant: Variant) -> bool {
+        Family::BOTH.into_iter().any(|family| !self.rules(variant).of(family).is_empty())
+    }
+
+    /// Whether there are rules of the mesh in a variant.
+    #[must_use]
+    pub fn redirected_by(&self, variant: Variant) -> bool {
+        Family::BOTH.into_iter().any(|family| self.rules(variant).of(family).is_redirected())
+    }
+
+    /// Whether there are rules of the mesh at all.
+    #[must_use]
+    pub fn is_redirected(&self) -> bool {
+        VARIANTS.into_iter().any(|variant| self.redirected_by(variant)) || !self.native.is_empty()
+    }
+
+    /// Whether rules of the mesh capture inbound connections in a table, of whatever backend.
+    fn captures_inbound(&self, table: Table) -> bool {
+        let by_iptables = |variant| {
+            Family::BOTH.into_iter().any(|family| self.rules(variant).of(family).captures_inbound(table))
+        };
+        VARIANTS.into_iter().any(by_iptables) || self.native.captures_inbound(table)
+    }
+
+    /// The packet marks that rules of the mesh use.
+    #[must_use]
+    pub fn marks(&self) -> BTreeSet<Mark> {
+        let states = VARIANTS
+            .into_iter()
+            .flat_map(|variant| Family::BOTH.map(|family| self.rules(variant).of(family)));
+        states.flat_map(RuleState::marks).chain(self.native.marks()).collect()
+    }
+
+    /// What is different from `earlier`, as far as the mesh is concerned; one entry a table or item.
+    #[must_use]
+    pub fn differences_to(&self, earlier: &Self) -> Vec<String> {
+        let nothing = Change::default();
+        let done = |_, _| &nothing;
+        let mut words = Vec::new();
+        for variant in VARIANTS {
+            for family in Family::BOTH {
+                let (now, earlier) = (self.rules(variant).of(family), earlier.rules(variant).of(family));
+                let back = Change::back(now, earlier, done(variant, family));
+                words.extend(
+                    back.tables.iter().map(|change| {
+                        format!("{family} {} (iptables-{})", change.table.name(), variant.name())
+                    }),
+                );
+            }
+        }
+        if self.native != earlier.native {
+            words.push("native tables inet istio-proxy-*".to_string());
+        }
+        let only_in = |one: &Self, other: &Self| -> Vec<RoutingItem> {
+            let mut rest: Vec<RoutingItem> = other.routing.iter().map(|found| found.item).collect();
+            let is_extra = |item: &RoutingItem| match rest.iter().position(|other| other == item) {
+                Some(position) => {
+                    rest.swap_remove(position);
+                    false
+                }
+                None => true,
+            };
+            one.routing.iter().map(|found| found.item).filter(is_extra).collect()
+        };
+        words.extend(only_in(self, earlier).iter().map(|item| format!("added: {item}")));
+        words.extend(only_in(earlier, self).iter().map(|item| format!("gone: {item}")));
+        words
+    }
+}
+
+/// Both variants of iptables.
+pub const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
+
+/// Where rules are to stand. Closed on purpose, as [`Step`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RulesIn {
+    /// The tables of a variant of iptables.
+    Iptables(Variant),
+    /// Native tables, in this form.
+    Native(NativeForm),
+}
+
+/// What is wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Goal<'a> {
+    /// The plan.
+    pub plan: &'a RulePlan,
+    /// Where its rules are to stand.
+    pub rules_in: RulesIn,
+    /// Whether rules are written anew even where they are in force.
+    pub force: bool,
+    /// Routing that counts as the mesh's although no rule uses its mark: that of the settings.
+    pub tproxy: Option<Tproxy>,
+    /// Whether the tables of iptables-nft change within nf_tables' transactions, or through `iptables-nft-restore`.
+    pub nft_in_transaction: bool,
+}
+
+impl<'a> Goal<'a> {
+    /// This plan's rules there, in as few transactions as can be; nothing that is in force is written anew.
+    #[must_use]
+    pub const fn new(plan: &'a RulePlan, rules_in: RulesIn) -> Self {
+        Self { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
+    }
+}
+
+/// One step. It happens wholly or not at all, but for [`Step::Restore`], which happens table by table.
+///
+/// Exhaustive on purpose, as [`Inverse`] is: who takes steps has to take every kind of them, so a new kind is a new version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Adds what rules need.
+    AddRouting(RoutingItem),
+    /// Marks a policy rule as the mesh's to remove: the rules that tell so go first, and a run may end in between.
+    Condemn(FoundRouting),
+    /// Changes rules in one transaction of nf_tables.
+    Transaction(Transaction),
+    /// Changes rules through `iptables-restore` of a variant.
+    Restore(Variant, Family, Change),
+    /// Waits until every packet that is on its way has met all the chains it will meet.
+    Grace,
+    /// Makes connection tracking forget connections of before that nat has not translated, that the plan captures and that no socket has any more:
+    /// what opens one in their place would be taken for theirs, and nat would not be asked.
+    ForgetClosed,
+    /// Removes what no rule needs.
+    RemoveRouting(FoundRouting),
+}
+
+/// What changes in nf_tables at one instant.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transaction {
+    /// Changes to the tables of iptables-nft.
+    pub iptables: Vec<(Family, Change)>,
+    /// What the native tables become; `None` where they stay.
+    pub native: Option<NativeState>,
+}
+
+impl Transaction {
+    /// Whether nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.native.is_none() && self.iptables.iter().all(|(_, change)| change.is_empty())
+    }
+}
+
+/// What takes a step back. All but the first two name a state, so that they do nothing where the step did nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Inverse {
+    /// Removes what was added.
+    RemoveRouting(RoutingItem),
+    /// Makes again what was removed.
+    PutBackRouting(FoundRouting),
+    /// Makes a policy rule again as it was before it was marked.
+    Pardon(FoundRouting),
+    /// Brings these tables of iptables, and the native ones, to what they were.
+    Rules {
+        /// Tables of iptables by variant and family: what was done to them, and the rules they held before.
+        iptables: Vec<(Variant, Family, Change, RuleState)>,
+        /// The native tables as they were.
+        native: Option<NativeState>,
+    },
+    /// Waits, as the step did.
+    Grace,
+    /// Nothing: what the step did is of no consequence to any rules.
+    Nothing,
+}
+
+impl Step {
+    /// What takes this step back, if it is taken after `before` was seen.
+    #[must_use]
+    pub fn inverse(self, before: &Observation, native_before: &NativeState) -> Inverse {
+        let rules = |variant, family, change: Change| {
+            (variant, family, change, before.rules(variant).of(family).clone())
+        };
+        match self {
+            Self::AddRouting(item) => Inverse::RemoveRouting(item),
+            Self::RemoveRouting(found) => Inverse::PutBackRouting(found),
+            Self::Condemn(found) => Inverse::Pardon(found),
+            Self::Grace => Inverse::Grace,
+            Self::ForgetClosed => Inverse::Nothing,
+            Self::Restore(variant, family, change) => {
+                Inverse::Rules { iptables: [rules(variant, family, change)].into(), native: None }
+            }
+            Self::Transaction(Transaction { iptables, native }) => Inverse::Rules {
+                iptables: iptables
+                    .into_iter()
+                    .map(|(family, change)| rules(Variant::Nft, family, change))
+                    .collect(),
+                native: native.map(|_| native_before.clone()),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddRouting(item) => write!(f, "add {item}"),
+            Self::RemoveRouting(found) => write!(f, "remove {found}"),
+            Self::Condemn(found) => write!(f, "mark for removal: {found}"),
+            Self::Grace => f.write_str("wait for packets on their way"),
+            Self::ForgetClosed => f.write_str("forget tracked connections that are over"),
+            Self::Restore(variant, family, change) => {
+                write!(f, "{family} {} (iptables-{})", tables(change), variant.name())
+            }
+            Self::Transaction(transaction) => transaction.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let changed = self.iptables.iter().filter(|(_, change)| !change.is_empty());
+        let mut words: Vec<String> =
+            changed.map(|(family, change)| format!("{family} {} (iptables-nft)", tables(change))).collect();
+        words.extend(self.native.as_ref().map(|_| "native tables inet istio-proxy-*".to_string()));
+        f.write_str(&words.join(", "))
+    }
+}
+
+fn tables(change: &Change) -> String {
+    change.tables.iter().map(|table| table.table.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The steps from what was observed to what is wanted; none where it is in force.
+#[must_use]
+pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
+    let mut steps: Vec<Step> =
+        routing::missing(goal.plan, &observed.routing).into_iter().map(Step::AddRouting).collect();
+    let Phases { take_over, let_go } = Phases::of(observed, goal);
+    let both_stand = !let_go.is_empty() && !goal.plan.families().is_empty() && observed.is_redirected();
+    let rules_change = !take_over.is_empty() || !let_go.is_empty();
+    let stale = routing::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
+    let is_condemned = |found: &FoundRouting| {
+        rules_change && !found.condemned && matches!(found.item, RoutingItem::Rule(..))
+    };
+    let condemned = stale.iter().filter(|found| is_condemned(found));
+    steps.extend(condemned.map(|found| Step::Condemn((*found).clone())));
+    steps.extend(take_over);
+    if both_stand {
+        steps.push(Step::Grace);
+        // While both stand, whatever comes is translated: nothing is left behind any more.
+        if observed.captures_inbound(Table::Mangle) && !captures_inbound(goal.plan, Table::Mangle) {
+            steps.push(Step::ForgetClosed);
+        }
+    }
+    steps.extend(let_go);
+    let removed = |found: &FoundRouting| if is_condemned(found) { found.condemn() } else { found.clone() };
+    steps.extend(stale.into_iter().map(|found| Step::RemoveRouting(removed(found))));
+    steps
+}
+
+fn captures_inbound(plan: &RulePlan, table: Table) -> bool {
+    Family::BOTH.into_iter().any(|family| RuleState::from(&plan.rules(family)).captures_inbound(table))
+}
+
+/// Changes of rules: those that let the new ones capture, and those that take the old ones away.
+#[derive(Default)]
+struct Phases {
+    take_over: Vec<Step>,
+    let_go: Vec<Step>,
+}
+
+impl Phases {
+    fn of(observed: &Observation, goal: &Goal<'_>) -> Self {
+        let (mut first, mut second) = (RulesStep::default(), RulesStep::default());
+        for variant in VARIANTS {
+            for family in Family::BOTH {
+                let found = observed.rules(variant).of(family);
+                if goal.rules_in == RulesIn::Iptables(variant) {
+                    let (takes_over, lets_go) = iptables(found, goal, family);
+                    first.iptables.push((variant, family, takes_over));
+                    second.iptables.push((variant, family, lets_go));
+                } else {
+                    second.iptables.push((variant, family, Change::between(found, &FamilyRules::default())));
+                }
+            }
+        }
+        (first.native, second.native) = native(&observed.native, goal);
+        Self { take_over: first.steps(goal), let_go: second.steps(goal) }
+    }
+}
+
+/// A variant's change in two parts: tables that lose inbound capture to another one change last.
+fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (Change, Change) {
+    let wanted = goal.plan.rules(family);
+    let change = if goal.force { Change::rewriting } else { Change::between };
+    let change = change(observed, &wanted);
+    let wanted = RuleState::from(&wanted);
+    let moves = Table::ALL.iter().copied().any(|table| wanted.captures_inbound(table));
+    let loses = |table| moves && observed.captures_inbound(table) && !wanted.captures_inbound(table);
+    let (second, first) = change.tables.into_iter().partition(|change| loses(change.table));
+    (Change { tables: first }, Change { tables: second })
+}
+
+/// What the native tables become first, and in the end; `None` where they stay.
+///
+/// In the first step a table that loses inbound capture stays as it is. Where there are rules with sets, the new ones are
+/// put before the old ones: the elements of a set that goes are gone at once, also for a packet that is just being looked
+/// up, and those of one that comes may be there a moment later than the rule that looks.
+fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Option<NativeState>) {
+    let wanted = match goal.rules_in {
+        RulesIn::Native(form) => NativeState::wanted(goal.plan, form),
+        RulesIn::Iptables(_) => NativeState::default(),
+    };
+    let is_rewritten = goal.force && !wanted.is_empty();
+    if *observed == wanted && !is_rewritten {
+        return (None, None);
+    }
+    if wanted.is_empty() {
+        return (None, Some(wanted));
+    }
+    let moves = Table::ALL.iter().copied().any(|table| wanted.captures_inbound(table));
+    let uses_sets = |table| observed.looks_up(table) || wanted.looks_up(table);
+    let mut first = wanted.clone();
+    let mut is_last = true;
+    for table in Table::ALL.iter().copied() {
+        if moves && observed.captures_inbound(table) && !wanted.captures_inbound(table) {
+            first = first.with_table_of(observed, table);
+            is_last = false;
+        } else if goal.force || uses_sets(table) && !observed.agrees_in(&wanted, table) {
+            first = first.before_rules_of(observed, table);
+            is_last = false;
+        }
+    }
+    (Some(first), (!is_last).then_some(wanted))
+}
+
+/// Changes of rules that belong together.
+#[derive(Default)]
+struct RulesStep {
+    iptables: Vec<(Variant, Family, Change)>,
+    native: Option<NativeState>,
+}
+
+impl RulesStep {
+    /// As few steps as can be: one transaction for all of nf_tables, and one for each run of a helper program.
+    fn steps(self, goal: &Goal<'_>) -> Vec<Step> {
+        let mut transaction = Transaction { iptables: Vec::new(), native: self.native };
+        let mut by_programs = Vec::new();
+        for (variant, family, change) in self.iptables.into_iter().filter(|(_, _, change)| !change.is_empty())
+        {
+            match variant {
+                Variant::Nft if goal.nft_in_transaction => transaction.iptables.push((family, change)),
+                Variant::Nft | Variant::Legacy => by_programs.push(Step::Restore(variant, family, change)),
+            }
+        }
+        let transaction = (!transaction.is_empty()).then_some(Step::Transaction(transaction));
+        // A helper program may fail where a transaction cannot be half done: it goes first.
+        by_programs.into_iter().chain(transaction).collect()
+    }
+}
+
+#[cfg(test)]
+mod in_force;
+#[cfg(test)]
+mod recorded;

@@ -1,0 +1,212 @@
+//! The model of a kernel: it takes what is planned, goes back, refuses what Linux refuses, and can be damaged.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use netfilter_state::{
+    change::{Change, Step, TableChange},
+    model::{Kernel, Refusal, Tables, Writer},
+    parse,
+    routing::{FoundRouting, RoutingItem},
+    steps::{self, Goal, RulesIn},
+};
+use redirect_core::{
+    Family, RulePlan,
+    options::{NativeForm, Variant},
+    pod::{Decision, PodFacts},
+    rule::{Chain, Hook, OurChain, Rule, Table, Target},
+    settings::NamespaceFacts,
+};
+
+const PLACES: [RulesIn; 4] = [
+    RulesIn::Iptables(Variant::Nft),
+    RulesIn::Iptables(Variant::Legacy),
+    RulesIn::Native(NativeForm::Plain),
+    RulesIn::Native(NativeForm::Sets),
+];
+
+fn plan(mode: &str) -> RulePlan {
+    let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    let annotations = [
+        ("sidecar.istio.io/interceptionMode", mode),
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", "3306,5432,6379"),
+    ];
+    let mut pod = PodFacts::sidecar(annotations);
+    pod.proxy.as_mut().unwrap().env.insert("ISTIO_DUAL_STACK".into(), "true".into());
+    match pod.decide(&NamespaceFacts::new(&addresses)).unwrap() {
+        Decision::Redirect(redirect) => redirect.plan(),
+        Decision::Skip(reason) => panic!("{reason}"),
+    }
+}
+
+fn goals(plans: &[RulePlan]) -> Vec<Goal<'_>> {
+    plans.iter().flat_map(|plan| PLACES.map(|place| Goal::new(plan, place))).collect()
+}
+
+#[test]
+fn every_run_can_be_taken_back_after_any_of_its_steps() {
+    let plans = [plan("REDIRECT"), plan("TPROXY"), RulePlan::empty()];
+    let mut taken_back = 0;
+    for from in goals(&plans) {
+        for to in goals(&plans) {
+            let mut before = Kernel::new();
+            before.run(&from).unwrap();
+            let observed = before.observe();
+            let steps = steps::between(&observed, &to);
+            for until in 0..=steps.len() {
+                let mut kernel = before.clone();
+                let mut inverses = Vec::new();
+                for step in &steps[..until] {
+                    let now = kernel.observe();
+                    inverses.push(step.clone().inverse(&now, &now.native));
+                    kernel.take(step).unwrap();
+                }
+                for inverse in inverses.iter().rev() {
+                    kernel.take_back(inverse).unwrap();
+                    taken_back += 1;
+                }
+                let (found, wanted) = (kernel.observe(), before.observe());
+                assert!(found.differences_to(&wanted).is_empty(), "{:?}", found.differences_to(&wanted));
+            }
+        }
+    }
+    assert!(taken_back > 500, "{taken_back}");
+}
+
+#[test]
+fn any_damage_is_mended_by_the_next_run_and_by_no_other() {
+    for plan in [plan("REDIRECT"), plan("TPROXY")] {
+        for goal in PLACES.map(|place| Goal::new(&plan, place)) {
+            let mut whole = Kernel::new();
+            whole.run(&goal).unwrap();
+            assert_eq!(whole.run(&goal).unwrap(), []);
+            let damaged = damage(&whole, &plan);
+            assert!(damaged.len() > 10, "{}", damaged.len());
+            for (what, mut kernel) in damaged {
+                assert_ne!(kernel, whole, "{what}");
+                assert_ne!(kernel.run(&goal).unwrap(), [], "{what}");
+                assert_eq!(kernel.run(&goal).unwrap(), [], "{what}");
+                assert_eq!(kernel.observe().differences_to(&whole.observe()), Vec::<String>::new(), "{what}");
+            }
+        }
+    }
+}
+
+/// Every rule deleted in turn, and the routing where there is any.
+fn damage(whole: &Kernel, plan: &RulePlan) -> Vec<(String, Kernel)> {
+    let mut damaged = Vec::new();
+    for variant in steps::VARIANTS {
+        for family in Family::BOTH {
+            let state = whole.tables(variant, family).observe();
+            for (table, chain, number) in places(&state) {
+                let mut kernel = whole.clone();
+                let lost = kernel.tables_mut(variant, family).delete(table, &chain, number);
+                let what = format!("{} {family} {} {chain} {number}: {lost:?}", variant.name(), table.name());
+                damaged.push((what, kernel));
+            }
+        }
+    }
+    for (table, chains) in plan.merged_rules() {
+        for (chain, rules) in chains {
+            for number in 1..=rules.len() {
+                let mut kernel = whole.clone();
+                if kernel.delete_native_rule(table, &chain, number) {
+                    damaged.push((format!("native {} {chain} {number}", table.name()), kernel));
+                }
+            }
+        }
+    }
+    let mut kernel = whole.clone();
+    kernel.lose_routing();
+    damaged.push(("routing".to_owned(), kernel));
+    damaged
+}
+
+fn places(state: &netfilter_state::state::RuleState) -> Vec<(Table, Chain, usize)> {
+    let mut places = Vec::new();
+    for table in Table::ALL.iter().copied() {
+        for (chain, rules) in state.chains(table) {
+            places.extend((1..=rules.len()).map(|number| (table, chain.clone(), number)));
+        }
+    }
+    places
+}
+
+#[test]
+fn rules_of_others_stay_where_they_are() {
+    let plan = plan("REDIRECT");
+    let goal = Goal::new(&plan, RulesIn::Iptables(Variant::Nft));
+    let theirs = parse::entry("-p tcp -m tcp --dport 22 -m comment --comment \"ssh\" -j ACCEPT");
+    let mut kernel = Kernel::new();
+    kernel.tables_mut(Variant::Nft, Family::V4).insert(Table::Nat, Hook::Output, 1, theirs.clone());
+    let before = kernel.clone();
+    kernel.run(&goal).unwrap();
+    let output = Chain::Hook(Hook::Output);
+    assert!(kernel.tables(Variant::Nft, Family::V4).rules(Table::Nat, &output).any(|rule| *rule == theirs));
+    let nothing = RulePlan::empty();
+    kernel.run(&Goal::new(&nothing, goal.rules_in)).unwrap();
+    assert_eq!(kernel, before);
+}
+
+#[test]
+fn what_linux_refuses_is_refused_and_changes_nothing() {
+    let (inbound, output) = (Chain::Ours(OurChain::Inbound), Chain::Hook(Hook::Output));
+    let jump = |to: &Chain| Rule { matches: Vec::new(), target: Target::Jump(to.clone()) }.into();
+    let accept = || parse::entry("-p tcp -j ACCEPT");
+    let declared = || Step::DeclareEmpty(inbound.clone());
+    let cases = [
+        (vec![Step::DeclareEmpty(output.clone())], Refusal::BuiltIn),
+        (vec![Step::RemoveChain(output.clone())], Refusal::BuiltIn),
+        (vec![Step::Append(inbound.clone(), accept())], Refusal::NoSuchChain),
+        (vec![Step::Flush(inbound.clone())], Refusal::NoSuchChain),
+        (vec![Step::Insert(output.clone(), 2, accept())], Refusal::NoSuchNumber),
+        (vec![Step::Insert(output.clone(), 0, accept())], Refusal::NoSuchNumber),
+        (vec![Step::Delete(output.clone(), accept())], Refusal::NoSuchRule),
+        (vec![Step::Append(output.clone(), jump(&inbound))], Refusal::NoTarget),
+        (
+            vec![declared(), Step::Append(inbound.clone(), accept()), Step::RemoveChain(inbound.clone())],
+            Refusal::NotEmpty,
+        ),
+        (
+            vec![
+                declared(),
+                Step::Append(output.clone(), jump(&inbound)),
+                Step::RemoveChain(inbound.clone()),
+            ],
+            Refusal::InUse,
+        ),
+    ];
+    for (steps, why) in cases {
+        let change = Change { tables: vec![TableChange { table: Table::Nat, steps }] };
+        let mut tables = Tables::new();
+        let refused = tables.apply(&change, Writer::Netlink).unwrap_err();
+        assert_eq!(refused.why, why, "{refused}");
+        assert_eq!(tables, Tables::new(), "{refused}");
+    }
+}
+
+#[test]
+fn a_transaction_is_refused_as_a_whole() {
+    let good = Change::between(&Tables::new().observe(), &plan("REDIRECT").rules(Family::V4));
+    let bad = TableChange { table: Table::Nat, steps: vec![Step::Flush(Chain::named("NONE"))] };
+    let transaction = steps::Transaction {
+        iptables: vec![(Family::V4, good), (Family::V6, Change { tables: vec![bad] })],
+        native: None,
+    };
+    let mut kernel = Kernel::new();
+    let refused = kernel.take(&steps::Step::Transaction(transaction)).unwrap_err();
+    assert!(refused.to_string().starts_with("IPv6 nat: "), "{refused}");
+    assert_eq!(kernel, Kernel::new());
+}
+
+#[test]
+fn routing_is_added_once_and_removed_once() {
+    let mut kernel = Kernel::new();
+    let address = FoundRouting::working(RoutingItem::LoopbackAddress);
+    let add = steps::Step::AddRouting(RoutingItem::LoopbackAddress);
+    let remove = steps::Step::RemoveRouting(address.clone());
+    kernel.take(&add).unwrap();
+    assert_eq!(kernel.take(&add).unwrap_err().why, Refusal::Exists);
+    kernel.take(&remove).unwrap();
+    assert_eq!(kernel.take(&remove).unwrap_err().why, Refusal::NotThere);
+    assert_eq!(kernel.take(&steps::Step::Condemn(address)).unwrap_err().why, Refusal::NotThere);
+}

@@ -1,0 +1,233 @@
+//! A plan in force in every backend is walked through as the plan itself is, and nothing of it is in its own way.
+
+use super::{
+    Detail, Packet, Rules, Step, Trace,
+    interference::{Effect, Pod, find},
+    kernel::dumps::{self, dump, dumped, read_saved},
+};
+use netfilter_state::{
+    change::Change,
+    netlink::{Batch, NativeState, Observed},
+    routing::{self, FoundRouting},
+    ruleset::{Condition, Counter, Ruleset},
+    state::RuleState,
+};
+use redirect_core::{
+    Family, Redirect, RulePlan,
+    options::NativeForm,
+    rule::{Chain, Target},
+    settings::{Key, NamespaceFacts, RawSettings, Source},
+};
+use std::{
+    net::IpAddr,
+    string::{String, ToString},
+    vec::Vec,
+};
+
+fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
+    let mut raw = RawSettings::new();
+    let all = [
+        (Key::InboundPorts, "*"),
+        (Key::OutboundRanges, "*"),
+        (Key::RedirectDns, "true"),
+        (Key::CaptureAllDns, "true"),
+        (Key::DropInvalid, "true"),
+        (Key::OutboundExcludePorts, "3306,5432,8000:8099"),
+        (Key::OutboundExcludeRanges, "10.96.0.0/12,fd00:96::/64"),
+        (Key::ExcludeInterfaces, "eth1"),
+        (Key::DualStack, "true"),
+    ];
+    for (key, text) in all.iter().chain(settings) {
+        raw.set(*key, *text, Source::Flag("x"));
+    }
+    Redirect::parse(&raw, &NamespaceFacts::new(&addresses())).unwrap().plan()
+}
+
+fn addresses() -> [IpAddr; 2] {
+    ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()]
+}
+
+fn iptables(plan: &RulePlan) -> Ruleset {
+    let observed = Observed::default();
+    let changes =
+        Family::BOTH.map(|family| (family, Change::between(&RuleState::new(), &plan.rules(family))));
+    let mut batch = Batch::new(&observed);
+    for (family, change) in &changes {
+        batch.change(*family, change).unwrap();
+    }
+    dumped(batch.finish().unwrap().bytes())
+}
+
+fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
+    let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
+    let mut batch = Batch::new(&observed);
+    batch.native_change(observed.native(), &wanted);
+    dumped(batch.finish().unwrap().bytes())
+}
+
+#[test]
+fn what_this_library_writes_it_understands_and_finds_nothing_in_its_own_way() {
+    let interfaces = ["eth0".to_string()];
+    for mode in ["REDIRECT", "TPROXY"] {
+        let plan = plan(&[(Key::InterceptionMode, mode)]);
+        for ruleset in [iptables(&plan), native(&plan, NativeForm::Plain), native(&plan, NativeForm::Sets)] {
+            let chains = ruleset.tables.values().flat_map(|table| table.chains.values());
+            let rules: Vec<_> = chains.flat_map(|chain| &chain.rules).collect();
+            let strange = rules
+                .iter()
+                .flat_map(|rule| &rule.conditions)
+                .filter(|condition| matches!(condition, Condition::Unknown(_)));
+            assert!(rules.len() > 30 && strange.count() == 0, "{rules:#?}");
+            let pod = Pod { addresses: &addresses(), interfaces: &interfaces, ..Pod::default() };
+            assert_eq!(find(&ruleset, &plan, &pod), [], "{mode}");
+        }
+    }
+}
+
+#[test]
+fn a_chain_of_the_mesh_with_another_policy_is_found_in_native_tables_too() {
+    let plan = plan(&[]);
+    let mut ruleset = native(&plan, NativeForm::Plain);
+    for table in ruleset.tables.values_mut() {
+        for base in table.chains.values_mut().filter_map(|chain| chain.base.as_mut()) {
+            base.drops = true;
+        }
+    }
+    let findings = find(&ruleset, &plan, &Pod::default());
+    assert!(findings.len() >= 4 && findings.iter().all(|finding| finding.effect == Effect::PolicyDrops));
+}
+
+/// Packets of every kind: what the rules of the plans here name, and what lies beside it.
+fn packets() -> Vec<Packet> {
+    let ports = [53, 80, 3306, 7999, 8000, 8050, 8100];
+    let far = [
+        "10.95.255.255",
+        "10.96.0.0",
+        "10.111.255.255",
+        "10.112.0.0",
+        "192.168.7.7",
+        "fd00:96::",
+        "fd00:97::",
+    ];
+    let mut packets = Vec::new();
+    for (to, port) in far.iter().flat_map(|to| ports.map(|port| (to.parse::<IpAddr>().unwrap(), port))) {
+        let own = addresses()[usize::from(to.is_ipv6())];
+        packets.push(Packet::from_outside((to, 40000).into(), (own, port).into()).by("eth0"));
+        for (uid, gid) in [(1000, 1000), (1337, 1337), (7, 2000)] {
+            for by in ["eth0", "eth1"] {
+                let packet = Packet::from_pod(uid, gid, (own, 40000).into(), (to, port).into()).by(by);
+                packets.extend([packet.clone().over_udp(), packet]);
+            }
+            packets.push(Packet::from_pod(uid, gid, (own, 40000).into(), (own, port).into()));
+        }
+    }
+    packets
+}
+
+#[test]
+fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
+    let lists: [&[(Key, &str)]; 3] = [
+        &[],
+        &[(Key::InboundExcludePorts, "8000,8050,8099"), (Key::InboundPorts, "53,80,3306,8000:8100")],
+        &[
+            (Key::OutboundRanges, "10.96.0.0/16,192.168.0.0/16,10.111.0.0/16,fd00:96::/64,fd00:98::/64"),
+            (Key::OutboundPorts, "53,80,8100"),
+            (Key::OwnerGroups, "1000,1337"),
+        ],
+    ];
+    for (settings, mode) in lists.iter().flat_map(|list| ["REDIRECT", "TPROXY"].map(|mode| (list, mode))) {
+        let plan = plan(&[*settings, &[(Key::InterceptionMode, mode)]].concat());
+        let routing: Vec<FoundRouting> =
+            routing::wanted(&plan).into_iter().map(FoundRouting::working).collect();
+        for (form, family) in [NativeForm::Plain, NativeForm::Sets]
+            .into_iter()
+            .flat_map(|form| Family::BOTH.map(|family| (form, family)))
+        {
+            let planned = Rules::of_plan(&plan, family);
+            let live = Rules::of_ruleset(&native(&plan, form), &routing, family, Some(&plan));
+            for packet in packets().iter().filter(|packet| packet.family() == family).step_by(3) {
+                let (wanted, trace) = (planned.trace(packet), live.trace(packet));
+                let text = || {
+                    std::format!(
+                        "{settings:?} {form:?}\n{}{}",
+                        trace.text(Detail::Every),
+                        wanted.text(Detail::Every)
+                    )
+                };
+                assert_eq!(trace.may, wanted.may, "{}", text());
+                let behind = |trace: &Trace| match trace.deciding() {
+                    Some(Step::Rule { origin: Some(origin), .. }) => Some(*origin),
+                    _ => None,
+                };
+                assert_eq!(behind(&trace), behind(&wanted), "{}", text());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_rules_of_the_mesh_are_known_in_every_backend() {
+    let plan = plan(&[]);
+    let count = |ruleset: &Ruleset, family, known| {
+        let rules = Rules::of_ruleset(ruleset, &[], family, known);
+        let of_mesh: Vec<_> = rules.of_mesh().collect();
+        assert!(of_mesh.iter().all(|one| one.rule.counter == Some(Counter::default())), "{of_mesh:?}");
+        of_mesh.len()
+    };
+    let ruleset = iptables(&plan);
+    for family in Family::BOTH {
+        let chains = plan.explained_rules(family);
+        let planned: usize = chains.values().flat_map(|chains| chains.values()).map(Vec::len).sum();
+        assert_eq!(count(&ruleset, family, Some(&plan)), planned, "{family}");
+        // Without a plan nobody knows whose a rule in a built-in chain is that leads to no chain of the mesh.
+        let hooks = chains.values().flatten().filter(|(chain, _)| matches!(chain, Chain::Hook(_)));
+        let alone: Vec<_> = hooks
+            .flat_map(|(_, rules)| rules)
+            .filter(|one| !matches!(one.rule().target, Target::Jump(_)))
+            .collect();
+        assert!(!alone.is_empty());
+        assert_eq!(count(&ruleset, family, None), planned - alone.len(), "{family}");
+    }
+    for form in [NativeForm::Plain, NativeForm::Sets] {
+        let ruleset = native(&plan, form);
+        let in_tables: usize = ruleset
+            .tables
+            .values()
+            .flat_map(|table| table.chains.values())
+            .map(|chain| chain.rules.len())
+            .sum();
+        assert_eq!(count(&ruleset, Family::V4, None), in_tables, "{form:?}");
+    }
+}
+
+/// A plan in force, as every backend leaves it.
+fn in_force(name: &str) -> [(&'static str, Ruleset); 4] {
+    let dumped = |name: String| dumped(&dump(&name));
+    [
+        ("iptables-nft", dumped(dumps::of_iptables(name))),
+        ("iptables-legacy", read_saved(name)),
+        ("native", dumped(dumps::of_native(name, NativeForm::Plain))),
+        ("native with sets", dumped(dumps::of_native(name, NativeForm::Sets))),
+    ]
+}
+
+// The dumps are those of a machine that puts the low byte first.
+#[cfg(target_endian = "little")]
+#[test]
+fn a_packet_is_traced_through_a_plan_in_force_as_through_the_plan() {
+    for (name, plan) in dumps::plans() {
+        let routing: Vec<_> = routing::wanted(&plan).into_iter().map(FoundRouting::working).collect();
+        for ((backend, ruleset), family) in
+            in_force(name).iter().flat_map(|one| Family::BOTH.map(|family| (one, family)))
+        {
+            let planned = Rules::of_plan(&plan, family);
+            let live = Rules::of_ruleset(ruleset, &routing, family, Some(&plan));
+            // Enough to meet every rule; all of them are traced elsewhere.
+            for packet in packets().iter().filter(|packet| packet.family() == family).step_by(11) {
+                let (wanted, trace) = (planned.trace(packet), live.trace(packet));
+                let text = || [&trace, &wanted].map(|trace| trace.text(Detail::Every)).concat();
+                assert_eq!(trace.may, wanted.may, "{name} {backend}\n{}", text());
+            }
+        }
+    }
+}

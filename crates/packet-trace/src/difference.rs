@@ -1,0 +1,600 @@
+//! Which traffic two plans treat differently: all of it, computed by walking all packets at once.
+
+use super::{
+    Connection, ConnectionState, Fate, Interface, Packet, Sender,
+    packets::{Field, Packets, interface, interface_name, state},
+    rules::Rules,
+    set::Set,
+    walk::{self, Given, Work},
+};
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+use netfilter_state::ruleset::address;
+use redirect_core::{plan::RulePlan, rule::Protocol, values::Family};
+
+/// Packets that two plans treat differently.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The packets.
+    pub region: Region,
+    /// What becomes of them by the one plan.
+    pub before: Fate,
+    /// What becomes of them by the other.
+    pub after: Fate,
+}
+
+/// A set of packets: those that have in every field one of these values. A field that says nothing may have any.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Region {
+    is_local: bool,
+    packets: Packets,
+}
+
+impl Region {
+    /// Said without what goes without saying: that loopback addresses are nowhere but on `lo`.
+    pub(super) fn new(is_local: bool, mut packets: Packets) -> Self {
+        let family = packets.family;
+        let far = far(family);
+        if packets.get(Field::Interface).and(&Set::one(interface("lo"))).is_empty() {
+            for field in [Field::Source, Field::Destination] {
+                if *packets.get(field) == far && (field == Field::Destination || !is_local) {
+                    packets.set(field, Set::range(0, field.most(family)));
+                }
+            }
+        }
+        Self { is_local, packets }
+    }
+
+    /// Their family.
+    #[must_use]
+    pub const fn family(&self) -> Family {
+        self.packets.family
+    }
+
+    /// Whether processes of the pod send them; somebody outside otherwise.
+    #[must_use]
+    pub const fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// Their protocols.
+    #[must_use]
+    pub fn protocols(&self) -> Vec<Protocol> {
+        let all = [Protocol::Tcp, Protocol::Udp].into_iter();
+        all.filter(|one| self.packets.get(Field::Protocol).contains(one.number().into())).collect()
+    }
+
+    /// The first and last addresses of the ranges they come from; `None` for anywhere.
+    #[must_use]
+    pub fn sources(&self) -> Option<Vec<(IpAddr, IpAddr)>> {
+        self.addresses(Field::Source)
+    }
+
+    /// Likewise, where they go.
+    #[must_use]
+    pub fn destinations(&self) -> Option<Vec<(IpAddr, IpAddr)>> {
+        self.addresses(Field::Destination)
+    }
+
+    /// The first and last of the ranges of ports they come from; `None` for any.
+    #[must_use]
+    pub fn source_ports(&self) -> Option<Vec<(u16, u16)>> {
+        self.numbers(Field::SourcePort)
+    }
+
+    /// Likewise, of the ports they go to.
+    #[must_use]
+    pub fn ports(&self) -> Option<Vec<(u16, u16)>> {
+        self.numbers(Field::Port)
+    }
+
+    /// The first and last of the ranges of users who send them; `None` for any.
+    #[must_use]
+    pub fn users(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::User)
+    }
+
+    /// Likewise, of groups.
+    #[must_use]
+    pub fn groups(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::Group)
+    }
+
+    /// Likewise, of TCP's flags.
+    #[must_use]
+    pub fn flags(&self) -> Option<Vec<(u8, u8)>> {
+        self.numbers(Field::Flags)
+    }
+
+    /// What connection tracking says about them.
+    #[must_use]
+    pub fn states(&self) -> Vec<ConnectionState> {
+        let all = [
+            ConnectionState::New,
+            ConnectionState::Related,
+            ConnectionState::Established,
+            ConnectionState::Reply,
+            ConnectionState::Invalid,
+        ];
+        all.into_iter().filter(|state| self.packets.get(Field::State).contains(state.number())).collect()
+    }
+
+    /// Likewise, of marks that they have at first.
+    #[must_use]
+    pub fn marks(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::Mark)
+    }
+
+    /// Likewise, of marks of their connection.
+    #[must_use]
+    pub fn connection_marks(&self) -> Option<Vec<(u32, u32)>> {
+        self.numbers(Field::ConnMark)
+    }
+
+    /// By which interfaces they come in or go out, in words: `lo`, `not lo`, `eth0`, `veth+`.
+    #[must_use]
+    pub fn interfaces(&self) -> String {
+        interfaces(self.packets.get(Field::Interface))
+    }
+
+    /// Whether a packet is one of them.
+    #[must_use]
+    pub fn contains(&self, packet: &Packet) -> bool {
+        let one = packet.packets();
+        let is_local = matches!(packet.sender, Sender::Local { .. });
+        self.is_local == is_local
+            && self.packets.family == one.family
+            && Field::ALL.into_iter().all(|field| {
+                let owned = matches!(field, Field::User | Field::Group);
+                owned && !is_local || one.get(field).without(self.packets.get(field)).is_empty()
+            })
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn example(&self) -> Packet {
+        let first = |field: Field| self.packets.get(field).first().unwrap_or_default();
+        let number = |field: Field| u32::try_from(first(field)).unwrap_or_default();
+        let port = |field: Field| u16::try_from(first(field)).unwrap_or_default();
+        let family = self.packets.family;
+        let state = self.states().first().copied().unwrap_or(ConnectionState::New);
+        let is_known = matches!(state, ConnectionState::Established | ConnectionState::Reply);
+        let by = self.packets.get(Field::Interface);
+        let usual = ["lo", "eth0", "eth1"].into_iter().find(|name| by.contains(interface(name)));
+        Packet {
+            sender: if self.is_local {
+                Sender::Local { uid: number(Field::User), gid: number(Field::Group) }
+            } else {
+                Sender::Outside
+            },
+            protocol: self.protocols().first().copied().unwrap_or(Protocol::Tcp),
+            source: Some(address(family, first(Field::Source))),
+            source_port: Some(port(Field::SourcePort)),
+            destination: SocketAddr::new(address(family, first(Field::Destination)), port(Field::Port)),
+            interface: Interface::Named(
+                usual.map_or_else(|| interface_name(first(Field::Interface)), String::from),
+            ),
+            flags: u8::try_from(first(Field::Flags)).unwrap_or_default(),
+            mark: number(Field::Mark),
+            connection: Connection {
+                state,
+                mark: if is_known { number(Field::ConnMark) } else { 0 },
+                translated_to: None,
+            },
+        }
+    }
+
+    fn addresses(&self, field: Field) -> Option<Vec<(IpAddr, IpAddr)>> {
+        let family = self.packets.family;
+        let ranges = self.limited(field)?.ranges().iter();
+        Some(ranges.map(|(first, last)| (address(family, *first), address(family, *last))).collect())
+    }
+
+    fn numbers<T: TryFrom<u128>>(&self, field: Field) -> Option<Vec<(T, T)>> {
+        let ranges = self.limited(field)?.ranges().iter();
+        ranges.map(|(first, last)| Some((T::try_from(*first).ok()?, T::try_from(*last).ok()?))).collect()
+    }
+
+    /// The values of a field, where it has not all.
+    fn limited(&self, field: Field) -> Option<&Set> {
+        let (set, most) = (self.packets.get(field), field.most(self.packets.family));
+        (*set != Set::range(0, most)).then_some(set)
+    }
+
+    /// In words, where not every value of the field is meant.
+    fn words(&self, field: Field, name: &str, one: impl Fn(u128) -> String) -> Option<String> {
+        let set = self.limited(field)?;
+        let most = field.most(self.packets.family);
+        let rest = set.complement(most);
+        // The shorter way to say it.
+        let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
+        let ranges = set.ranges().iter().map(|(first, last)| {
+            if first == last { one(*first) } else { alloc::format!("{}-{}", one(*first), one(*last)) }
+        });
+        Some(alloc::format!("{name} {not}{}", ranges.collect::<Vec<_>>().join(", ")))
+    }
+}
+
+fn interfaces(set: &Set) -> String {
+    let name = |(first, last): &(u128, u128)| {
+        let name = interface_name(*first);
+        if first == last { name } else { alloc::format!("{name}+") }
+    };
+    let all = Set::range(0, u128::MAX);
+    let rest = all.without(set);
+    if rest.is_empty() {
+        return String::from("any");
+    }
+    // Ranges between names that rules have are what they are not.
+    let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
+    let names: Vec<String> = set.ranges().iter().map(name).collect();
+    alloc::format!("{not}{}", names.join(", "))
+}
+
+/// `TCP, outbound by not lo, to 10.0.0.0-10.255.255.255, port 3306, user not 1337`.
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = self.packets.family;
+        let protocols: Vec<String> =
+            self.protocols().iter().map(|one| one.name().to_ascii_uppercase()).collect();
+        let by = self.interfaces();
+        let way = match (self.is_local, by.as_str()) {
+            (false, _) => "inbound",
+            (true, "lo") => "within the pod",
+            (true, _) => "outbound",
+        };
+        write!(f, "{family} {} {way}", protocols.join(" and "))?;
+        if !matches!(by.as_str(), "lo" | "not lo" | "any") {
+            write!(f, " by {by}")?;
+        }
+        let decimal = |number: u128| number.to_string();
+        let hexadecimal = |number: u128| alloc::format!("{number:#x}");
+        let words = [
+            self.words(Field::Source, "from", |number| address(family, number).to_string()),
+            self.words(Field::SourcePort, "source port", decimal),
+            self.words(Field::Destination, "to", |number| address(family, number).to_string()),
+            self.words(Field::Port, "port", decimal),
+            self.words(Field::User, "user", decimal).filter(|_| self.is_local),
+            self.words(Field::Group, "group", decimal).filter(|_| self.is_local),
+            states(self.packets.get(Field::State)),
+            self.words(Field::Flags, "flags", hexadecimal),
+            self.words(Field::Mark, "mark", hexadecimal),
+            self.words(Field::ConnMark, "connection mark", hexadecimal),
+        ];
+        for words in words.into_iter().flatten() {
+            write!(f, ", {words}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Which packets of a connection they are; nothing where all are meant.
+fn states(set: &Set) -> Option<String> {
+    let named = [
+        (state::NEW, "first packets"),
+        (state::RELATED, "first packets of related connections"),
+        (state::ESTABLISHED, "later packets"),
+        (state::REPLY, "answers"),
+        (state::INVALID, "packets of no connection"),
+    ];
+    let names: Vec<&str> =
+        named.iter().filter(|(number, _)| set.contains(*number)).map(|(_, name)| *name).collect();
+    match names.as_slice() {
+        ["first packets", "first packets of related connections"] => Some("first packets".into()),
+        names if names.len() == named.len() => None,
+        names => Some(names.join(" and ")),
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} → {}", self.region, self.before, self.after)
+    }
+}
+
+/// All traffic that two plans treat differently, as few sets of packets that do not overlap. None when they mean the same.
+///
+/// Walked are packets of TCP and UDP in all states of connection tracking, from outside without a mark and from processes of the
+/// pod with any. Nothing comes in over `lo` from outside, or with a loopback address; nothing goes to a loopback
+/// address by another interface.
+///
+/// ```
+/// use redirect_core::{Families, Redirect, values::PortRange};
+///
+/// let before = Redirect::sidecar(Families::V4).build()?.plan();
+/// // 15020 is what a sidecar excludes that says nothing.
+/// let excluded = [15020, 3306].map(PortRange::single);
+/// let after = Redirect::sidecar(Families::V4).outbound_ports_exclude(excluded).build()?.plan();
+/// assert_eq!(packet_trace::difference(&before, &before), []);
+/// let differences = packet_trace::difference(&before, &after);
+/// assert!(!differences.is_empty());
+/// assert!(differences.iter().all(|one| one.region.ports() == Some(vec![(3306, 3306)])));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
+    let rules = |plan: &RulePlan, family| Rules::of_plan(plan, family);
+    let differ = |family| between(&rules(before, family), &rules(after, family), &mut Work::any());
+    Family::BOTH.into_iter().flat_map(differ).collect()
+}
+
+/// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`Rules::of_plan`],
+/// [`Rules::of_native_plan`]).
+/// Rules of different families have nothing in common, and no difference.
+#[must_use]
+pub fn difference_between(before: &Rules, after: &Rules) -> Vec<Difference> {
+    if before.family == after.family { between(before, after, &mut Work::any()) } else { Vec::new() }
+}
+
+fn between(from: &Rules, to: &Rules, work: &mut Work) -> Vec<Difference> {
+    let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
+    for (is_local, packets) in starts(from.family) {
+        let given = Given { is_local, ..Given::default() };
+        for way in walk::all(from, &packets, &given, work, false).ways {
+            for other in walk::all(to, &way.packets, &given, work, false).ways {
+                if way.fate != other.fate {
+                    let packets = without_impossible(other.packets);
+                    found.entry((is_local, way.fate, other.fate)).or_default().push(packets);
+                }
+            }
+        }
+    }
+    let mut differences = Vec::new();
+    for ((is_local, before, after), packets) in found {
+        let regions = merged(packets).into_iter().map(|packets| Region::new(is_local, packets));
+        differences.extend(regions.map(|region| Difference { region, before, after }));
+    }
+    differences
+}
+
+/// All addresses but those of loopback.
+fn far(family: Family) -> Set {
+    let loopback = match family {
+        Family::V4 => Set::range(0x7f00_0000, 0x7fff_ffff),
+        Family::V6 => Set::one(1),
+    };
+    loopback.complement(Field::Destination.most(family))
+}
+
+/// All packets that there are, and whether the pod sends them.
+fn starts(family: Family) -> Vec<(bool, Packets)> {
+    let lo = Set::one(interface("lo"));
+    let all = Packets::all(family);
+    let any = |field: Field| all.get(field);
+    let elsewhere = any(Field::Interface).without(&lo);
+    let far = far(family);
+    let outside = all
+        .with(Field::Interface, elsewhere.clone())
+        .with(Field::Source, far.clone())
+        .with(Field::Destination, far.clone())
+        .with(Field::Mark, Set::one(0));
+    let out = all.with(Field::Interface, elsewhere).with(Field::Destination, far);
+    let within = all.with(Field::Interface, lo);
+    let mut starts = Vec::new();
+    for (is_local, packets) in [(false, outside), (true, out), (true, within)] {
+        // A connection has no mark before its first packet.
+        let first = Set::of([state::NEW, state::RELATED, state::INVALID].map(|one| (one, one)).into());
+        let known = Set::range(state::ESTABLISHED, state::REPLY);
+        starts.push((is_local, packets.with(Field::State, first).with(Field::ConnMark, Set::one(0))));
+        starts.push((is_local, packets.with(Field::State, known)));
+    }
+    starts
+}
+
+/// Said without what goes without saying: that first packets belong to no connection with a mark.
+fn without_impossible(mut packets: Packets) -> Packets {
+    let known = Set::range(state::ESTABLISHED, state::REPLY);
+    if packets.get(Field::State).and(&known).is_empty() {
+        packets.set(Field::ConnMark, Set::range(0, u32::MAX.into()));
+    }
+    packets
+}
+
+/// Fewer sets for the same packets: two that differ in one field become one.
+fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
+    /// What people ask for last is put together first.
+    const ORDER: [Field; 12] = [
+        Field::Flags,
+        Field::ConnMark,
+        Field::State,
+        Field::Mark,
+        Field::SourcePort,
+        Field::Group,
+        Field::User,
+        Field::Protocol,
+        Field::Interface,
+        Field::Source,
+        Field::Destination,
+        Field::Port,
+    ];
+    loop {
+        let before = all.len();
+        for field in ORDER {
+            let mut alike: BTreeMap<Packets, Set> = BTreeMap::new();
+            for packets in all {
+                let set = packets.get(field).clone();
+                let key = packets.with(field, Set::empty());
+                let joined = alike.get(&key).map_or_else(|| set.clone(), |known| known.or(&set));
+                alike.insert(key, joined);
+            }
+            all = alike.into_iter().map(|(packets, set)| packets.with(field, set)).collect();
+        }
+        if all.len() == before {
+            return all;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redirect_core::{Families, Redirect, values::PortRange};
+
+    /// Odd ports against even ones: no rule of the one plan is a rule of the other.
+    #[test]
+    fn comparing_long_lists_takes_work_in_proportion_to_them() {
+        let work = |many: u16| {
+            let rules = |first: u16| {
+                let ports = (0..many).map(|number| PortRange::single(10_000 + first + 2 * number));
+                let plan =
+                    Redirect::sidecar(Families::V4).outbound_ports_exclude(ports).build().unwrap().plan();
+                Rules::of_plan(&plan, Family::V4)
+            };
+            let mut work = Work::any();
+            let differences = between(&rules(0), &rules(1), &mut work);
+            let ports: usize =
+                differences.iter().map(|one| one.region.ports().map_or(0, |all| all.len())).sum();
+            assert!(ports >= 2 * usize::from(many), "{ports}");
+            usize::MAX - work.left
+        };
+        let (one, two, four) = (work(500), work(1000), work(2000));
+        assert!(two < 3 * one && four < 3 * two, "{one} {two} {four}");
+    }
+
+    #[test]
+    fn packets_are_named_by_the_states_of_their_connections() {
+        let all = [state::NEW, state::RELATED, state::ESTABLISHED, state::REPLY, state::INVALID];
+        let named =
+            |numbers: &[u128]| states(&Set::of(numbers.iter().map(|number| (*number, *number)).collect()));
+        assert_eq!(named(&all), None);
+        assert_eq!(named(&all[..1]).as_deref(), Some("first packets"));
+        assert_eq!(named(&all[..2]).as_deref(), Some("first packets"));
+        assert_eq!(named(&all[2..4]).as_deref(), Some("later packets and answers"));
+        assert_eq!(named(&all[4..]).as_deref(), Some("packets of no connection"));
+        assert_eq!(named(&all[1..]).unwrap().matches(" and ").count(), 3);
+    }
+
+    #[test]
+    fn sets_of_packets_become_as_few_as_they_can() {
+        let packets = |flags: (u128, u128), ports: (u128, u128)| {
+            let all = Packets::all(Family::V4).with(Field::Flags, Set::range(flags.0, flags.1));
+            all.with(Field::Port, Set::range(ports.0, ports.1))
+        };
+        // What differs in two fields stays two.
+        let apart = [packets((1, 1), (1, 1)), packets((3, 3), (3, 3))];
+        assert_eq!(merged(apart.to_vec()), apart);
+        // Only when the first two are one does the third fit.
+        let all = [packets((1, 1), (1, 1)), packets((1, 1), (2, 2)), packets((2, 2), (1, 2))];
+        assert_eq!(merged(all.to_vec()), [packets((1, 2), (1, 2))]);
+        assert!(merged(Vec::new()).is_empty());
+    }
+
+    fn region(is_local: bool, limited: &[(Field, u128, u128)]) -> Region {
+        let mut packets = Packets::all(Family::V4);
+        packets.set_one(Field::Interface, interface("lo"));
+        for (field, first, last) in limited {
+            packets.set(*field, Set::range(*first, *last));
+        }
+        Region::new(is_local, packets)
+    }
+
+    #[test]
+    fn each_field_of_packets_is_told_by_itself() {
+        let any = region(true, &[]);
+        assert_eq!((any.family(), any.is_local()), (Family::V4, true));
+        assert!(!region(false, &[]).is_local());
+        assert_eq!(any.protocols(), [Protocol::Tcp, Protocol::Udp]);
+        assert_eq!(any.states().len(), 5);
+        let told = |region: &Region| {
+            let address = |ranges: Option<Vec<(IpAddr, IpAddr)>>| {
+                ranges.map(|all| {
+                    all.iter().map(|(first, last)| std::format!("{first} {last}")).collect::<Vec<_>>()
+                })
+            };
+            std::format!(
+                "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+                address(region.sources()),
+                address(region.destinations()),
+                region.source_ports(),
+                region.ports(),
+                region.users(),
+                region.groups(),
+                region.flags(),
+                region.marks(),
+                region.connection_marks(),
+            )
+        };
+        let all = "None None None None None None None None None";
+        assert_eq!(told(&any), all);
+        let fields = [
+            Field::Source,
+            Field::Destination,
+            Field::SourcePort,
+            Field::Port,
+            Field::User,
+            Field::Group,
+            Field::Flags,
+            Field::Mark,
+            Field::ConnMark,
+        ];
+        for (index, field) in fields.into_iter().enumerate() {
+            let said = if index < 2 { r#"Some(["0.0.0.5 0.0.0.7"])"# } else { "Some([(5, 7)])" };
+            let mut words: Vec<&str> = all.split(' ').collect();
+            words[index] = said;
+            assert_eq!(told(&region(true, &[(field, 5, 7)])), words.join(" "));
+        }
+        let udp = Protocol::Udp.number().into();
+        assert_eq!(region(true, &[(Field::Protocol, udp, udp)]).protocols(), [Protocol::Udp]);
+        let replies = region(true, &[(Field::State, state::REPLY, state::REPLY)]);
+        assert_eq!(replies.states(), [ConnectionState::Reply]);
+    }
+
+    #[test]
+    fn of_two_ways_to_say_a_field_the_shorter_one_is_taken() {
+        let words = |ranges: &[(u128, u128)]| {
+            let mut packets = Packets::all(Family::V4);
+            packets.set(Field::Port, Set::of(ranges.to_vec()));
+            Region::new(true, packets).words(Field::Port, "port", |port| std::format!("{port}"))
+        };
+        let last = u128::from(u16::MAX);
+        assert_eq!(words(&[(0, 79)]).as_deref(), Some("port 0-79"), "as short as the other way");
+        assert_eq!(words(&[(80, 80)]).as_deref(), Some("port 80"));
+        assert_eq!(words(&[(0, 79), (81, last)]).as_deref(), Some("port not 80"));
+        assert_eq!(words(&[(0, last)]), None);
+    }
+
+    #[test]
+    fn an_example_of_packets_is_one_of_them_and_others_are_not() {
+        let limited = [
+            (Field::Source, 5, 9),
+            (Field::Destination, 6, 9),
+            (Field::SourcePort, 7, 9),
+            (Field::Port, 8, 9),
+            (Field::User, 1, 2),
+            (Field::Group, 3, 4),
+            (Field::Flags, 2, 2),
+            (Field::Mark, 11, 12),
+            (Field::ConnMark, 13, 14),
+            (Field::State, state::REPLY, state::REPLY),
+            (Field::Protocol, Protocol::Tcp.number().into(), Protocol::Tcp.number().into()),
+        ];
+        let local = region(true, &limited);
+        let example = local.example();
+        assert_eq!(example.sender, Sender::Local { uid: 1, gid: 3 });
+        assert_eq!(example.source, Some("0.0.0.5".parse().unwrap()));
+        assert_eq!((example.source_port, example.destination), (Some(7), "0.0.0.6:8".parse().unwrap()));
+        assert_eq!((example.flags, example.mark, example.connection.mark), (2, 11, 13));
+        assert_eq!((example.connection.state, example.protocol), (ConnectionState::Reply, Protocol::Tcp));
+        let come = region(false, &limited);
+        assert!(local.contains(&example) && come.contains(&come.example()));
+        assert!(!come.contains(&example) && !local.contains(&come.example()));
+        // A connection that nothing is known of has no mark.
+        assert_eq!(region(true, &[(Field::ConnMark, 13, 14)]).example().connection.mark, 0);
+        // From outside nobody owns them.
+        assert_eq!(come.example().sender, Sender::Outside);
+        for (field, first, last) in limited {
+            let others = region(true, &[&limited[..], &[(field, last + 1, last + 1)]].concat());
+            assert!(!others.contains(&example), "{field:?} {first}");
+            let is_owner = matches!(field, Field::User | Field::Group);
+            let others = region(false, &[&limited[..], &[(field, last + 1, last + 1)]].concat());
+            assert_eq!(others.contains(&come.example()), is_owner, "{field:?}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Whether a plan captures one connection that somebody has seen, such as one that was open before the plan's rules were.
+
+use super::Pod;
+use crate::{Fate, Packet, Rules};
+use alloc::{string::String, vec, vec::Vec};
+use core::net::{IpAddr, SocketAddr};
+use redirect_core::{
+    RulePlan,
+    rule::{Is, Match, Protocol},
+    values::Family,
+};
+
+/// A connection, from the end that opened it to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Opening {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The end that opened it.
+    pub source: SocketAddr,
+    /// The other end, as that one named it.
+    pub destination: SocketAddr,
+    /// Who opened it.
+    pub by: Opener,
+}
+
+/// Who opened a connection. Closed: there is no fourth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Opener {
+    /// Somebody outside the pod.
+    Outside,
+    /// A socket of this user in the pod. Nobody says of which group.
+    User(u32),
+    /// A socket in the pod, of nobody knows whom.
+    Somebody,
+}
+
+/// Users and groups of applications, where nobody knows.
+const USUAL: u32 = 1000;
+/// By which a pod reaches itself.
+const LOOPBACK: &str = "lo";
+
+/// What a plan captures, ready to be asked about any number of connections.
+#[derive(Debug, Clone)]
+pub struct Captures {
+    rules: [(Family, Rules); 2],
+    /// The groups that the plan's rules ask for.
+    groups: Vec<u32>,
+}
+
+impl Captures {
+    /// What this plan captures.
+    #[must_use]
+    pub fn of(plan: &RulePlan) -> Self {
+        let rules = Family::BOTH.map(|family| (family, Rules::of_plan(plan, family)));
+        let groups =
+            constants(plan, |condition| if let Match::OwnerGid(is) = condition { Some(is) } else { None });
+        Self { rules, groups: groups.collect() }
+    }
+
+    /// Whether it captures a connection in a pod. Where the kernel does not tell who opened it, it counts as captured if it would be for
+    /// one of those who may have.
+    #[must_use]
+    pub fn captures(&self, pod: &Pod<'_>, opening: &Opening) -> bool {
+        let of = Family::of(&opening.destination.ip());
+        let packets = self.packets(pod, opening);
+        let mut rules = self.rules.iter().filter(|(family, _)| *family == of);
+        rules.any(|(_, rules)| packets.iter().any(|packet| matches!(rules.fate(packet), Fate::Proxy { .. })))
+    }
+
+    /// The packets that may have opened it.
+    fn packets(&self, pod: &Pod<'_>, opening: &Opening) -> Vec<Packet> {
+        let Opening { protocol, source, destination, by } = *opening;
+        let interfaces: Vec<String> = match pod.interfaces {
+            [] => vec!["eth0".into()],
+            names => names.to_vec(),
+        };
+        let of_protocol = |packet: Packet| match protocol {
+            Protocol::Tcp => packet,
+            Protocol::Udp => packet.over_udp(),
+        };
+        let user = match by {
+            Opener::Outside => {
+                let packet = of_protocol(Packet::from_outside(source, destination));
+                return interfaces.iter().map(|name| packet.clone().by(name)).collect();
+            }
+            Opener::User(user) => user,
+            Opener::Somebody => USUAL,
+        };
+        let is_local = is_own(pod, &destination.ip());
+        let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces };
+        let groups = [user, USUAL].into_iter().chain(self.groups.iter().copied());
+        let sent: Vec<Packet> =
+            groups.map(|group| of_protocol(Packet::from_pod(user, group, source, destination))).collect();
+        ways.iter().flat_map(|way| sent.iter().map(|packet| packet.clone().by(way))).collect()
+    }
+}
+
+/// The users whose connections a plan lets pass: the proxy's.
+pub fn proxy_users(plan: &RulePlan) -> impl Iterator<Item = u32> + '_ {
+    constants(plan, |condition| if let Match::OwnerUid(is) = condition { Some(is) } else { None })
+}
+
+/// Whether an address is the pod's own, by which it reaches itself.
+#[must_use]
+pub fn is_own(pod: &Pod<'_>, address: &IpAddr) -> bool {
+    address.is_loopback() || pod.addresses.contains(address)
+}
+
+fn constants<'a>(
+    plan: &'a RulePlan,
+    of: impl Fn(&'a Match) -> Option<&'a Is<u32>> + 'a,
+) -> impl Iterator<Item = u32> + 'a {
+    let conditions = plan.planned_rules().iter().flat_map(|planned| &planned.rule().matches);
+    conditions.filter_map(move |condition| of(condition).map(|is| is.value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use redirect_core::{
+        pod::{Decision, PodFacts},
+        settings::NamespaceFacts,
+    };
+
+    const TCP: Protocol = Protocol::Tcp;
+
+    fn plan(annotations: &[(&str, &str)]) -> RulePlan {
+        let addresses = ["10.1.0.2", "fd00::2"].map(|address| address.parse().unwrap());
+        let mut facts = PodFacts::sidecar(annotations.iter().copied());
+        let proxy = facts.proxy.as_mut().unwrap();
+        proxy.env.insert("ISTIO_DUAL_STACK".into(), "true".into());
+        match facts.decide(&NamespaceFacts::new(&addresses)).unwrap() {
+            Decision::Redirect(redirect) => redirect.plan(),
+            Decision::Skip(reason) => panic!("{reason}"),
+        }
+    }
+
+    fn is_captured(plan: &RulePlan, by: Opener, protocol: Protocol, from: &str, to: &str) -> bool {
+        let addresses = ["10.1.0.2", "fd00::2"].map(|address| address.parse().unwrap());
+        let pod = Pod { addresses: &addresses, interfaces: &["eth0".to_string()], ..Pod::default() };
+        let opening =
+            Opening { protocol, source: from.parse().unwrap(), destination: to.parse().unwrap(), by };
+        Captures::of(plan).captures(&pod, &opening)
+    }
+
+    #[test]
+    fn what_the_rules_would_have_captured_is_captured() {
+        let plan = plan(&[]);
+        let out = |by, to: &str| {
+            let from = if to.starts_with('[') { "[fd00::2]:4000" } else { "10.1.0.2:4000" };
+            is_captured(&plan, by, TCP, from, to)
+        };
+        for to in ["192.0.2.1:80", "[2001:db8::1]:443"] {
+            assert!(
+                out(Opener::User(0), to) && out(Opener::Somebody, to) && out(Opener::User(1000), to),
+                "{to}"
+            );
+            assert!(!out(Opener::User(1337), to), "the proxy's own: {to}");
+        }
+        assert!(!out(Opener::User(0), "127.0.0.1:80") && !out(Opener::User(0), "10.1.0.2:80"), "to itself");
+        let come = |to| is_captured(&plan, Opener::Outside, TCP, "192.0.2.1:4000", to);
+        assert!(come("10.1.0.2:80"));
+        assert!(!come("10.1.0.2:15021"), "the proxy's own port");
+        assert!(!is_captured(&plan, Opener::Outside, Protocol::Udp, "192.0.2.1:53", "10.1.0.2:5353"));
+    }
+
+    #[test]
+    fn exceptions_are_left_alone() {
+        let plan = plan(&[
+            ("traffic.sidecar.istio.io/excludeOutboundPorts", "3306"),
+            ("traffic.sidecar.istio.io/excludeInboundPorts", "81"),
+            ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "198.51.100.0/24"),
+        ]);
+        let out = |to| is_captured(&plan, Opener::User(0), TCP, "10.1.0.2:4000", to);
+        assert!(out("192.0.2.1:80") && !out("192.0.2.1:3306") && !out("198.51.100.7:80"));
+        let come = |to| is_captured(&plan, Opener::Outside, TCP, "192.0.2.1:4000", to);
+        assert!(come("10.1.0.2:80") && !come("10.1.0.2:81"));
+    }
+
+    #[test]
+    fn an_interface_that_is_left_alone_is_so_both_ways() {
+        for (interface, is_left_alone) in [("eth0", true), ("eth1", false)] {
+            let plan = plan(&[("traffic.sidecar.istio.io/excludeInterfaces", interface)]);
+            let out = is_captured(&plan, Opener::User(0), TCP, "10.1.0.2:4000", "192.0.2.1:80");
+            let come = is_captured(&plan, Opener::Outside, TCP, "192.0.2.1:4000", "10.1.0.2:80");
+            assert_eq!((out, come), (!is_left_alone, !is_left_alone), "{interface}");
+        }
+    }
+
+    #[test]
+    fn a_family_without_rules_captures_nothing() {
+        let addresses = ["10.1.0.2".parse().unwrap()];
+        let only_v4 = PodFacts::sidecar([("a", "b")]).decide(&NamespaceFacts::new(&addresses));
+        let Ok(Decision::Redirect(redirect)) = only_v4 else { panic!("{only_v4:?}") };
+        assert!(!is_captured(&redirect.plan(), Opener::User(0), TCP, "[fd00::2]:1", "[2001:db8::1]:80"));
+        assert!(proxy_users(&redirect.plan()).all(|user| user == 1337));
+    }
+}

@@ -1,0 +1,561 @@
+use super::*;
+use netfilter_state::ruleset::{
+    Api, Base, ChainState, TableFamily, TableName, TableState, add_saved, saved_rule,
+};
+use redirect_core::{
+    Redirect, render,
+    settings::{Key, NamespaceFacts, RawSettings, Source},
+};
+use std::{
+    format,
+    net::IpAddr,
+    string::{String, ToString},
+    vec,
+    vec::Vec,
+};
+
+const OWN: &str = "10.1.0.2";
+
+fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
+    let mut raw = RawSettings::new();
+    raw.set(Key::InboundPorts, "*", Source::Flag("b"));
+    raw.set(Key::OutboundRanges, "*", Source::Flag("i"));
+    for (key, text) in settings {
+        raw.set(*key, *text, Source::Flag("x"));
+    }
+    let addresses = [OWN.parse().unwrap()];
+    Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
+}
+
+/// A plan's rules in force in the tables of iptables, and then what others have: in the form of iptables-save, but with any
+/// table (`*inet/theirs`), with hooks (`:theirs output -150 nat drop`), with `-I` for rules in front, and with `!dormant`.
+fn in_force(plan: &RulePlan, others: &str) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    let mut own = render::restore_text(&plan.rules(Family::V4));
+    for number in 1..9 {
+        own = own.replace(&format!("-I PREROUTING {number}"), "-A PREROUTING");
+    }
+    add_saved(&mut ruleset, Family::V4, &own).unwrap();
+    for (table, priority) in [("raw", -300), ("mangle", -150), ("nat", -100), ("filter", 0)] {
+        let name = TableName { api: Api::XTables, family: TableFamily::Ip, name: table.into() };
+        let state = ruleset.tables.remove(&name).unwrap_or_default();
+        let table = ruleset.table(TableName { api: Api::NfTables, ..name.clone() });
+        *table = state;
+        for hook in [Hook::Prerouting, Hook::Output, Hook::Input, Hook::Postrouting] {
+            let chain = table.chains.entry(hook.name().into()).or_default();
+            chain.base =
+                Some(Base { hook, priority, is_nat: name.name == "nat", drops: false, reroutes: false });
+        }
+    }
+    let mut name = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
+    for line in others.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(table) = line.strip_prefix('*') {
+            let (family, table) = table.split_once('/').unwrap_or(("ip", table));
+            let families = [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet];
+            let family = families.into_iter().find(|known| known.name() == family).unwrap();
+            name = TableName { api: Api::NfTables, family, name: table.into() };
+        }
+        let table = ruleset.table(name.clone());
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words.as_slice() {
+            ["!dormant"] => table.dormant = true,
+            [chain, rest @ ..] if chain.starts_with(':') => declare(table, &chain[1..], rest),
+            ["-A", chain, rest @ ..] => chain_of(table, chain).rules.push(saved_rule(&rest.join(" "))),
+            ["-I", chain, rest @ ..] => {
+                chain_of(table, chain).rules.insert(0, saved_rule(&rest.join(" ")));
+            }
+            _ => assert!(line.starts_with('*'), "{line}"),
+        }
+    }
+    ruleset
+}
+
+fn chain_of<'a>(table: &'a mut TableState, name: &str) -> &'a mut ChainState {
+    table.chains.entry(name.into()).or_default()
+}
+
+fn declare(table: &mut TableState, name: &str, words: &[&str]) {
+    let chain = chain_of(table, name);
+    let [hook, priority, kind, policy @ ..] = words else { return };
+    chain.base = Some(Base {
+        hook: Hook::ALL.iter().copied().find(|known| known.name().eq_ignore_ascii_case(hook)).unwrap(),
+        priority: priority.parse().unwrap(),
+        is_nat: *kind == "nat",
+        reroutes: *kind == "route",
+        drops: policy == ["drop"],
+    });
+}
+
+fn found(plan: &RulePlan, others: &str) -> Vec<Finding> {
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    let interfaces = ["eth0".to_string()];
+    find(
+        &in_force(plan, others),
+        plan,
+        &Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() },
+    )
+}
+
+/// One case: rules of others, and what is found: severity, table, chain, rule number, effect, traffic.
+type Case = (&'static str, &'static [(Severity, &'static str, Effect, &'static [Traffic])]);
+
+#[track_caller]
+fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
+    let plan = plan(settings);
+    let mut problems = Vec::new();
+    for (others, wanted) in cases {
+        let findings = found(&plan, others);
+        let said: Vec<_> = findings
+            .iter()
+            .map(|finding| {
+                let Place { table, chain, rule, .. } = &finding.place;
+                let place = match rule {
+                    Some(number) => format!("{} {chain} {number}", table.name),
+                    None => format!("{} {chain}", table.name),
+                };
+                let traffic: Vec<Traffic> = finding.traffic.iter().map(|(_, traffic)| *traffic).collect();
+                (finding.severity, place, finding.effect, traffic)
+            })
+            .collect();
+        let wanted: Vec<_> = wanted
+            .iter()
+            .map(|(severity, place, effect, traffic)| {
+                (*severity, (*place).to_string(), *effect, traffic.to_vec())
+            })
+            .collect();
+        if said != wanted {
+            let lines: Vec<_> = findings.iter().map(ToString::to_string).collect();
+            problems.push(format!("{others}\n  wants {wanted:?}\n  found {said:?}\n  {lines:#?}"));
+        }
+    }
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+use Effect::*;
+use Severity::{Does, May};
+use Traffic::{Dns, Inbound, Outbound, ProxyToSelf};
+
+const NOTHING: &[(Severity, &str, Effect, &[Traffic])] = &[];
+const TPROXY: &[(Key, &str)] = &[(Key::InterceptionMode, "TPROXY")];
+const DNS: &[(Key, &str)] = &[(Key::RedirectDns, "true"), (Key::CaptureAllDns, "true")];
+
+#[test]
+fn of_very_many_findings_the_first_are_told() {
+    let rules = "-A theirs -p tcp -m statistic --mode random --probability 0.5 -j DROP\n".repeat(40);
+    let others = format!("*inet/theirs\n:theirs output -150 filter\n{rules}");
+    assert_eq!(found(&plan(&[]), &others).len(), 16);
+}
+
+#[test]
+fn a_plan_alone_is_not_in_its_own_way() {
+    for settings in [
+        &[][..],
+        TPROXY,
+        DNS,
+        &[(Key::DropInvalid, "true"), (Key::ExcludeInterfaces, "eth1"), (Key::VirtualInterfaces, "net1")],
+        &[(Key::OutboundRanges, "10.0.0.0/8,172.16.0.0/12"), (Key::OutboundExcludeRanges, "10.1.0.0/16")],
+        &[(Key::InboundPorts, "80,443"), (Key::OutboundExcludePorts, "3306,5432")],
+        &[(Key::OwnerGroups, "2000,3000")],
+    ] {
+        check(settings, &[("", NOTHING)]);
+    }
+}
+
+#[test]
+fn what_goes_first_in_a_built_in_chain_is_found() {
+    check(
+        &[],
+        &[
+            ("-I OUTPUT -j ACCEPT", &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound, ProxyToSelf])]),
+            ("-I OUTPUT -j RETURN", &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound, ProxyToSelf])]),
+            ("-I PREROUTING -j ACCEPT", &[(Does, "nat PREROUTING 1", EndsChain, &[Inbound])]),
+            ("-A PREROUTING -j ACCEPT\n-A OUTPUT -j ACCEPT", NOTHING),
+            (
+                "-I OUTPUT -p tcp -m tcp --dport 9999 -j RETURN",
+                &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound, ProxyToSelf])],
+            ),
+            ("-I OUTPUT -d 192.0.2.0/24 -j ACCEPT", &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound])]),
+            (
+                "-I OUTPUT -m owner --uid-owner 1000 -j ACCEPT",
+                &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound])],
+            ),
+            ("-I PREROUTING -s 192.0.2.7/32 -j ACCEPT", &[(Does, "nat PREROUTING 1", EndsChain, &[Inbound])]),
+            (
+                "-I PREROUTING -p tcp -j DNAT --to-destination 10.1.0.9",
+                &[(Does, "nat PREROUTING 1", Translates, &[Inbound])],
+            ),
+            (
+                "-I OUTPUT -p tcp -j REDIRECT --to-ports 3128",
+                &[(Does, "nat OUTPUT 1", Translates, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                ":X\n-A X -p tcp -j ACCEPT\n-I OUTPUT -j X",
+                &[(Does, "nat X 1", EndsChain, &[Outbound, ProxyToSelf])],
+            ),
+            (":X\n-A X -p tcp -j RETURN\n-I OUTPUT -j X", NOTHING),
+            (
+                ":X\n-A X -p tcp -j RETURN\n-I OUTPUT -g X",
+                &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                "-I OUTPUT -m limit --limit 5/sec -j ACCEPT",
+                &[(May, "nat OUTPUT 1", EndsChain, &[Outbound, ProxyToSelf])],
+            ),
+            ("-I OUTPUT -m set --match-set x dst -j MYSTERY", NOTHING),
+        ],
+    );
+}
+
+#[test]
+fn what_is_about_other_traffic_is_left_alone() {
+    check(
+        &[(Key::OutboundExcludePorts, "3306"), (Key::InboundExcludePorts, "9090")],
+        &[
+            ("-I OUTPUT -p udp -j ACCEPT", NOTHING),
+            ("-I OUTPUT -p icmp -j ACCEPT", NOTHING),
+            ("-I OUTPUT -o tun0 -j ACCEPT\n-I PREROUTING -i tun0 -j ACCEPT", NOTHING),
+            ("-I PREROUTING -i lo -j ACCEPT", NOTHING),
+            ("-I OUTPUT -p tcp -m tcp --dport 3306 -j ACCEPT", NOTHING),
+            ("-I PREROUTING -p tcp -m tcp --dport 9090 -j ACCEPT", NOTHING),
+            ("-I PREROUTING -d 10.9.0.0/16 -j ACCEPT", NOTHING),
+            ("-I OUTPUT -m owner --uid-owner 1337 -d 192.0.2.0/24 -j ACCEPT", NOTHING),
+            ("-I OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
+            ("-I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT", NOTHING),
+            // Docker's name server.
+            (
+                ":DOCKER_OUTPUT\n-A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:3\n\
+                 -A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.11:4\n\
+                 -I OUTPUT -d 127.0.0.11/32 -j DOCKER_OUTPUT\n\
+                 :DOCKER_POSTROUTING\n-A DOCKER_POSTROUTING -s 127.0.0.11/32 -p tcp -m tcp --sport 3 -j SNAT --to-source :53\n\
+                 -A POSTROUTING -d 127.0.0.11/32 -j DOCKER_POSTROUTING",
+                NOTHING,
+            ),
+            // A chain of the mesh's is judged by the plan.
+            ("-I OUTPUT -p tcp -j ISTIO_REDIRECT", NOTHING),
+            ("-A POSTROUTING -j MASQUERADE", NOTHING),
+            ("*filter\n-A INPUT -m conntrack --ctstate INVALID -j DROP\n-A INPUT -j ACCEPT", NOTHING),
+            ("*filter\n-A INPUT -p tcp -m tcp --dport 8080 -j DROP", NOTHING),
+            (
+                "*inet/theirs\n:pre prerouting -150 filter\n-A pre -j ACCEPT\n:out output -150 filter\n-A out -j ACCEPT",
+                NOTHING,
+            ),
+            ("*inet/theirs\n:pre prerouting -150 filter\n-A pre -j MARK --set-xmark 0x7/0xffffffff", NOTHING),
+            ("*inet/theirs\n!dormant\n:pre prerouting -150 filter drop", NOTHING),
+            ("*ip6/theirs\n:pre prerouting -150 filter drop", NOTHING),
+            ("*inet/theirs\n:fwd forward 0 filter drop", NOTHING),
+            ("*theirs\n:out output -50 nat\n-A out -j REDIRECT --to-ports 1", NOTHING),
+        ],
+    );
+}
+
+#[test]
+fn another_chain_that_goes_first_is_found() {
+    check(
+        &[],
+        &[
+            (
+                "*theirs\n:out output -150 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
+                &[(Does, "theirs out 1", Translates, &[Outbound, ProxyToSelf])],
+            ),
+            ("*theirs\n:out output -150 nat\n-A out -j ACCEPT", NOTHING),
+            (
+                "*inet/theirs\n:pre prerouting -150 nat\n-A pre -p tcp -m tcp --dport 443 -j DNAT --to-destination 10.1.0.9",
+                &[(Does, "theirs pre 1", Translates, &[Inbound])],
+            ),
+            (
+                "*theirs\n:out output -100 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
+                &[(May, "theirs out 1", Translates, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                "*inet/theirs\n:pre prerouting -400 filter\n-A pre -p tcp -j DROP",
+                &[(Does, "theirs pre 1", Drops, &[Inbound, Outbound, ProxyToSelf])],
+            ),
+            (
+                "*inet/theirs\n:pre prerouting -201 filter\n-A pre -p tcp -j CT --notrack",
+                &[(Does, "theirs pre 1", Untracks, &[Inbound])],
+            ),
+            (
+                "*inet/theirs\n:pre prerouting -200 filter\n-A pre -p tcp -j CT --notrack",
+                &[(May, "theirs pre 1", Untracks, &[Inbound])],
+            ),
+            ("*inet/theirs\n:pre prerouting -199 filter\n-A pre -p tcp -j CT --notrack", NOTHING),
+            (
+                "*raw\n-I PREROUTING -p tcp -j CT --notrack",
+                &[(Does, "raw PREROUTING 1", Untracks, &[Inbound])],
+            ),
+            ("*raw\n-I OUTPUT -j NOTRACK", &[(Does, "raw OUTPUT 1", Untracks, &[Outbound, ProxyToSelf])]),
+            (
+                // What the pod sends to the proxy comes in over lo.
+                "*mangle\n-I PREROUTING -p tcp -j TPROXY --on-port 1",
+                &[(Does, "mangle PREROUTING 1", Tproxies, &[Inbound, Outbound, ProxyToSelf])],
+            ),
+            (
+                "*mangle\n-I OUTPUT -p tcp -j NFQUEUE",
+                &[(May, "mangle OUTPUT 1", Queues, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                "*inet/theirs\n:pre prerouting -10 filter\n-A pre -p tcp -m string --algo bm -j DROP",
+                &[(May, "theirs pre 1", Drops, &[Inbound, Outbound, ProxyToSelf])],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn of_two_chains_at_one_priority_either_may_go_first_in_either_mode() {
+    let others =
+        "*aa\n:out output -100 nat\n-A out -p tcp -m multiport --dports 80,443 -j REDIRECT --to-ports 3128";
+    for settings in [&[][..], TPROXY] {
+        let by_tproxy = settings == TPROXY;
+        // What the proxy's group alone sends to its own pod is TPROXY's, and no nat of the mesh translates it before or behind.
+        let to_self = (Does, "aa out 1", Translates, &[ProxyToSelf][..]);
+        let either: (_, _, _, &[Traffic]) =
+            (May, "aa out 1", Translates, if by_tproxy { &[Outbound] } else { &[Outbound, ProxyToSelf] });
+        let both = [to_self, either];
+        let wanted = if by_tproxy { &both[..] } else { &both[1..] };
+        let plan = plan(settings);
+        let found: Vec<_> = found(&plan, others)
+            .into_iter()
+            .map(|one| (one.severity, one.effect, one.traffic.iter().map(|(_, of)| *of).collect::<Vec<_>>()))
+            .collect();
+        let wanted: Vec<_> = wanted
+            .iter()
+            .map(|(severity, _, effect, traffic)| (*severity, *effect, traffic.to_vec()))
+            .collect();
+        assert_eq!(found, wanted);
+    }
+}
+
+#[test]
+fn what_drops_captured_packets_further_on_is_found() {
+    check(
+        &[],
+        &[
+            (
+                "*filter\n-A INPUT -p tcp -m tcp --dport 15006 -j DROP",
+                &[(Does, "filter INPUT 1", Drops, &[Inbound, ProxyToSelf])],
+            ),
+            (
+                "*filter\n-A OUTPUT -d 127.0.0.1/32 -p tcp -m tcp --dport 15001 -j REJECT",
+                &[(Does, "filter OUTPUT 1", Drops, &[Outbound])],
+            ),
+            ("*filter\n-A INPUT -s 192.0.2.0/24 -j DROP", &[(Does, "filter INPUT 1", Drops, &[Inbound])]),
+            (
+                "*inet/theirs\n:pre prerouting -310 filter\n-A pre -m set --match-set a src -j ACCEPT\n-A pre -p tcp -j DROP\n\
+                 :later prerouting -305 filter\n-A later -p tcp -j DROP",
+                &[
+                    (Does, "theirs later 1", Drops, &[Inbound, Outbound, ProxyToSelf]),
+                    (May, "theirs pre 2", Drops, &[Inbound, Outbound, ProxyToSelf]),
+                ],
+            ),
+            (
+                "*inet/theirs\n:post postrouting 100 nat\n-A post -p tcp -j DROP",
+                &[(Does, "theirs post 1", Drops, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                "*filter\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -j DROP",
+                &[(Does, "filter INPUT 2", Drops, &[Inbound])],
+            ),
+            (
+                "*filter\n:INPUT input 0 filter drop",
+                &[(Does, "filter INPUT", PolicyDrops, &[Inbound, Outbound, ProxyToSelf])],
+            ),
+            (
+                "*filter\n:INPUT input 0 filter drop\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -m multiport --dports 15006,15008 -j ACCEPT",
+                NOTHING,
+            ),
+            (
+                "*filter\n:INPUT input 0 filter drop\n-A INPUT -i lo -j ACCEPT\n-A INPUT -m set --match-set a src -j ACCEPT",
+                &[(May, "filter INPUT", PolicyDrops, &[Inbound])],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn the_mark_is_tproxys() {
+    let mark = "-j MARK --set-xmark 0x7/0xffffffff";
+    let our_mark = "-j MARK --set-xmark 0x539/0xffffffff";
+    check(
+        TPROXY,
+        &[
+            (
+                "*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x7/0xffffffff",
+                &[(May, "theirs pre 1", Remarks, &[Inbound])],
+            ),
+            (
+                "*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x2/0x2",
+                &[(May, "theirs pre 1", Remarks, &[Inbound])],
+            ),
+            // TPROXY's mark, 0x539, has this bit.
+            ("*inet/theirs\n:pre prerouting -140 filter\n-A pre -p tcp -j MARK --set-xmark 0x1/0x1", NOTHING),
+            ("*inet/theirs\n:pre prerouting -140 filter\n-A pre -p udp -j MARK --set-xmark 0x1/0x1", NOTHING),
+            // The proxy's calls to the port of tunnels are handed over, too.
+            (
+                "*mangle\n-I PREROUTING -j ACCEPT",
+                &[(Does, "mangle PREROUTING 1", EndsChain, &[Inbound, ProxyToSelf])],
+            ),
+            ("*raw\n-I PREROUTING -p tcp -j CT --notrack", NOTHING),
+            (
+                "-I PREROUTING -p tcp -j DNAT --to-destination 10.1.0.9",
+                &[(Does, "nat PREROUTING 1", Translates, &[Inbound])],
+            ),
+            ("-I PREROUTING -p tcp -j ACCEPT", NOTHING),
+        ],
+    );
+    let plan = plan(TPROXY);
+    // What others send is handed over with any mark but TPROXY's own; what the proxy sends to its own pod only with the mark
+    // that its packets have there.
+    let remarked = |mark: &str| {
+        let findings = found(&plan, &format!("*mangle\n-I PREROUTING {mark}"));
+        let traffic =
+            |finding: &Finding| finding.traffic.iter().map(|(_, traffic)| *traffic).collect::<Vec<_>>();
+        findings.iter().map(|finding| (finding.effect, traffic(finding))).collect::<Vec<_>>()
+    };
+    assert_eq!(remarked(mark), [(Remarks, vec![ProxyToSelf])]);
+    assert_eq!(remarked(our_mark), [(Remarks, vec![Inbound, ProxyToSelf])]);
+}
+
+#[test]
+fn dns_queries_are_traffic_too() {
+    check(
+        DNS,
+        &[
+            (
+                "-I OUTPUT -p udp -m udp --dport 53 -j DNAT --to-destination 1.1.1.1",
+                &[(Does, "nat OUTPUT 1", Translates, &[Dns])],
+            ),
+            // Without its zone a query arrives all the same, but its answer may be taken for another connection's.
+            ("*raw\n-I OUTPUT -p udp -j ACCEPT", &[(May, "raw OUTPUT 1", EndsChain, &[Dns])]),
+            (
+                "*filter\n-A OUTPUT -p udp -m udp --dport 15053 -j DROP",
+                &[(Does, "filter OUTPUT 1", Drops, &[Dns])],
+            ),
+            ("-I OUTPUT -p udp -m udp --dport 123 -j ACCEPT", NOTHING),
+        ],
+    );
+    check(&[], &[("-I OUTPUT -p udp -m udp --dport 53 -j DNAT --to-destination 1.1.1.1", NOTHING)]);
+}
+
+#[test]
+fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
+    check(
+        &[],
+        &[
+            ("!dormant", &[(Does, "nat ", Dormant, &[])]),
+            (":OUTPUT output -100 nat drop", &[(Does, "nat OUTPUT", PolicyDrops, &[])]),
+        ],
+    );
+    let place = |others| found(&plan(&[]), others).into_iter().map(|finding| finding.place).next().unwrap();
+    let policy = place(":OUTPUT output -100 nat drop");
+    assert_eq!((policy.base_chain.as_str(), policy.hook), ("OUTPUT", Some((Hook::Output, -100))));
+    let whole = place("!dormant");
+    assert_eq!((whole.base_chain.as_str(), whole.hook), ("", None));
+}
+
+/// A chain of others whose last jump but one is this many jumps away from where packets come in.
+fn nested(jumps: usize) -> String {
+    let jump = |number: usize| format!("-A c{number} -j c{}\n", number + 1);
+    let last = format!("-A c{jumps} -d 192.0.2.7/32 -p tcp -m tcp --dport 4242 -j DROP");
+    let jumps: String = (0..jumps).map(jump).collect::<String>() + &last;
+    format!("*theirs\n:c0 output -150 nat\n{jumps}")
+}
+
+#[test]
+fn chains_are_followed_as_deep_as_the_kernel_follows_them() {
+    let plan = plan(&[]);
+    for (jumps, chain) in [(1, Some("c1")), (16, Some("c16")), (17, None)] {
+        let findings = found(&plan, &nested(jumps));
+        assert_eq!(findings.first().map(|finding| finding.place.chain.as_str()), chain, "{jumps}");
+    }
+}
+
+#[test]
+fn only_ranges_that_are_captured_count() {
+    check(
+        &[(Key::OutboundRanges, "10.0.0.0/8"), (Key::OutboundExcludeRanges, "10.96.0.0/12")],
+        &[
+            ("-I OUTPUT -d 192.168.0.0/16 -j ACCEPT", NOTHING),
+            ("-I OUTPUT -d 10.96.3.0/24 -j ACCEPT", NOTHING),
+            ("-I OUTPUT -d 10.3.0.0/16 -j ACCEPT", &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound])]),
+            (
+                "-I OUTPUT ! -d 10.0.0.0/8 -p tcp -m tcp --dport 80 -j ACCEPT",
+                &[(Does, "nat OUTPUT 1", EndsChain, &[ProxyToSelf])],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_family_the_pod_has_no_address_of_is_not_judged() {
+    let plan = plan(&[]);
+    let ruleset = in_force(&plan, "-I PREROUTING -j ACCEPT\n-I OUTPUT -j ACCEPT");
+    assert_eq!(find(&ruleset, &plan, &Pod::default()), []);
+}
+
+#[test]
+fn a_finding_is_one_readable_line() {
+    let lines: Vec<_> =
+        found(&plan(&[]), "-I OUTPUT -p tcp -m tcp --dport 80 -m comment --comment \"a b\" -j ACCEPT")
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+    assert_eq!(
+        lines,
+        [
+            "table ip nat, chain OUTPUT (hook output, priority -100), rule 1 (-p tcp -m tcp --dport 80 -j ACCEPT) ends the chain \
+          before the mesh's rules: IPv4 outbound connections, IPv4 the proxy's connections to its own pod"
+        ]
+    );
+    let lines: Vec<_> = found(
+        &plan(&[]),
+        "*th\u{1b}eirs\n:a output -150 nat\n:b\n-A a -j b\n-A b -m limit --limit 1/s -j DNAT",
+    )
+    .iter()
+    .map(ToString::to_string)
+    .collect();
+    assert_eq!(
+        lines,
+        [
+            "table ip th?eirs, chain b (from a, hook output, priority -150), rule 1 ([-m limit --limit] -j DNAT) may translate the \
+          destination before the mesh's rules: IPv4 outbound connections, IPv4 the proxy's connections to its own pod"
+        ]
+    );
+}
+
+#[test]
+fn any_number_of_rules_is_bounded() {
+    let plan = plan(&[]);
+    let mut others = std::string::String::from("*filter\n");
+    for number in 0..3000 {
+        others += &format!("-A INPUT -s 198.51.{}.{}/32 -j DROP\n", number / 250, number % 250);
+    }
+    let findings = found(&plan, &others);
+    assert_eq!(findings.len(), 16);
+    // Rules that shield each other.
+    let shielded = |many: usize| {
+        let mut others = std::string::String::from("*filter\n");
+        for number in 0..many {
+            // Not next to each other, so that they do not become one range.
+            let source = format!("198.{}.{}.{}", number / 25_000, number / 100 % 250, number % 100 * 2);
+            others += &format!("-A INPUT -s {source}/32 -j ACCEPT\n-A INPUT -s {source}/32 -j DROP\n");
+        }
+        found(&plan, &others)
+    };
+    assert_eq!(shielded(300), []);
+    let findings = shielded(30_000);
+    assert_eq!(findings.iter().map(|finding| finding.effect).collect::<Vec<_>>(), vec![Unfollowed]);
+    let place = Place { rule: None, hook: None, chain: String::new(), ..findings[0].place.clone() };
+    assert_eq!(findings[0].place, place, "it is about no single chain");
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_saved_text_is_read_or_refused(text in "(\\*[a-z]{1,6}\n(:[A-Z]{1,9} [A-Z]{1,6}\n|-A [A-Z]{1,9}( !? ?-{1,2}[a-z-]{1,8}| [a-z0-9.:/,\"]{1,9}){0,6}\n){0,9}(COMMIT\n)?){0,3}") {
+        let mut ruleset = Ruleset::default();
+        let _ = add_saved(&mut ruleset, Family::V4, &text);
+        let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+        let pod = Pod { addresses: &addresses, interfaces: &[], ..Pod::default() };
+        let _ = find(&ruleset, &plan(&[]), &pod).iter().map(ToString::to_string).collect::<Vec<_>>();
+    }
+}

@@ -1,0 +1,500 @@
+//! The way of a packet, and the traffic that two plans treat differently.
+
+use alloc::{
+    borrow::ToOwned,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::net::{IpAddr, SocketAddr};
+use redirect_core::json::{Family, Protocol, Source, VERSION, setting_name};
+use serde::{Deserialize, Serialize};
+
+/// The way of a packet: the counterpart of [`crate::Trace`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Trace {
+    /// The version of the schema.
+    pub version: u32,
+    /// The packet.
+    pub packet: Packet,
+    /// Where it ends.
+    pub end: Fate,
+    /// Where it may end, where rules are not understood; missing where there is no doubt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub may: Vec<Fate>,
+    /// What would have to be known to say which, in words; missing where there is no doubt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
+    /// The step that decides, counted from 0; missing where no rule does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided: Option<usize>,
+    /// The steps.
+    pub steps: Vec<Step>,
+    /// What sees the packet besides rules and is not examined, in words that may change. A trace does not know; who has read the network
+    /// namespace adds it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unexamined: Vec<String>,
+}
+
+/// One packet: the counterpart of [`crate::Packet`]. What is missing is not known.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Packet {
+    /// Who sends it.
+    pub sender: Sender,
+    /// The user who sends it, if a socket of the pod does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
+    /// The group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The address it comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<IpAddr>,
+    /// The port it comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_port: Option<u16>,
+    /// Where to.
+    pub destination: SocketAddr,
+    /// By which interface it comes in or goes out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// TCP's flags.
+    pub flags: u8,
+    /// Its mark.
+    pub mark: u32,
+    /// What connection tracking says about it.
+    pub state: TrackedState,
+    /// The mark of its connection.
+    pub connection_mark: u32,
+    /// Where the first packet of its connection was translated to, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub translated_to: Option<SocketAddr>,
+}
+
+/// Who sends a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum Sender {
+    /// Somebody outside the pod.
+    Outside,
+    /// A socket in the pod.
+    Pod,
+}
+
+/// What connection tracking says about a packet: the counterpart of [`crate::ConnectionState`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum TrackedState {
+    /// The first of a connection.
+    New,
+    /// The first of a connection that another one asked for.
+    Related,
+    /// Another one, the way of the first.
+    Established,
+    /// One the other way.
+    Reply,
+    /// Of no connection.
+    Invalid,
+}
+
+/// Where a packet ends: the counterpart of [`crate::Fate`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "fate", rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum Fate {
+    /// At its destination.
+    Untouched,
+    /// At a listener of the proxy.
+    Proxy {
+        /// Which.
+        listener: Listener,
+        /// Its port.
+        port: u16,
+        /// Whether the destination is rewritten.
+        rewritten: bool,
+    },
+    /// At a port of the pod to which a rule of somebody else's sends it.
+    Redirected {
+        /// The port.
+        port: u16,
+    },
+    /// Where a rule of somebody else's translates it to.
+    Translated,
+    /// Reset, because two rules contradict each other.
+    Broken,
+    /// Nowhere.
+    Dropped,
+    /// Nowhere, and the sender is told.
+    Rejected,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// A listener of the proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum Listener {
+    /// Of what the application sends.
+    Outbound,
+    /// Of what comes to the application.
+    Inbound,
+    /// Of DNS queries.
+    Dns,
+}
+
+/// One step of a packet's way: the counterpart of [`crate::Step`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[non_exhaustive]
+pub enum Step {
+    /// It comes to a hook.
+    Hook {
+        /// Its name in iptables.
+        hook: String,
+        /// By this interface; missing where it is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        interface: Option<String>,
+    },
+    /// It comes to a base chain.
+    Chain {
+        /// The table.
+        table: String,
+        /// The chain.
+        chain: String,
+        /// Its priority.
+        priority: i32,
+    },
+    /// It meets a rule.
+    Rule {
+        /// The table.
+        table: String,
+        /// The chain.
+        chain: String,
+        /// The rule's number in it, counted from 1.
+        number: usize,
+        /// How many jumps led there.
+        depth: usize,
+        /// The rule in words.
+        text: String,
+        /// Whether it is about the packet.
+        outcome: Outcome,
+        /// The condition that fails, or that nobody understands.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        condition: Option<String>,
+        /// Whether it is one of the mesh's.
+        of_mesh: bool,
+        /// The name of the setting behind it, where it is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        setting: Option<String>,
+        /// Who said so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        source: Option<Source>,
+        /// What it is for; the wording may change.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        purpose: Option<String>,
+    },
+    /// A base chain drops what its rules leave alone.
+    Policy {
+        /// The table.
+        table: String,
+        /// The chain.
+        chain: String,
+    },
+    /// The packet gets a mark; missing where it is not known which.
+    Mark {
+        /// The mark.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<u32>,
+    },
+    /// Its connection does.
+    ConnectionMark {
+        /// The mark.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<u32>,
+    },
+    /// Its destination is rewritten.
+    Destination {
+        /// The new one.
+        destination: SocketAddr,
+    },
+    /// It belongs to a zone of connection tracking.
+    Zone {
+        /// Which.
+        zone: u16,
+    },
+    /// It leaves by another interface.
+    Route {
+        /// Which; missing where it is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        interface: Option<String>,
+    },
+    /// Routing ends its way.
+    Unroutable {
+        /// The policy rule or route that does, in words.
+        text: String,
+    },
+}
+
+/// Whether a packet fulfils a rule's conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It does.
+    Matched,
+    /// It does not.
+    Unmatched,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// All traffic that two plans treat differently: the counterpart of what [`crate::difference()`] returns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TrafficDifferences {
+    /// The version of the schema.
+    pub version: u32,
+    /// Sets of packets that do not overlap; none where the plans mean the same.
+    pub traffic: Vec<TrafficDifference>,
+}
+
+/// Packets that two plans treat differently: the counterpart of [`crate::Difference`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TrafficDifference {
+    /// The packets.
+    pub packets: Region,
+    /// Where they end by the one plan.
+    pub before: Fate,
+    /// Where they end by the other.
+    pub after: Fate,
+    /// The same in a sentence; its wording may change.
+    pub text: String,
+}
+
+/// A set of packets: the counterpart of [`crate::Region`]. A field that is missing may have any value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct Region {
+    /// Their family.
+    pub family: Family,
+    /// Who sends them.
+    pub sender: Sender,
+    /// Their protocols.
+    pub protocols: Vec<Protocol>,
+    /// By which interfaces they come in or go out, in words: `lo`, `not lo`, `eth0`, `veth+`.
+    pub interfaces: String,
+    /// Where they come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sources: Option<Vec<Range<IpAddr>>>,
+    /// The ports they come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_ports: Option<Vec<Range<u16>>>,
+    /// Where they go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub destinations: Option<Vec<Range<IpAddr>>>,
+    /// The ports they go to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<Vec<Range<u16>>>,
+    /// Who sends them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub users: Option<Vec<Range<u32>>>,
+    /// Of which group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Vec<Range<u32>>>,
+    /// TCP's flags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flags: Option<Vec<Range<u8>>>,
+    /// Their marks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marks: Option<Vec<Range<u32>>>,
+    /// The marks of their connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection_marks: Option<Vec<Range<u32>>>,
+    /// What connection tracking says about them.
+    pub states: Vec<TrackedState>,
+}
+
+/// Values that lie next to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Range<T> {
+    /// The first.
+    pub first: T,
+    /// The last.
+    pub last: T,
+}
+
+fn ranges<T>(ranges: Vec<(T, T)>) -> Vec<Range<T>> {
+    ranges.into_iter().map(|(first, last)| Range { first, last }).collect()
+}
+
+impl From<&crate::Trace> for Trace {
+    fn from(trace: &crate::Trace) -> Self {
+        let may = trace.may.iter().copied().map(Fate::from);
+        Self {
+            version: VERSION,
+            packet: (&trace.packet).into(),
+            end: trace.fate().into(),
+            may: may.filter(|_| trace.may.len() > 1).collect(),
+            unknown: trace.unknown.iter().map(ToString::to_string).collect(),
+            decided: trace.decided,
+            steps: trace.steps.iter().map(Step::from).collect(),
+            unexamined: Vec::new(),
+        }
+    }
+}
+
+impl From<&crate::Packet> for Packet {
+    fn from(packet: &crate::Packet) -> Self {
+        let (sender, user, group) = match packet.sender {
+            crate::Sender::Outside => (Sender::Outside, None, None),
+            crate::Sender::Local { uid, gid } => (Sender::Pod, Some(uid), Some(gid)),
+        };
+        Self {
+            sender,
+            user,
+            group,
+            protocol: packet.protocol.into(),
+            source: packet.source,
+            source_port: packet.source_port,
+            destination: packet.destination,
+            interface: match &packet.interface {
+                crate::Interface::Named(name) => Some(name.clone()),
+                crate::Interface::Elsewhere => None,
+            },
+            flags: packet.flags,
+            mark: packet.mark,
+            state: packet.connection.state.into(),
+            connection_mark: packet.connection.mark,
+            translated_to: packet.connection.translated_to,
+        }
+    }
+}
+
+impl From<crate::ConnectionState> for TrackedState {
+    fn from(state: crate::ConnectionState) -> Self {
+        match state {
+            crate::ConnectionState::New => Self::New,
+            crate::ConnectionState::Related => Self::Related,
+            crate::ConnectionState::Established => Self::Established,
+            crate::ConnectionState::Reply => Self::Reply,
+            crate::ConnectionState::Invalid => Self::Invalid,
+        }
+    }
+}
+
+impl From<crate::Fate> for Fate {
+    fn from(fate: crate::Fate) -> Self {
+        match fate {
+            crate::Fate::Untouched => Self::Untouched,
+            crate::Fate::Proxy { listener, port, rewritten } => {
+                let listener = match listener {
+                    crate::Listener::Outbound => Listener::Outbound,
+                    crate::Listener::Inbound => Listener::Inbound,
+                    crate::Listener::Dns => Listener::Dns,
+                };
+                Self::Proxy { listener, port, rewritten }
+            }
+            crate::Fate::Redirected(port) => Self::Redirected { port },
+            crate::Fate::Translated => Self::Translated,
+            crate::Fate::Broken => Self::Broken,
+            crate::Fate::Dropped => Self::Dropped,
+            crate::Fate::Rejected => Self::Rejected,
+            crate::Fate::Unknown => Self::Unknown,
+        }
+    }
+}
+
+impl From<&crate::Step> for Step {
+    fn from(step: &crate::Step) -> Self {
+        match step {
+            crate::Step::Hook { hook, interface } => {
+                Self::Hook { hook: hook.name().to_owned(), interface: interface.clone() }
+            }
+            crate::Step::Chain { place, priority } => Self::Chain {
+                table: place.table.to_string(),
+                chain: place.chain.clone(),
+                priority: *priority,
+            },
+            crate::Step::Rule { place, depth, rule, outcome, is_own, origin } => {
+                let (outcome, condition) = match outcome {
+                    crate::Outcome::Matched => (Outcome::Matched, None),
+                    crate::Outcome::Unmatched(condition) => (Outcome::Unmatched, Some(condition.clone())),
+                    crate::Outcome::Unknown(condition) => (Outcome::Unknown, Some(condition.clone())),
+                };
+                Self::Rule {
+                    table: place.table.to_string(),
+                    chain: place.chain.clone(),
+                    number: place.rule.unwrap_or_default(),
+                    depth: *depth,
+                    text: rule.clone(),
+                    outcome,
+                    condition,
+                    of_mesh: *is_own,
+                    setting: origin.map(|origin| setting_name(origin.setting).to_owned()),
+                    source: origin.map(|origin| origin.source.into()),
+                    purpose: origin.map(|origin| origin.purpose.to_owned()),
+                }
+            }
+            crate::Step::Policy { place } => {
+                Self::Policy { table: place.table.to_string(), chain: place.chain.clone() }
+            }
+            crate::Step::Changed(change) => change.into(),
+            crate::Step::Route { decides } => Self::Unroutable { text: decides.clone() },
+        }
+    }
+}
+
+impl From<&crate::Change> for Step {
+    fn from(change: &crate::Change) -> Self {
+        match change {
+            crate::Change::Mark(mark) => Self::Mark { mark: *mark },
+            crate::Change::ConnectionMark(mark) => Self::ConnectionMark { mark: *mark },
+            crate::Change::Destination(destination) => Self::Destination { destination: *destination },
+            crate::Change::Zone(zone) => Self::Zone { zone: *zone },
+            crate::Change::Rerouted(interface) => Self::Route { interface: interface.clone() },
+        }
+    }
+}
+
+impl From<&[crate::Difference]> for TrafficDifferences {
+    fn from(differences: &[crate::Difference]) -> Self {
+        let traffic = differences.iter().map(|one| TrafficDifference {
+            packets: (&one.region).into(),
+            before: one.before.into(),
+            after: one.after.into(),
+            text: one.to_string(),
+        });
+        Self { version: VERSION, traffic: traffic.collect() }
+    }
+}
+
+impl From<&crate::Region> for Region {
+    fn from(region: &crate::Region) -> Self {
+        Self {
+            family: region.family().into(),
+            sender: if region.is_local() { Sender::Pod } else { Sender::Outside },
+            protocols: region.protocols().into_iter().map(Protocol::from).collect(),
+            interfaces: region.interfaces(),
+            sources: region.sources().map(ranges),
+            source_ports: region.source_ports().map(ranges),
+            destinations: region.destinations().map(ranges),
+            ports: region.ports().map(ranges),
+            users: region.users().map(ranges),
+            groups: region.groups().map(ranges),
+            flags: region.flags().map(ranges),
+            marks: region.marks().map(ranges),
+            connection_marks: region.connection_marks().map(ranges),
+            states: region.states().into_iter().map(TrackedState::from).collect(),
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! What becomes of a packet: every rule that it meets on its way through the kernel, the one that decides, and where it ends.
+//!
+//! [`Rules`] are those of a plan, or all that a network namespace holds: the mesh's own by any backend, and those of others as far
+//! as they are understood. [`Rules::trace`] sends a [`Packet`] through all hooks that it meets, in the kernel's order:
+//!
+//! - A packet of a local process meets `output`, is routed again where its mark or destination has changed, and meets
+//!   `postrouting`; over `lo` it then arrives in the pod again, where it belongs to no process any more.
+//! - A packet that arrives meets `prerouting`, and then `input`.
+//! - Chains of type nat are asked about the first packet of a connection only, and once about its destination. What is
+//!   known already goes where its first packet went ([`Connection::translated_to`]).
+//!
+//! A condition or statement of others' that is not understood makes two ways of one. Where they end differently, the fate is
+//! [`Unknown`](Fate::Unknown), and [`Trace::may`] says what it may be.
+//!
+//! Sets, maps and verdict maps of nf_tables are looked into. Not understood, because nobody can know it beforehand or because it is
+//! kept elsewhere: limits and quotas, chance, sets of ipset, what a socket, a process behind a queue or a BPF program decides.
+//!
+//! Not followed: forwarding (a packet that arrives is taken to be for the pod), fragments, and sockets: the proxy is taken to
+//! listen. While it does not, what goes to it is refused or dropped, never let through.
+//!
+//! [`difference()`] compares two plans by walking all packets at once.
+//!
+//! In go a plan of `redirect-core`, or the ruleset, routing and policy routes that `netfilter-state` has read, and packets. Out come
+//! traces, traffic differences, and findings about what keeps packets from the proxy ([`interference`]). It knows neither messages of the
+//! kernel nor how rules are put in force.
+#![no_std]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::panic
+    )
+)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod difference;
+pub mod interference;
+#[cfg(feature = "serde")]
+pub mod json;
+mod lost;
+mod packets;
+mod routes;
+mod rules;
+mod set;
+mod text;
+mod walk;
+
+pub use difference::{Difference, Region, difference, difference_between};
+pub(crate) use lost::{Findings, search};
+pub use rules::{MeshRule, Rules};
+pub use text::Detail;
+
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use core::net::{IpAddr, SocketAddr};
+use netfilter_state::ruleset::TableName;
+use packets::{Field, Packets};
+use redirect_core::{
+    plan::PlannedRule,
+    rule::{Hook, Protocol, TcpFlags},
+    settings::{Key, Source},
+    values::Family,
+};
+use walk::{Given, Way, Work};
+
+/// How much work one trace is at most: rulesets of others may be made to take any amount.
+const MOST_WORK: usize = 1_000_000;
+
+/// Who sends a packet. Closed on purpose: rules ask for nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Sender {
+    /// Somebody outside the pod.
+    Outside,
+    /// A socket in the pod, of this user and group.
+    Local {
+        /// The user.
+        uid: u32,
+        /// The group.
+        gid: u32,
+    },
+}
+
+/// By which interface a packet comes in, or would go out.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Interface {
+    /// Of this name.
+    Named(String),
+    /// Not loopback; nobody knows which.
+    Elsewhere,
+}
+
+/// What connection tracking says about a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ConnectionState {
+    /// It is the first of a connection.
+    New,
+    /// It is the first of a connection that another one asked for.
+    Related,
+    /// It belongs to a connection, and goes the way of the first packet.
+    Established,
+    /// It belongs to a connection, and goes the other way.
+    Reply,
+    /// It belongs to none, and opens none.
+    Invalid,
+}
+
+impl ConnectionState {
+    const fn number(self) -> u128 {
+        use packets::state;
+        match self {
+            Self::New => state::NEW,
+            Self::Related => state::RELATED,
+            Self::Established => state::ESTABLISHED,
+            Self::Reply => state::REPLY,
+            Self::Invalid => state::INVALID,
+        }
+    }
+}
+
+/// The connection of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// What connection tracking says.
+    pub state: ConnectionState,
+    /// Its mark.
+    pub mark: u32,
+    /// Where its first packet was translated to, if it was.
+    pub translated_to: Option<SocketAddr>,
+}
+
+/// A connection that the packet opens.
+impl Default for Connection {
+    fn default() -> Self {
+        Self { state: ConnectionState::New, mark: 0, translated_to: None }
+    }
+}
+
+/// One packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packet {
+    /// Who sends it.
+    pub sender: Sender,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Where from: an address, where it is known, ...
+    pub source: Option<IpAddr>,
+    /// ... and a port, where that is known.
+    pub source_port: Option<u16>,
+    /// Where to.
+    pub destination: SocketAddr,
+    /// By which interface it comes in, or goes out before any rule has rerouted it.
+    pub interface: Interface,
+    /// Its flags, if it is a segment of TCP.
+    pub flags: u8,
+    /// Its mark.
+    pub mark: u32,
+    /// Its connection.
+    pub connection: Connection,
+}
+
+impl Packet {
+    /// The first packet of a TCP connection from outside, to the pod.
+    #[must_use]
+    pub fn from_outside(source: SocketAddr, destination: SocketAddr) -> Self {
+        Self {
+            sender: Sender::Outside,
+            protocol: Protocol::Tcp,
+            source: Some(source.ip()),
+            source_port: Some(source.port()),
+            destination,
+            interface: Interface::Elsewhere,
+            flags: TcpFlags::SYN,
+            mark: 0,
+            connection: Connection::default(),
+        }
+    }
+
+    /// The first packet of a TCP connection that a process of the pod opens. One to a loopback address, or to the address
+    /// it comes from, goes over `lo`.
+    #[must_use]
+    pub fn from_pod(uid: u32, gid: u32, source: SocketAddr, destination: SocketAddr) -> Self {
+        let stays = destination.ip().is_loopback() || destination.ip() == source.ip();
+        let interface = if stays { Interface::Named("lo".into()) } else { Interface::Elsewhere };
+        Self { sender: Sender::Local { uid, gid }, interface, ..Self::from_outside(source, destination) }
+    }
+
+    /// The same in a datagram.
+    #[must_use]
+    pub fn over_udp(self) -> Self {
+        Self { protocol: Protocol::Udp, flags: 0, ..self }
+    }
+
+    /// The same by this interface.
+    #[must_use]
+    pub fn by(self, interface: &str) -> Self {
+        Self { interface: Interface::Named(interface.into()), ..self }
+    }
+
+    /// Its family.
+    #[must_use]
+    pub const fn family(&self) -> Family {
+        Family::of(&self.destination.ip())
+    }
+
+    fn packets(&self) -> Packets {
+        let mut packets = Packets::all(self.family());
+        packets.set_one(Field::Protocol, self.protocol.number());
+        if let Some(source) = self.source {
+            packets.set_one(Field::Source, packets::number(source));
+        }
+        if let Some(port) = self.source_port {
+            packets.set_one(Field::SourcePort, port);
+        }
+        packets.set_one(Field::Destination, packets::number(self.destination.ip()));
+        packets.set_one(Field::Port, self.destination.port());
+        if let Sender::Local { uid, gid } = self.sender {
+            packets.set_one(Field::User, uid);
+            packets.set_one(Field::Group, gid);
+        }
+        match &self.interface {
+            Interface::Named(name) => packets.set_one(Field::Interface, packets::interface(name)),
+            Interface::Elsewhere => {
+                let all = packets.get(Field::Interface);
+                let others = all.without(&set::Set::one(packets::interface("lo")));
+                packets.set(Field::Interface, others);
+            }
+        }
+        packets.set_one(Field::State, self.connection.state.number());
+        packets.set_one(Field::Flags, self.flags);
+        packets.set_one(Field::Mark, self.mark);
+        packets.set_one(Field::ConnMark, self.connection.mark);
+        packets
+    }
+
+    fn given(&self) -> Given {
+        Given {
+            is_local: matches!(self.sender, Sender::Local { .. }),
+            translated_to: self.connection.translated_to,
+            own: None,
+            asks_route: true,
+            repeats: None,
+        }
+    }
+}
+
+/// A listener of the proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Listener {
+    /// Of what the application sends.
+    Outbound,
+    /// Of what comes to the application.
+    Inbound,
+    /// Of DNS queries.
+    Dns,
+}
+
+impl Listener {
+    /// Its name in a sentence.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Outbound => "outbound",
+            Self::Inbound => "inbound",
+            Self::Dns => "DNS",
+        }
+    }
+}
+
+/// Where a packet ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Fate {
+    /// At its destination: no rule captures it.
+    Untouched,
+    /// At a listener of the proxy.
+    Proxy {
+        /// Which.
+        listener: Listener,
+        /// Its port.
+        port: u16,
+        /// Whether the destination is rewritten (REDIRECT); with TPROXY it is not.
+        rewritten: bool,
+    },
+    /// At a port of the pod to which a rule of somebody else's sends it.
+    Redirected(u16),
+    /// Where a rule of somebody else's translates it to. What happens to it behind that is not followed.
+    Translated,
+    /// Reset: TPROXY hands it to a listener as it is, and a rule of somebody else's translates it after that.
+    Broken,
+    /// Nowhere.
+    Dropped,
+    /// Nowhere, and the sender is told.
+    Rejected,
+    /// Nobody knows: a rule on its way is not understood.
+    Unknown,
+}
+
+/// The setting behind a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// The setting.
+    pub setting: Key,
+    /// Who said so.
+    pub source: Source,
+    /// What the rule is for.
+    pub purpose: &'static str,
+}
+
+impl Origin {
+    fn of(planned: &PlannedRule) -> Self {
+        Self { setting: planned.because(), source: planned.source(), purpose: planned.purpose() }
+    }
+}
+
+/// Where a rule stands.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The table.
+    pub table: TableName,
+    /// The chain.
+    pub chain: String,
+    /// The rule's number in it, counted from 1; none for the chain itself.
+    pub rule: Option<usize>,
+}
+
+/// Whether a packet fulfils a rule's conditions. Closed: there is no fourth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It does.
+    Matched,
+    /// It does not fulfil this one.
+    Unmatched(String),
+    /// Nobody knows whether it fulfils this one.
+    Unknown(String),
+}
+
+/// Something that a rule or the kernel changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// The packet's mark; none where it is not known.
+    Mark(Option<u32>),
+    /// The connection's mark; none where it is not known.
+    ConnectionMark(Option<u32>),
+    /// The destination.
+    Destination(SocketAddr),
+    /// The zone of connection tracking.
+    Zone(u16),
+    /// The interface it leaves by; none where it is not known.
+    Rerouted(Option<String>),
+}
+
+/// One step of a packet's way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// It comes to a hook.
+    Hook {
+        /// Which.
+        hook: Hook,
+        /// By this interface; none where it is not known.
+        interface: Option<String>,
+    },
+    /// It comes to a base chain.
+    Chain {
+        /// Which.
+        place: Place,
+        /// Its priority.
+        priority: i32,
+    },
+    /// It meets a rule.
+    Rule {
+        /// Where it stands.
+        place: Place,
+        /// How many jumps led there.
+        depth: usize,
+        /// The rule in words.
+        rule: String,
+        /// Whether it is about the packet.
+        outcome: Outcome,
+        /// Whether it is one of the mesh's.
+        is_own: bool,
+        /// The setting behind it.
+        origin: Option<Origin>,
+    },
+    /// A base chain drops what its rules leave alone.
+    Policy {
+        /// Which.
+        place: Place,
+    },
+    /// Something changes.
+    Changed(Change),
+    /// Routing ends its way.
+    Route {
+        /// The policy rule or route that does, in words.
+        decides: String,
+    },
+}
+
+/// What a trace would have to know to say where a packet ends.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Unknown {
+    /// By which interface it comes or goes.
+    Interface,
+    /// Its source address.
+    Source,
+    /// Its source port.
+    SourcePort,
+    /// A mark.
+    Mark,
+    /// Whether a rule or statement, in words, is about it: its conditions are not understood, or depend on chance.
+    Rule(String),
+    /// Which of two base chains of one priority the kernel asks first.
+    Order(String, String),
+    /// Whether connection tracking comes before this base chain of its priority.
+    Tracking(String),
+    /// Whether a policy rule or route, in words, is about it.
+    Route(String),
+    /// What becomes of a lost packet when TCP repeats it.
+    Repeated,
+    /// What comes after as many rules as are followed.
+    Work,
+}
+
+/// What it is, and how it can be had.
+impl core::fmt::Display for Unknown {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Interface => f.write_str("which interface the packet comes in or goes out by (name it)"),
+            Self::Source => f.write_str("its source address (name it)"),
+            Self::SourcePort => f.write_str("its source port (name it)"),
+            Self::Mark => f.write_str("its mark (name it)"),
+            Self::Rule(rule) => write!(f, "whether this rule applies: {rule}"),
+            Self::Order(one, other) => {
+                write!(f, "which of two chains of one priority the kernel asks first: {one} or {other}")
+            }
+            Self::Tracking(chain) => {
+                write!(f, "whether connection tracking comes before {chain}, at its own priority")
+            }
+            Self::Route(rule) => write!(f, "whether this applies: {rule}"),
+            Self::Repeated => f.write_str(
+                "what happens when TCP repeats the lost packet: its connection keeps the mark that a rule has set",
+            ),
+            Self::Work => f.write_str("what the rules say that come after as many as are followed"),
+        }
+    }
+}
+
+/// The way of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// The packet.
+    pub packet: Packet,
+    /// Its steps. Where not all rules are understood, those if none of them is about it.
+    pub steps: Vec<Step>,
+    /// The number of the step that decides, counted from 0; none where no rule does.
+    pub decided: Option<usize>,
+    /// Where it may end. One, unless something is not known.
+    pub may: BTreeSet<Fate>,
+    /// If it may end at several: what would have to be known.
+    pub unknown: BTreeSet<Unknown>,
+}
+
+impl Trace {
+    /// Where the packet ends.
+    #[must_use]
+    pub fn fate(&self) -> Fate {
+        fate(&self.may)
+    }
+
+    /// The rule or policy that decides.
+    #[must_use]
+    pub fn deciding(&self) -> Option<&Step> {
+        self.decided.and_then(|step| self.steps.get(step))
+    }
+}
+
+/// The only one; unknown where there are several.
+fn fate(may: &BTreeSet<Fate>) -> Fate {
+    let mut fates = may.iter();
+    fates.next().copied().filter(|_| fates.next().is_none()).unwrap_or(Fate::Unknown)
+}
+
+impl Rules {
+    /// The way of a packet through these rules. One of another family meets none of them.
+    #[must_use]
+    pub fn trace(&self, packet: &Packet) -> Trace {
+        let Followed { mut ways, may, unknown } = self.ways(packet, true);
+        let (steps, decided) = match ways.drain(..).next() {
+            Some(way) => (way.steps, way.decided),
+            None => (Vec::new(), None),
+        };
+        let unknown = if may.len() > 1 { unknown } else { BTreeSet::new() };
+        Trace { packet: packet.clone(), steps, decided, may, unknown }
+    }
+
+    /// Where a packet ends: the end of its [`trace`](Self::trace), for less.
+    #[must_use]
+    pub fn fate(&self, packet: &Packet) -> Fate {
+        fate(&self.ways(packet, false).may)
+    }
+
+    fn ways(&self, packet: &Packet, records: bool) -> Followed {
+        if packet.family() != self.family {
+            let may = [Fate::Untouched].into();
+            return Followed { ways: Vec::new(), may, unknown: BTreeSet::new() };
+        }
+        let mut work = Work { left: MOST_WORK };
+        let found = walk::all(self, &packet.packets(), &packet.given(), &mut work, records);
+        let may = found.ways.iter().map(|way| way.fate).collect();
+        Followed { ways: found.ways, may, unknown: found.unknown }
+    }
+}
+
+/// The ways of one packet.
+struct Followed {
+    ways: Vec<Way>,
+    may: BTreeSet<Fate>,
+    unknown: BTreeSet<Unknown>,
+}
+
+impl core::fmt::Display for Fate {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Untouched => f.write_str("untouched, to its destination"),
+            Self::Proxy { listener, port, rewritten } => {
+                let how = if *rewritten { "" } else { ", destination unchanged" };
+                write!(f, "proxy, {} listener (port {port}{how})", listener.name())
+            }
+            Self::Redirected(port) => write!(f, "redirected to port {port} by a rule of somebody else's"),
+            Self::Translated => f.write_str("translated by a rule of somebody else's"),
+            Self::Broken => f.write_str("reset: handed to a listener, and then translated by another rule"),
+            Self::Dropped => f.write_str("dropped"),
+            Self::Rejected => f.write_str("rejected"),
+            Self::Unknown => f.write_str("unknown: a rule on its way is not understood"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod backends;
+#[cfg(test)]
+mod kernel;
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,465 @@
+//! What keeps packets from the proxy: the exact sets of packets that a plan captures, walked through everything that a network
+//! namespace holds. Those that end elsewhere there are lost, and what decided about them is to blame.
+//!
+//! It asks the same walk as a trace of one packet, so a verdict over all traffic and the trace of any packet of it cannot
+//! disagree.
+
+use super::{
+    Fate, Packet,
+    difference::Region,
+    packets::{Field, Packets, interface, number, state},
+    rules::{ChainRule, Rules, Test},
+    set::Set,
+    walk::{self, Cause, Given, Way, Ways, Work},
+};
+use crate::interference::{Effect, Finding, Place, Pod, Severity, Traffic};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use netfilter_state::ruleset::{Statement, TableName};
+use redirect_core::{
+    rule::{Hook, Protocol, TcpFlags},
+    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6},
+};
+
+/// How many findings are named at most.
+const MOST_FINDINGS: usize = 16;
+/// How much work one search is at most: some tenths of a second.
+const MOST_WORK: usize = 2_000_000;
+/// The port of DNS.
+const DNS: u16 = 53;
+
+/// Findings, each once.
+#[derive(Default)]
+pub(crate) struct Findings {
+    found: BTreeMap<(Place, Effect, Severity), Finding>,
+}
+
+impl Findings {
+    pub(crate) fn add(&mut self, finding: Finding) {
+        let key = (finding.place.clone(), finding.effect, finding.severity);
+        let is_full = self.found.len() >= MOST_FINDINGS;
+        match self.found.get_mut(&key) {
+            Some(known) => known.traffic.extend(finding.traffic),
+            None if is_full => {}
+            None => {
+                self.found.insert(key, finding);
+            }
+        }
+    }
+
+    /// The surest first. What takes some traffic for certain is not said to take it perhaps as well.
+    pub(crate) fn into_sorted(mut self) -> Vec<Finding> {
+        let certain: Vec<_> =
+            self.found.iter().filter(|((.., severity), _)| *severity == Severity::Does).collect();
+        let certain: Vec<_> = certain
+            .into_iter()
+            .map(|((place, effect, _), one)| (place.clone(), *effect, one.traffic.clone()))
+            .collect();
+        for (place, effect, traffic) in certain {
+            let key = (place, effect, Severity::May);
+            if let Some(uncertain) = self.found.get_mut(&key) {
+                uncertain.traffic.retain(|one| !traffic.contains(one));
+                if uncertain.traffic.is_empty() {
+                    self.found.remove(&key);
+                }
+            }
+        }
+        let mut findings: Vec<Finding> = self.found.into_values().collect();
+        findings.sort_by_key(|finding| core::cmp::Reverse(finding.severity));
+        findings
+    }
+}
+
+/// Captured traffic to walk: what it is called, and all packets that may be of it.
+struct Start {
+    traffic: Traffic,
+    packets: Packets,
+    given: Given,
+}
+
+/// Adds what keeps packets of a family from the proxy in a pod that holds these rules, of those that the planned rules capture.
+pub(crate) fn search(planned: &Rules, live: &Rules, pod: &Pod<'_>, findings: &mut Findings) {
+    let mut work = Work { left: MOST_WORK };
+    for mut start in starts(planned.family, pod) {
+        // Of those out there.
+        let of_others = match start.traffic {
+            Traffic::Inbound => Some(Field::Source),
+            Traffic::Outbound | Traffic::Dns => Some(Field::Destination),
+            Traffic::ProxyToSelf => None,
+        };
+        if let Some((field, routes)) = of_others.zip(live.routes.as_ref()) {
+            let others = start.packets.get(field).without(&routes.of_nobody_else);
+            start.packets.set(field, others);
+        }
+        let captured = walk::all(planned, &start.packets, &start.given, &mut work, false);
+        for wanted in captured.ways.iter().filter(|way| matches!(way.fate, Fate::Proxy { .. })) {
+            let found = walk::all(live, &wanted.packets, &start.given, &mut work, false);
+            let (traffic, is_sent) = ((live.family, start.traffic), start.given.is_local);
+            Judge { live, wanted, found: &found, traffic, is_sent }.judge(findings);
+        }
+    }
+    if work.left == 0 {
+        findings.add(unfollowed(live));
+    }
+}
+
+/// There is more than is followed. It is about no single chain, but the longest one is why.
+fn unfollowed(live: &Rules) -> Finding {
+    let longest = live.chains.iter().max_by_key(|chain| chain.rules.len());
+    let (table, base_chain) = longest.map_or_else(
+        || (TableName::of_family(live.family), String::new()),
+        |chain| (chain.table.clone(), chain.name.clone()),
+    );
+    Finding {
+        severity: Severity::May,
+        place: Place { table, base_chain, hook: None, chain: String::new(), rule: None },
+        rule: String::new(),
+        effect: Effect::Unfollowed,
+        traffic: BTreeSet::new(),
+        example: None,
+    }
+}
+
+/// The traffic of a pod that a plan may capture: first packets of connections, and datagrams to servers of DNS.
+fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
+    let is_own = |address: &&IpAddr| Family::of(address) == family && is_the_pods(address);
+    let own: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
+    if own.is_empty() {
+        return Vec::new();
+    }
+    let most = Field::Destination.most(family);
+    let (loopback_range, loopback, passthrough) = match family {
+        Family::V4 => (
+            Set::range(0x7f00_0000, 0x7fff_ffff),
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V4(PASSTHROUGH_V4),
+        ),
+        Family::V6 => (Set::one(1), IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(PASSTHROUGH_V6)),
+    };
+    let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
+    // Nobody opens a connection to these, or has a server of DNS there.
+    let all_own = pod.addresses.iter().filter(|address| Family::of(address) == family);
+    let all_own = Set::of(all_own.map(|address| (number(*address), number(*address))).collect());
+    let nobody = loopback_range.or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
+    let far = nobody.complement(most);
+    let lo = Set::one(interface("lo"));
+    let interfaces = match pod.interfaces {
+        [] => lo.complement(u128::MAX),
+        names => Set::of(names.iter().map(|name| (interface(name), interface(name))).collect()),
+    };
+    let first = |protocol: Protocol| {
+        let mut packets = Packets::all(family);
+        packets.set_one(Field::Protocol, protocol.number());
+        packets.set_one(Field::Flags, if protocol == Protocol::Tcp { TcpFlags::SYN } else { 0 });
+        packets.set_one(Field::State, state::NEW);
+        packets.set_one(Field::Mark, 0_u32);
+        packets.set_one(Field::ConnMark, 0_u32);
+        packets
+    };
+    let between = |packets: Packets, source: Set, destination: Set, by: &Set| {
+        packets
+            .with(Field::Source, source)
+            .with(Field::Destination, destination)
+            .with(Field::Interface, by.clone())
+    };
+    let one = |address: IpAddr| Set::one(number(address));
+    let sent = || Given { is_local: true, asks_route: true, ..Given::default() };
+    let mut starts = Vec::new();
+    for address in &own {
+        let packets = between(first(Protocol::Tcp), far.clone(), one(*address), &interfaces);
+        let given = Given { own: Some(*address), ..Given::default() };
+        starts.push(Start { traffic: Traffic::Inbound, packets, given });
+    }
+    let packets = between(first(Protocol::Tcp), own_set.clone(), far.clone(), &interfaces);
+    starts.push(Start { traffic: Traffic::Outbound, packets, given: sent() });
+    let itself = own.iter().map(|address| (*address, *address)).chain([(loopback, passthrough)]);
+    for (from, to) in itself {
+        let packets = between(first(Protocol::Tcp), one(from), one(to), &lo);
+        starts.push(Start { traffic: Traffic::ProxyToSelf, packets, given: sent() });
+    }
+    let packets =
+        between(first(Protocol::Udp), own_set, far, &interfaces).with(Field::Port, Set::one(DNS.into()));
+    starts.push(Start { traffic: Traffic::Dns, packets, given: sent() });
+    starts
+}
+
+/// Addresses of many, and of nobody.
+fn multicast(family: Family) -> Set {
+    match family {
+        // 0.0.0.0, 224.0.0.0/4 and beyond.
+        Family::V4 => Set::of([(0, 0), (0xe000_0000, 0xffff_ffff)].into()),
+        // ::, ff00::/8.
+        Family::V6 => Set::of([(0, 0), (0xff << 120, u128::MAX)].into()),
+    }
+}
+
+/// Whether an address is one by which others know the pod.
+fn is_the_pods(address: &IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    !address.is_loopback()
+        && !address.is_unspecified()
+        && !link_local
+        && *address != IpAddr::V6(PASSTHROUGH_V6)
+}
+
+/// What becomes of packets that a plan captures in one way.
+struct Judge<'a> {
+    live: &'a Rules,
+    wanted: &'a Way,
+    found: &'a Ways,
+    traffic: (Family, Traffic),
+    /// Whether the pod sends them.
+    is_sent: bool,
+}
+
+impl Judge<'_> {
+    fn judge(&self, findings: &mut Findings) {
+        let blamed: Vec<Option<(Effect, Cause)>> =
+            self.found.ways.iter().map(|way| self.blame(way)).collect();
+        // A mark or a zone alone takes nothing from the proxy.
+        let ways = self.found.ways.iter().zip(&blamed);
+        let lost: Vec<Option<(Effect, Cause)>> =
+            ways.map(|(way, blamed)| blamed.filter(|_| self.is_lost(way))).collect();
+        for (number, (way, blamed)) in self.found.ways.iter().zip(&blamed).enumerate() {
+            let Some((effect, cause)) = blamed else { continue };
+            let severity =
+                if self.is_lost(way) { self.severity(number, &lost, *effect) } else { Severity::May };
+            for cause in self.each(way, *cause) {
+                let example = Some(example(self.is_sent, &way.packets));
+                findings.add(Finding { example, ..self.finding(severity, *effect, cause) });
+            }
+        }
+    }
+
+    /// Whether packets do not come to the proxy. One with another mark, or in another zone, does.
+    fn is_lost(&self, way: &Way) -> bool {
+        way.fate != self.wanted.fate && !self.is_for_the_listener(way)
+    }
+
+    /// Whether packets that nobody touches are for the listener's own port in this pod, so that they reach it all the same.
+    fn is_for_the_listener(&self, way: &Way) -> bool {
+        let Fate::Proxy { port, .. } = self.wanted.fate else { return false };
+        matches!(self.traffic.1, Traffic::Inbound | Traffic::ProxyToSelf)
+            && way.fate == Fate::Untouched
+            && way.packets.get(Field::Port).single() == Some(port.into())
+    }
+
+    /// What takes packets of a way from the proxy, and how; none where they reach it as planned, or where nobody but the mesh
+    /// decides.
+    fn blame(&self, way: &Way) -> Option<(Effect, Cause)> {
+        let causes = &way.causes;
+        let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
+        // Nobody keeps from the proxy what is never sent.
+        if way.is_unsent || self.is_for_the_listener(way) {
+            return None;
+        }
+        if way.fate == self.wanted.fate {
+            let is_handed_over = matches!(way.fate, Fate::Proxy { rewritten: false, .. });
+            if way.zone != self.wanted.zone {
+                return of(Effect::EndsChain, causes.left_early);
+            }
+            // Routing looks at TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
+            let differs = is_handed_over && !self.is_sent && way.mark != self.wanted.mark;
+            return of(Effect::Remarks, causes.marked.filter(|_| differs));
+        }
+        if let Some(words) = causes.kept {
+            return Some((Effect::Routes, Cause::Route(words)));
+        }
+        match (way.fate, causes.last) {
+            (_, Some(Cause::Rule(rule))) if self.live.is_own(rule) && !self.is_lost_before(way) => {
+                of(Effect::Remarks, causes.marked)
+            }
+            (Fate::Dropped | Fate::Rejected, Some(Cause::Policy(base))) => {
+                Some((Effect::PolicyDrops, Cause::Policy(base)))
+            }
+            (_, Some(Cause::Route(words))) => Some((Effect::Routes, Cause::Route(words))),
+            (Fate::Dropped | Fate::Rejected, Some(Cause::Rule(rule))) => of(Effect::Drops, Some(rule)),
+            (Fate::Redirected(_) | Fate::Translated | Fate::Broken, Some(Cause::Rule(rule))) => {
+                let hands_over = self.does(rule, |one| matches!(one, Statement::Tproxy { .. }));
+                of(if hands_over { Effect::Tproxies } else { Effect::Translates }, Some(rule))
+            }
+            (Fate::Unknown, Some(Cause::Rule(rule))) => {
+                let effect = if self.does(rule, |one| matches!(one, Statement::Queue)) {
+                    Effect::Queues
+                } else if self.does(rule, |one| matches!(one, Statement::Rewrite(_))) {
+                    Effect::Rewrites
+                } else {
+                    Effect::Unknown
+                };
+                of(effect, Some(rule))
+            }
+            _ => self.never_captured(way),
+        }
+    }
+
+    /// Whether another rule than the mesh's own is why its rules were not met, or not asked.
+    const fn is_lost_before(&self, way: &Way) -> bool {
+        matches!(way.fate, Fate::Untouched)
+            && (way.causes.left_early.is_some() || way.causes.untracked.is_some())
+    }
+
+    fn never_captured(&self, way: &Way) -> Option<(Effect, Cause)> {
+        let causes = &way.causes;
+        let is_rewritten = matches!(self.wanted.fate, Fate::Proxy { rewritten: true, .. });
+        let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
+        of(Effect::Untracks, causes.untracked.filter(|_| is_rewritten))
+            .or_else(|| of(Effect::EndsChain, causes.left_early))
+            .or_else(|| of(Effect::Remarks, causes.marked))
+    }
+
+    fn does(&self, rule: ChainRule, what: impl Fn(&Statement) -> bool) -> bool {
+        self.live.rule(rule).is_some_and(|rule| rule.seen.statements.iter().any(what))
+    }
+
+    /// How sure it is. Where nobody knows which way packets go, they are lost for certain if they are lost on each; the last of
+    /// what may lose them then does.
+    fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
+        let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
+        let is_unknown = self.found.ways.get(number).is_none_or(|way| way.fate == Fate::Unknown);
+        if may || is_unknown {
+            return Severity::May;
+        }
+        if !self.found.are_doubtful {
+            return Severity::Does;
+        }
+        let (Some(way), Some(Some((_, cause)))) = (self.found.ways.get(number), lost.get(number)) else {
+            return Severity::May;
+        };
+        let place = self.order(*cause);
+        let is_certain = self.found.ways.iter().zip(lost).enumerate().all(|(other, (another, blamed))| {
+            other == number
+                || !overlap(&way.packets, &another.packets)
+                || blamed.is_some_and(|(_, cause)| self.order(cause) <= place)
+        });
+        if is_certain { Severity::Does } else { Severity::May }
+    }
+
+    /// The place of a cause on the way of a packet.
+    fn order(&self, cause: Cause) -> (u8, usize, usize, usize) {
+        let of_base = |base: usize| {
+            let hook = self.live.base(base).map_or(Hook::Output, |(_, base)| base.hook);
+            let place = self.live.hooked(hook).iter().position(|chain| *chain == base);
+            (passed(hook), place.unwrap_or(usize::MAX))
+        };
+        match cause {
+            Cause::Rule(rule) => {
+                let (hook, place) = of_base(rule.base);
+                (hook, place, rule.chain, rule.rule)
+            }
+            Cause::Policy(base) => {
+                let (hook, place) = of_base(base);
+                (hook, place, usize::MAX, usize::MAX)
+            }
+            Cause::Route(words) => (passed(Hook::Output), usize::MAX, words, 0),
+        }
+    }
+
+    /// The rules that a cause stands for, as far as they are about packets of the way.
+    fn each(&self, way: &Way, cause: Cause) -> Vec<Cause> {
+        let Cause::Rule(rule) = cause else { return [cause].into() };
+        let all = (rule.rule..rule.rule.saturating_add(rule.count)).map(|number| ChainRule {
+            rule: number,
+            count: 1,
+            ..rule
+        });
+        let is_about = |one: &ChainRule| {
+            let tests = self.live.rule(*one).map_or(&[][..], |rule| &rule.tests);
+            let is_out_of = |test: &Test| matches!(test, Test::In(field, set) if way.packets.get(*field).and(set).is_empty());
+            !tests.iter().any(is_out_of)
+        };
+        let mut about: Vec<Cause> = all.filter(is_about).take(MOST_FINDINGS).map(Cause::Rule).collect();
+        if about.is_empty() {
+            // Of packets that were translated by then.
+            about.push(Cause::Rule(ChainRule { count: 1, ..rule }));
+        }
+        about
+    }
+
+    fn finding(&self, severity: Severity, effect: Effect, cause: Cause) -> Finding {
+        let (place, rule) = match cause {
+            Cause::Rule(rule) => {
+                (self.place(rule.base, Some(rule)), self.live.rule(rule).map(|rule| rule.seen.to_string()))
+            }
+            Cause::Policy(base) => (self.place(base, None), None),
+            Cause::Route(words) => {
+                let routes = self.live.routes.as_ref();
+                let place = Place {
+                    table: TableName::of_family(self.live.family),
+                    base_chain: String::new(),
+                    hook: None,
+                    chain: String::new(),
+                    rule: Some(words),
+                };
+                (place, routes.and_then(|routes| routes.words.get(words)).cloned())
+            }
+        };
+        Finding {
+            severity,
+            place,
+            rule: rule.unwrap_or_default(),
+            effect,
+            traffic: [self.traffic].into(),
+            example: None,
+        }
+    }
+
+    fn place(&self, base: usize, rule: Option<ChainRule>) -> Place {
+        let base_chain = self.live.base(base);
+        let is_hooked = base_chain.is_some_and(|(_, hooked)| self.live.hooked(hooked.hook).contains(&base));
+        let chain =
+            rule.and_then(|rule| self.live.chains.get(rule.chain)).or(base_chain.map(|(chain, _)| chain));
+        Place {
+            table: chain.map_or_else(|| TableName::of_family(self.live.family), |chain| chain.table.clone()),
+            base_chain: base_chain.map(|(chain, _)| chain.name.clone()).unwrap_or_default(),
+            hook: base_chain.filter(|_| is_hooked).map(|(_, base)| (base.hook, base.priority)),
+            chain: chain.map(|chain| chain.name.clone()).unwrap_or_default(),
+            rule: rule.map(|rule| rule.rule.saturating_add(1)),
+        }
+    }
+}
+
+/// One of these packets: if it can be, one as others know them.
+fn example(is_sent: bool, packets: &Packets) -> Packet {
+    let far = match packets.family {
+        Family::V4 => number(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 77))),
+        Family::V6 => number(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x77, 0, 0, 0, 0, 0x77))),
+    };
+    let usual: [(Field, &[u128]); 6] = [
+        (Field::Source, &[far]),
+        (Field::Destination, &[far]),
+        (Field::SourcePort, &[43_210, 1]),
+        (Field::Port, &[80, 8080, 1]),
+        (Field::User, &[1000, 1337]),
+        (Field::Group, &[1000, 1337]),
+    ];
+    let mut packets = packets.clone();
+    for (field, values) in usual {
+        if let Some(value) = values.iter().find(|value| packets.get(field).contains(**value)) {
+            packets.set_one(field, *value);
+        }
+    }
+    Region::new(is_sent, packets).example()
+}
+
+/// How many hooks what the pod sends to itself has passed before this one.
+const fn passed(hook: Hook) -> u8 {
+    match hook {
+        Hook::Output => 0,
+        Hook::Postrouting => 1,
+        Hook::Prerouting => 2,
+        Hook::Input => 3,
+        Hook::Forward => 4,
+    }
+}
+
+/// Whether there may be packets of both.
+fn overlap(one: &Packets, other: &Packets) -> bool {
+    Field::ALL.iter().all(|field| !one.get(*field).and(other.get(*field)).is_empty())
+}

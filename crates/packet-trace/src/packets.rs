@@ -1,0 +1,320 @@
+//! Packets, one or many: a set of values for each field.
+
+use super::set::{Lies, Set, masked};
+use alloc::string::String;
+use core::net::IpAddr;
+use ipnet::IpNet;
+use redirect_core::{
+    rule::Protocol,
+    values::{Family, InterfaceName},
+};
+
+/// What packets differ in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Field {
+    Protocol,
+    Source,
+    Destination,
+    SourcePort,
+    Port,
+    User,
+    Group,
+    /// By which it comes in, or goes out at first.
+    Interface,
+    State,
+    Flags,
+    Mark,
+    ConnMark,
+}
+
+impl Field {
+    pub(super) const ALL: [Self; 12] = [
+        Self::Protocol,
+        Self::Source,
+        Self::Destination,
+        Self::SourcePort,
+        Self::Port,
+        Self::User,
+        Self::Group,
+        Self::Interface,
+        Self::State,
+        Self::Flags,
+        Self::Mark,
+        Self::ConnMark,
+    ];
+
+    /// The largest number it has.
+    pub(super) const fn most(self, family: Family) -> u128 {
+        match self {
+            Self::Protocol | Self::Flags => u8::MAX as u128,
+            Self::Source | Self::Destination => match family {
+                Family::V4 => u32::MAX as u128,
+                Family::V6 => u128::MAX,
+            },
+            Self::SourcePort | Self::Port => u16::MAX as u128,
+            // The largest is nobody's.
+            Self::User | Self::Group | Self::Mark | Self::ConnMark => u32::MAX as u128,
+            Self::Interface => u128::MAX,
+            Self::State => state::MOST,
+        }
+    }
+}
+
+/// States of connection tracking, as numbers of a field.
+pub(super) mod state {
+    pub(in super::super) const NEW: u128 = 0;
+    pub(in super::super) const RELATED: u128 = 1;
+    pub(in super::super) const ESTABLISHED: u128 = 2;
+    pub(in super::super) const REPLY: u128 = 3;
+    pub(in super::super) const INVALID: u128 = 4;
+    pub(in super::super) const UNTRACKED: u128 = 5;
+    pub(super) const MOST: u128 = UNTRACKED;
+}
+
+/// Packets of one family: those that have in each field one of these values.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Packets {
+    pub(crate) family: Family,
+    sets: [Set; 12],
+    /// How many ranges those have.
+    ranges: usize,
+}
+
+impl Packets {
+    /// All of a family.
+    pub(super) fn all(family: Family) -> Self {
+        let sets = Field::ALL.map(|field| Set::range(0, field.most(family)));
+        let mut all = Self { family, sets, ranges: Field::ALL.len() };
+        all.set(
+            Field::Protocol,
+            Set::of(
+                [Protocol::Tcp, Protocol::Udp].map(|one| (one.number().into(), one.number().into())).into(),
+            ),
+        );
+        all
+    }
+
+    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    pub(crate) const fn get(&self, field: Field) -> &Set {
+        &self.sets[field as usize]
+    }
+
+    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    pub(super) fn set(&mut self, field: Field, set: Set) {
+        let had = self.sets[field as usize].ranges().len();
+        self.ranges = self.ranges.saturating_sub(had).saturating_add(set.ranges().len());
+        self.sets[field as usize] = set;
+    }
+
+    pub(super) fn set_one(&mut self, field: Field, value: impl Into<u128>) {
+        self.set(field, Set::one(value.into()));
+    }
+
+    /// How many ranges they are told with.
+    pub(super) const fn ranges(&self) -> usize {
+        self.ranges
+    }
+
+    /// The same with another set for a field.
+    pub(super) fn with(&self, field: Field, set: Set) -> Self {
+        let mut packets = self.clone();
+        packets.set(field, set);
+        packets
+    }
+}
+
+/// Whether packets have one of these values in a field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Holds {
+    Yes,
+    No,
+    /// Those that have such a value in this field do.
+    For(Field, Set),
+    /// Nobody knows.
+    Unknown,
+}
+
+impl Holds {
+    pub(super) fn not(self, family: Family) -> Self {
+        match self {
+            Self::Yes => Self::No,
+            Self::No => Self::Yes,
+            Self::For(field, set) => Self::For(field, set.complement(field.most(family))),
+            Self::Unknown => Self::Unknown,
+        }
+    }
+
+    pub(super) fn when(holds: bool) -> Self {
+        if holds { Self::Yes } else { Self::No }
+    }
+
+    pub(super) fn of(packets: &Packets, field: Field, set: &Set) -> Self {
+        match packets.get(field).lies_to(set) {
+            Lies::Inside => Self::Yes,
+            Lies::Outside => Self::No,
+            Lies::Across => Self::For(field, set.clone()),
+        }
+    }
+}
+
+/// A mark on its way: what it was at first, some bits cleared, and then some flipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct MarkNow {
+    of: Field,
+    cleared: u32,
+    flipped: u32,
+    /// Whether somebody has set it to nobody knows what.
+    unknown: bool,
+}
+
+impl MarkNow {
+    pub(super) const fn of(field: Field) -> Self {
+        Self { of: field, cleared: 0, flipped: 0, unknown: false }
+    }
+
+    pub(super) const fn is(value: u32) -> Self {
+        Self { of: Field::Mark, cleared: u32::MAX, flipped: value, unknown: false }
+    }
+
+    pub(super) const fn unknown() -> Self {
+        Self { of: Field::Mark, cleared: u32::MAX, flipped: 0, unknown: true }
+    }
+
+    pub(super) const fn changed(self, mask: u32, value: u32) -> Self {
+        Self { cleared: self.cleared | mask, flipped: (self.flipped & !mask) ^ value, ..self }
+    }
+
+    /// Some bits cleared, and then these bits of another mark flipped, if it is known.
+    pub(super) const fn joined(self, cleared: u32, other: Option<u32>) -> Self {
+        match other {
+            Some(other) => self.changed(cleared, other),
+            None => Self::unknown(),
+        }
+    }
+
+    /// The mark, where it is known.
+    pub(super) fn value(self, packets: &Packets) -> Option<u32> {
+        let was =
+            if self.cleared == u32::MAX { 0 } else { u32::try_from(packets.get(self.of).single()?).ok()? };
+        (!self.unknown).then_some((was & !self.cleared) ^ self.flipped)
+    }
+
+    /// Whether the mark has this value in these bits.
+    pub(super) fn has(self, packets: &Packets, value: u32, mask: u32) -> Holds {
+        if self.unknown {
+            return Holds::Unknown;
+        }
+        let wanted = value ^ (self.flipped & mask);
+        if wanted & self.cleared & mask != 0 || value & !mask != 0 {
+            return Holds::No;
+        }
+        let asked = mask & !self.cleared;
+        if let Some(was) = packets.get(self.of).single().and_then(|was| u32::try_from(was).ok()) {
+            return Holds::when(was & asked == wanted & asked);
+        }
+        match masked(wanted & asked, asked) {
+            Some(set) => Holds::of(packets, self.of, &set),
+            None => Holds::Unknown,
+        }
+    }
+
+    /// Whether the mark is one of these values.
+    pub(super) fn is_in(self, packets: &Packets, set: &Set) -> Holds {
+        if let Some(value) = self.value(packets) {
+            return Holds::when(set.contains(value.into()));
+        }
+        let is_unchanged = !self.unknown && self.cleared == 0 && self.flipped == 0;
+        if is_unchanged { Holds::of(packets, self.of, set) } else { Holds::Unknown }
+    }
+}
+
+pub(super) fn of_net(net: &IpNet) -> Set {
+    Set::range(number(net.network()), number(net.broadcast()))
+}
+
+pub(crate) fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+/// Names of interfaces as numbers: their bytes, so that those with the same beginning lie next to each other.
+pub(super) fn of_interface(name: &InterfaceName) -> Set {
+    let first = interface(name.name());
+    if name.is_prefix() {
+        let bits = u32::try_from(name.name().len()).unwrap_or(0).saturating_mul(8);
+        Set::range(first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
+    } else {
+        Set::one(first)
+    }
+}
+
+/// Names of interfaces, each of which may end in `*`.
+pub(super) fn of_names(names: &[String]) -> Set {
+    let ranges = names.iter().map(|name| match name.strip_suffix('*') {
+        None => (interface(name), interface(name)),
+        Some(start) => {
+            let bits = u32::try_from(start.len()).unwrap_or(0).saturating_mul(8);
+            let first = interface(start);
+            (first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
+        }
+    });
+    Set::of(ranges.collect())
+}
+
+pub(crate) fn interface(name: &str) -> u128 {
+    let mut bytes = [0; 16];
+    for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    u128::from_be_bytes(bytes)
+}
+
+/// The name of a number, as far as it is one.
+pub(super) fn interface_name(number: u128) -> String {
+    let bytes = number.to_be_bytes();
+    bytes.into_iter().take_while(|byte| *byte != 0).map(char::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_changed_in_some_bits_keeps_the_others() {
+        let mut packets = Packets::all(Family::V4);
+        packets.set_one(Field::Mark, 0xff_u32);
+        let mark = MarkNow::of(Field::Mark).changed(0xf, 0x1);
+        assert_eq!(mark.value(&packets), Some(0xf1));
+        assert_eq!(mark.changed(0xf0, 0x20).value(&packets), Some(0x21));
+        assert_eq!(mark.changed(u32::MAX, 7).value(&packets), Some(7));
+        assert_eq!(MarkNow::unknown().changed(0xf, 1).value(&packets), None);
+    }
+
+    /// As `--set-xmark 0x6/0x3` does: bits beyond the mask are flipped, too.
+    #[test]
+    fn bits_of_a_mark_are_cleared_first_and_flipped_then() {
+        let mut packets = Packets::all(Family::V4);
+        packets.set(Field::Mark, Set::one(0xd));
+        let changed = MarkNow::of(Field::Mark).changed(0x3, 0x6);
+        assert_eq!(changed.value(&packets), Some(0xa));
+        assert_eq!(changed.changed(0x2, 0x8).value(&packets), Some(0x0));
+        assert_eq!(MarkNow::is(7).changed(0, 0x2).value(&packets), Some(5));
+        for value in 0..16 {
+            assert!(matches!(changed.has(&packets, value, 0xf), Holds::Yes) == (value == 0xa), "{value}");
+        }
+    }
+
+    #[test]
+    fn which_of_many_marks_a_changed_one_was_is_unknown() {
+        let mut packets = Packets::all(Family::V4);
+        packets.set(Field::Mark, Set::range(0, 0x20));
+        let is_in = |mark: MarkNow| mark.is_in(&packets, &Set::range(0x30, 0x40));
+        let mark = MarkNow::of(Field::Mark);
+        assert!(matches!(is_in(mark), Holds::No));
+        for changed in [mark.changed(0xf, 0), mark.changed(0xf, 1), MarkNow::unknown()] {
+            assert!(matches!(is_in(changed), Holds::Unknown));
+        }
+    }
+}

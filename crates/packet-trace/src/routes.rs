@@ -1,0 +1,218 @@
+//! Policy rules and routes of a network namespace, made ready to be walked: one list of questions in the order in which the kernel asks
+//! them, and what follows where one is answered with yes.
+
+use super::{
+    packets::{Field, interface, of_net},
+    set::Set,
+};
+use alloc::{format, string::String, vec::Vec};
+use core::cmp::Reverse;
+use netfilter_state::route_tables::{
+    DEFAULT_TABLE, LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
+};
+use redirect_core::values::Family;
+
+/// What decides where packets of a family are sent.
+#[derive(Debug, Clone)]
+pub(super) struct Routes {
+    pub(super) steps: Vec<RouteStep>,
+    pub(super) loopback_is_up: bool,
+    /// The addresses with a local route, and broadcast addresses: no other host has them.
+    pub(super) of_nobody_else: Set,
+    /// Whether a mark may lead elsewhere than no mark.
+    pub(super) looks_at_marks: bool,
+    /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once anybody has added
+    /// a policy rule or a local route.
+    pub(super) validates_sources: bool,
+    /// What is told of what decides, by its number.
+    pub(super) words: Vec<String>,
+}
+
+/// One question: of a policy rule, and of a route if it sends packets to a table.
+#[derive(Debug, Clone)]
+pub(super) struct RouteStep {
+    /// What a packet has to fulfil, all of it; ...
+    pub(super) rule: Vec<RouteTest>,
+    /// ... or not all of it.
+    pub(super) not: bool,
+    /// The destinations of the route.
+    pub(super) to: Option<Set>,
+    pub(super) leads: RouteEnd,
+    /// The number of its words.
+    pub(super) words: usize,
+}
+
+/// A condition of a policy rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RouteTest {
+    Mark(u32, u32),
+    From(Set),
+    To(Set),
+    /// Protocol or ports.
+    Of(Field, Set),
+    /// It came in by this interface; by `lo`, if the pod sends it.
+    CameIn(u128),
+    /// The user of its socket.
+    Users(Set),
+    /// Of a socket that is bound to an interface, which none is taken to be.
+    Bound,
+    /// It cannot be told.
+    Unknown,
+}
+
+/// Where a packet is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RouteEnd {
+    /// To the pod itself.
+    Local,
+    /// Out by this interface, if one is named.
+    Out(Option<u128>),
+    /// Nowhere.
+    Lost,
+    /// It cannot be told.
+    Unknown,
+    /// To the question of this number.
+    Next(usize),
+}
+
+/// The numbers of words that are about no policy rule or route.
+pub(super) const LOOPBACK_IS_DOWN: usize = 0;
+pub(super) const NO_ROUTE: usize = 1;
+pub(super) const SOURCE_NOT_LOCAL: usize = 2;
+const WORDS: [&str; 3] =
+    ["the interface lo is down", "there is no route", "the source address has no local route"];
+
+impl Routes {
+    pub(super) fn of(tables: &RouteTables, family: Family) -> Self {
+        let rules: Vec<&PolicyRule> = tables.rules.iter().filter(|rule| rule.family == family).collect();
+        let mut routes = Self {
+            steps: Vec::new(),
+            loopback_is_up: tables.loopback_is_up,
+            of_nobody_else: delivered_here(tables, family),
+            looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
+            validates_sources: family == Family::V4
+                && (rules.iter().any(is_added) || has_local_of_others(tables)),
+            words: WORDS.map(String::from).into(),
+        };
+        // Where the questions of each rule begin.
+        let mut begins: Vec<(u32, usize)> = Vec::new();
+        let mut jumps: Vec<(usize, u32)> = Vec::new();
+        for rule in rules {
+            begins.push((rule.priority, routes.steps.len()));
+            match rule.action {
+                RuleAction::Lookup(table) => routes.table(tables, rule, table),
+                RuleAction::Goto(priority) => {
+                    jumps.push((routes.steps.len(), priority));
+                    routes.rule(rule, RouteEnd::Next(usize::MAX));
+                }
+                RuleAction::Nop => {}
+                RuleAction::Blackhole | RuleAction::Unreachable | RuleAction::Prohibit => {
+                    routes.rule(rule, RouteEnd::Lost);
+                }
+                RuleAction::Other => routes.rule(rule, RouteEnd::Unknown),
+            }
+        }
+        for (step, priority) in jumps {
+            // One that leads nowhere does nothing.
+            let own = step.saturating_add(1);
+            let to = begins.iter().find(|(of, begin)| *of >= priority && *begin > step);
+            if let Some(step) = routes.steps.get_mut(step) {
+                step.leads = RouteEnd::Next(to.map_or(own, |(_, begin)| *begin));
+            }
+        }
+        routes
+    }
+
+    fn rule(&mut self, rule: &PolicyRule, leads: RouteEnd) {
+        let words = self.words.len();
+        self.words.push(format!("policy rule {rule}"));
+        self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to: None, leads, words });
+    }
+
+    /// The routes of a table, the longest prefix first.
+    fn table(&mut self, tables: &RouteTables, rule: &PolicyRule, table: u32) {
+        let counts = |route: &&Route| {
+            let suppressed =
+                rule.suppress_prefix.is_some_and(|length| u32::from(route.to.prefix_len()) <= length);
+            route.family == rule.family && route.table == table && !suppressed
+        };
+        let mut routes: Vec<&Route> = tables.routes.iter().filter(counts).collect();
+        routes.sort_by_key(|route| (Reverse(route.to.prefix_len()), route.metric));
+        let begin = self.steps.len();
+        for route in routes {
+            let leads = end_of(route);
+            let to = of_net(&route.to);
+            // Neighbours with the same end are one question.
+            let joins = |step: &&mut RouteStep| step.leads == leads && leads != RouteEnd::Lost;
+            let last = self.steps.iter_mut().skip(begin).next_back().filter(joins);
+            if let Some(RouteStep { to: Some(known), .. }) = last {
+                *known = known.or(&to);
+                continue;
+            }
+            let words = self.words.len();
+            self.words.push(format!("route {route}, by policy rule {rule}"));
+            self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to: Some(to), leads, words });
+        }
+        // A route that throws packets out of its table leads behind it.
+        let behind = self.steps.len();
+        for step in self.steps.iter_mut().skip(begin).filter(|step| step.leads == RouteEnd::Next(usize::MAX))
+        {
+            step.leads = RouteEnd::Next(behind);
+        }
+    }
+}
+
+fn end_of(route: &Route) -> RouteEnd {
+    match route.kind {
+        _ if route.unknown => RouteEnd::Unknown,
+        RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast => RouteEnd::Local,
+        // What is sent over lo by a route that is no local one comes back to be routed again, or not.
+        RouteKind::Unicast if route.interface.as_deref() == Some("lo") => RouteEnd::Unknown,
+        RouteKind::Unicast => RouteEnd::Out(route.interface.as_deref().map(interface)),
+        RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => RouteEnd::Lost,
+        RouteKind::Throw => RouteEnd::Next(usize::MAX),
+        RouteKind::Multicast | RouteKind::Other => RouteEnd::Unknown,
+    }
+}
+
+/// Whether a rule is not one of the three that every namespace has.
+fn is_added(rule: &&PolicyRule) -> bool {
+    let usual = [(0, LOCAL_TABLE), (32_766, MAIN_TABLE), (32_767, DEFAULT_TABLE)];
+    !usual.iter().any(|(priority, table)| **rule == PolicyRule::lookup(rule.family, *priority, *table))
+}
+
+/// Whether somebody has added a local route.
+fn has_local_of_others(tables: &RouteTables) -> bool {
+    let is_others = |route: &Route| {
+        route.family == Family::V4 && route.kind == RouteKind::Local && route.table != LOCAL_TABLE
+    };
+    tables.routes.iter().any(is_others)
+}
+
+/// The addresses with routes of these kinds in the table of the namespace's own addresses.
+fn delivered_here(tables: &RouteTables, family: Family) -> Set {
+    let is_local = |route: &&Route| {
+        route.family == family
+            && route.table == LOCAL_TABLE
+            && matches!(route.kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast)
+            && !route.unknown
+    };
+    let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
+    Set::of(ranges.collect())
+}
+
+fn tests_of(rule: &PolicyRule) -> Vec<RouteTest> {
+    let mut tests = Vec::new();
+    let range = |(first, last): (u16, u16)| Set::range(first.into(), last.into());
+    tests.extend(rule.mark.map(|(value, mask)| RouteTest::Mark(value & mask, mask)));
+    tests.extend(rule.from.as_ref().map(|net| RouteTest::From(of_net(net))));
+    tests.extend(rule.to.as_ref().map(|net| RouteTest::To(of_net(net))));
+    tests.extend(rule.protocol.map(|one| RouteTest::Of(Field::Protocol, Set::one(one.into()))));
+    tests.extend(rule.source_ports.map(|ports| RouteTest::Of(Field::SourcePort, range(ports))));
+    tests.extend(rule.ports.map(|ports| RouteTest::Of(Field::Port, range(ports))));
+    tests.extend(rule.out_interface.as_ref().map(|_| RouteTest::Bound));
+    tests.extend(rule.in_interface.as_deref().map(|name| RouteTest::CameIn(interface(name))));
+    tests.extend(rule.users.map(|(first, last)| RouteTest::Users(Set::range(first.into(), last.into()))));
+    tests.extend(rule.unknown.first().map(|_| RouteTest::Unknown));
+    tests
+}

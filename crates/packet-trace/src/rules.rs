@@ -1,0 +1,606 @@
+//! Everything that hangs on the hooks for one family, made ready to be walked.
+
+mod conditions;
+mod planned;
+mod runs;
+
+pub(super) use conditions::Test;
+use planned::Planned;
+use runs::{Run, find_runs};
+
+use super::{
+    Origin, Place,
+    packets::{number, of_names},
+    routes::Routes,
+    set::Set,
+};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+use core::{cmp::Reverse, net::IpAddr};
+use netfilter_state::{
+    route_tables::RouteTables,
+    routing::{self, FoundRouting, RoutingItem},
+    ruleset::{
+        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement,
+        TableFamily, TableName,
+    },
+};
+use redirect_core::{
+    options::BackendChoice,
+    plan::{PlannedRule, RulePlan},
+    render::{nft_chain_name, nft_table},
+    rule::{Chain, Hook, Is, Match, OurChain, Rule, Table},
+    values::Family,
+};
+
+/// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
+pub(super) const TRACKING: i32 = -200;
+/// Where the kernel translates destinations and sources, whatever the priority of the chains it asks for that
+/// (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
+const TRANSLATION: (i32, i32) = (-100, 100);
+
+/// The rules that packets of a family meet: a plan's, or all that a network namespace holds. [`Rules::trace`] sends a packet
+/// through them.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    pub(super) family: Family,
+    pub(super) chains: Vec<WalkedChain>,
+    /// The base chains of each hook, in the kernel's order as far as it is known.
+    hooks: BTreeMap<Hook, Vec<usize>>,
+    /// The hooks with base chains of which nobody knows which goes first.
+    ties: BTreeSet<Hook>,
+    /// The base chains that hang on interfaces, with the names of those.
+    devices: Vec<(Direction, Set, usize)>,
+    /// Where connection tracking begins, if the kernel says.
+    tracking: BTreeMap<Hook, usize>,
+    /// Packets with these marks are delivered to the pod itself, whatever their destination.
+    pub(super) local_marks: Vec<u32>,
+    /// The addresses of the network namespace, where they are known.
+    pub(super) addresses: Option<Set>,
+    /// Its policy rules and routes, where they are known.
+    pub(super) routes: Option<Routes>,
+}
+
+/// A rule that packets meet, by numbers: of the base chain by which they come to it, its chain, itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ChainRule {
+    pub(super) base: usize,
+    pub(super) chain: usize,
+    pub(super) rule: usize,
+    /// How many rules it stands for: this one, and those behind it.
+    pub(super) count: usize,
+}
+
+/// Whether it is known which of two base chains goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    Known,
+    Unknown,
+}
+
+/// One of the mesh's rules, as [`Rules::of_mesh`] lists them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MeshRule<'a> {
+    /// Where it stands.
+    pub place: Place,
+    /// What it says, and what it has counted.
+    pub rule: &'a SeenRule,
+    /// The settings behind it: one rule with a set may stand for several of a plan. None where no plan is known, or the rule is none of its.
+    pub origins: Vec<Origin>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct WalkedChain {
+    pub(super) table: TableName,
+    pub(super) name: String,
+    pub(super) base: Option<Base>,
+    /// Its number in its table, if the kernel gives it one: what was made later has a higher one.
+    handle: u64,
+    /// Its place among all that hangs on its hook, where the kernel lists it.
+    rank: Option<usize>,
+    /// The chain of a plan it is.
+    pub(super) ours: Option<OurChain>,
+    pub(super) rules: Vec<WalkedRule>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct WalkedRule {
+    pub(super) seen: SeenRule,
+    /// One for each condition.
+    pub(super) tests: Vec<Test>,
+    /// One for each statement.
+    pub(super) leads: Vec<Leads>,
+    /// The settings behind it. One rule with a set stands for several of a plan, each of which is about the packets of its test.
+    pub(super) origins: Vec<(Option<Test>, Origin)>,
+    /// Whether it is one of the mesh's.
+    pub(super) is_own: bool,
+    /// The rules that begin with this one and differ in the values of one field only, if there are several.
+    pub(super) run: Option<Run>,
+    /// What it costs to ask it.
+    pub(super) cost: usize,
+}
+
+/// Where a statement leads to.
+#[derive(Debug, Clone)]
+pub(super) enum Leads {
+    /// Nowhere, or to a chain that is not there.
+    Nowhere,
+    /// To a chain.
+    To(usize),
+    /// To what is looked up: the elements of a map, in the order in which they are asked.
+    By(Vec<Element>),
+}
+
+/// An element of a map.
+#[derive(Debug, Clone)]
+pub(super) struct Element {
+    /// Whether a packet has its values.
+    pub(super) test: Test,
+    /// The number of its verdict, ...
+    pub(super) verdict: usize,
+    /// ... and the chain that one leads to.
+    pub(super) to: Option<usize>,
+}
+
+impl Rules {
+    /// The rules of a plan, as if nobody else had any.
+    ///
+    /// ```
+    /// use packet_trace::{Fate, Listener, Packet, Rules};
+    /// use redirect_core::{Families, Family, Redirect};
+    ///
+    /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
+    /// let rules = Rules::of_plan(&plan, Family::V4);
+    /// let packet = Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse()?, "192.0.2.1:80".parse()?).by("eth0");
+    /// let trace = rules.trace(&packet);
+    /// assert_eq!(trace.fate(), Fate::Proxy { listener: Listener::Outbound, port: 15001, rewritten: true });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn of_plan(plan: &RulePlan, family: Family) -> Self {
+        let name =
+            |table: Table| TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
+        Self::of_planned(plan, plan.explained_rules(family), family, name, |rule| SeenRule::from(rule))
+    }
+
+    /// The same in native tables of nftables. They are of both families, so a rule that names no address is about both, whatever
+    /// families the plan is for.
+    #[must_use]
+    pub fn of_native_plan(plan: &RulePlan, family: Family) -> Self {
+        let name = |table| TableName {
+            api: Api::NfTables,
+            family: TableFamily::Inet,
+            name: nft_table(table).into(),
+        };
+        Self::of_planned(plan, plan.merged_rules(), family, name, of_both_families)
+    }
+
+    /// Whichever of the two this backend programs.
+    #[must_use]
+    pub fn of_plan_in(plan: &RulePlan, family: Family, backend: BackendChoice) -> Self {
+        match backend {
+            BackendChoice::NativeNft => Self::of_native_plan(plan, family),
+            BackendChoice::Auto | BackendChoice::Netlink | BackendChoice::Restore(_) => {
+                Self::of_plan(plan, family)
+            }
+        }
+    }
+
+    fn of_planned(
+        plan: &RulePlan,
+        tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
+        family: Family,
+        name: impl Fn(Table) -> TableName,
+        seen: impl Fn(&Rule) -> SeenRule,
+    ) -> Self {
+        let mut rules = Self::empty(family);
+        for (table, chains) in tables {
+            for (chain, planned) in chains {
+                let base = if let Chain::Hook(hook) = &chain { Some(base_of(table, *hook)) } else { None };
+                let ours = if let Chain::Ours(ours) = &chain { Some(*ours) } else { None };
+                let rules_of_chain = planned.iter().map(|planned| {
+                    let mut rule = WalkedRule::of(seen(planned.rule()), family);
+                    (rule.origins, rule.is_own) = ([(None, Origin::of(planned))].into(), true);
+                    rule
+                });
+                let walked = WalkedChain {
+                    table: name(table),
+                    name: chain.name().into(),
+                    base,
+                    handle: 0,
+                    rank: None,
+                    ours,
+                    rules: rules_of_chain.collect(),
+                };
+                rules.chains.push(walked);
+            }
+        }
+        rules.finish(&routing::wanted(plan))
+    }
+
+    /// Everything that a network namespace holds: rules of the mesh by any backend, and of others as far as they are
+    /// understood. With a plan, the rules that are its own know the settings behind them.
+    #[must_use]
+    pub fn of_ruleset(
+        ruleset: &Ruleset,
+        routing: &[FoundRouting],
+        family: Family,
+        plan: Option<&RulePlan>,
+    ) -> Self {
+        Self::read(ruleset, routing, &Reading::of(ruleset, family, plan, true))
+    }
+
+    /// The same, for a verdict: its own rules are known, but not the settings behind each.
+    pub(crate) fn of_verdict(
+        ruleset: &Ruleset,
+        routing: &[FoundRouting],
+        family: Family,
+        plan: &RulePlan,
+    ) -> Self {
+        Self::read(ruleset, routing, &Reading::of(ruleset, family, Some(plan), false))
+    }
+
+    fn read(ruleset: &Ruleset, routing: &[FoundRouting], reading: &Reading<'_>) -> Self {
+        let mut rules = Self::empty(reading.family);
+        for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(reading.family)) {
+            for (chain_name, chain) in &table.chains {
+                // A dormant table's chains hang on no hook, and on no interface.
+                if let Some(device) = chain.device.as_ref().filter(|_| !table.dormant) {
+                    rules.devices.push((device.direction, of_names(&device.devices), rules.chains.len()));
+                }
+                let base = chain.base.filter(|_| !table.dormant);
+                rules.chains.push(reading.chain(name, chain_name, chain, base));
+            }
+        }
+        if let Some(hooks) = &ruleset.hooks {
+            rules.add_unread(hooks, ruleset);
+        }
+        let routing: Vec<RoutingItem> =
+            routing.iter().filter(|found| found.works()).map(|found| found.item).collect();
+        rules.finish(&routing)
+    }
+
+    /// The same, of a network namespace with these addresses, which rules may ask for.
+    #[must_use]
+    pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
+        let loopback = match self.family {
+            Family::V4 => (0x7f00_0000, 0x7fff_ffff),
+            Family::V6 => (1, 1),
+        };
+        let own = addresses.iter().filter(|address| Family::of(address) == self.family);
+        let each = own.map(|address| (number(*address), number(*address)));
+        self.addresses = Some(Set::of(each.chain([loopback]).collect()));
+        self
+    }
+
+    /// The same, of a network namespace with these policy rules and routes. If there are more of them than were read, none of them
+    /// counts, because any packet may go by another.
+    #[must_use]
+    pub fn with_routes(mut self, tables: &RouteTables) -> Self {
+        self.routes = tables.complete.then(|| Routes::of(tables, self.family));
+        self
+    }
+
+    const fn empty(family: Family) -> Self {
+        Self {
+            family,
+            chains: Vec::new(),
+            hooks: BTreeMap::new(),
+            ties: BTreeSet::new(),
+            devices: Vec::new(),
+            tracking: BTreeMap::new(),
+            local_marks: Vec::new(),
+            addresses: None,
+            routes: None,
+        }
+    }
+
+    /// What hangs on hooks and cannot be read: programs, functions of other modules, legacy tables that nobody lists.
+    fn add_unread(&mut self, hooks: &HookList, ruleset: &Ruleset) {
+        for hook in Hook::ALL.iter().copied() {
+            for (rank, entry) in hooks.on(self.family, hook).iter().enumerate() {
+                let (name, words) = match &entry.owner {
+                    HookOwner::Tracking => {
+                        self.tracking.insert(hook, rank);
+                        continue;
+                    }
+                    HookOwner::Legacy(table) => {
+                        let (api, family) = (Api::XTables, TableFamily::from(self.family));
+                        let name = TableName { api, family, name: table.clone() };
+                        if ruleset.tables.contains_key(&name) {
+                            continue;
+                        }
+                        (name, format!("legacy table {table}, which could not be read"))
+                    }
+                    HookOwner::Unknown(function) => {
+                        let (api, family) = (Api::Function, TableFamily::from(self.family));
+                        (TableName { api, family, name: function.clone() }, function.clone())
+                    }
+                    HookOwner::Chain(..) | HookOwner::Nat | HookOwner::Harmless(_) => continue,
+                };
+                let statements = [Statement::Unknown(words)].into();
+                let rule = WalkedRule::of(SeenRule { statements, ..SeenRule::default() }, self.family);
+                let priority = entry.priority;
+                let base = Base { hook, priority, is_nat: false, drops: false, reroutes: false };
+                self.chains.push(WalkedChain {
+                    table: name,
+                    name: hook.name().into(),
+                    base: Some(base),
+                    handle: 0,
+                    rank: Some(rank),
+                    ours: None,
+                    rules: [rule].into(),
+                });
+            }
+        }
+    }
+
+    fn finish(mut self, routing: &[RoutingItem]) -> Self {
+        for (number, chain) in self.chains.iter().enumerate() {
+            let is_of_device = self.devices.iter().any(|(_, _, device)| *device == number);
+            if let Some(base) = chain.base.filter(|_| !is_of_device) {
+                self.hooks.entry(base.hook).or_default().push(number);
+            }
+        }
+        let key = |number: &usize| {
+            let chain = self.chains.get(*number)?;
+            Some((order(chain.base?), chain.rank.unwrap_or(usize::MAX), &chain.table, Reverse(chain.handle)))
+        };
+        for chains in self.hooks.values_mut() {
+            chains.sort_by_key(key);
+        }
+        self.devices.sort_by_key(|(_, _, number)| self.chains.get(*number)?.base.map(order));
+        for (hook, chains) in &self.hooks {
+            if chains.windows(2).any(|two| matches!(two, [a, b] if self.order(*a, *b) == Order::Unknown)) {
+                self.ties.insert(*hook);
+            }
+        }
+        let names: BTreeMap<(TableName, String), usize> =
+            self.chains.iter().enumerate().map(|(n, c)| ((c.table.clone(), c.name.clone()), n)).collect();
+        for chain in &mut self.chains {
+            let number_of = |to: &String| names.get(&(chain.table.clone(), to.clone())).copied();
+            for rule in &mut chain.rules {
+                rule.leads =
+                    rule.seen.statements.iter().map(|one| Leads::of(one, &number_of, self.family)).collect();
+            }
+            find_runs(&mut chain.rules);
+        }
+        let has_route = |table| routing.contains(&RoutingItem::Route(self.family, table));
+        self.local_marks = routing
+            .iter()
+            .filter_map(|item| match item {
+                RoutingItem::Rule(family, mark, table) if *family == self.family && has_route(*table) => {
+                    Some(mark.value())
+                }
+                RoutingItem::Rule(..) | RoutingItem::Route(..) | RoutingItem::LoopbackAddress => None,
+            })
+            .collect();
+        self
+    }
+
+    /// The mesh's rules among them, chain by chain: those of its chains and native tables, and those that jump to them. With a plan,
+    /// also the others that are its own.
+    pub fn of_mesh(&self) -> impl Iterator<Item = MeshRule<'_>> {
+        let belongs =
+            |name: &str| Chain::named(&name.to_ascii_uppercase().replace('-', "_")).belongs_to_mesh();
+        self.chains.iter().flat_map(move |chain| {
+            let is_native = chain.table.family == TableFamily::Inet
+                && Table::ALL.iter().any(|table| holds_plans_table(&chain.table, *table));
+            let rules = (1_usize..).zip(&chain.rules).filter(move |(_, rule)| {
+                let leads_there = rule.seen.statements.iter().any(
+                    |statement| matches!(statement, Statement::Jump(to) | Statement::Goto(to) if belongs(to)),
+                );
+                is_native || rule.is_own || leads_there
+            });
+            rules.map(|(number, rule)| MeshRule {
+                place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: Some(number) },
+                rule: &rule.seen,
+                origins: rule.origins.iter().map(|(_, origin)| *origin).collect(),
+            })
+        })
+    }
+
+    /// The base chains of a hook, in the kernel's order.
+    pub(super) fn hooked(&self, hook: Hook) -> &[usize] {
+        self.hooks.get(&hook).map_or(&[], Vec::as_slice)
+    }
+
+    /// The base chains of interfaces, each with the names of its own.
+    pub(super) fn on_devices(&self, direction: Direction) -> impl Iterator<Item = (&Set, usize)> {
+        let all = self.devices.iter().filter(move |(of, ..)| *of == direction);
+        all.map(|(_, names, number)| (names, *number))
+    }
+
+    pub(super) fn base(&self, number: usize) -> Option<(&WalkedChain, Base)> {
+        let chain = self.chains.get(number)?;
+        Some((chain, chain.base?))
+    }
+
+    pub(super) fn base_name(&self, number: usize) -> String {
+        let chain = self.chains.get(number);
+        chain.map(|chain| format!("table {} chain {}", chain.table, chain.name)).unwrap_or_default()
+    }
+
+    /// Whether it is known which of some base chains of a hook goes first.
+    pub(super) fn has_ties(&self, hook: Hook) -> bool {
+        self.ties.contains(&hook)
+    }
+
+    /// Whether it is known that of two base chains of a hook the first goes first, as they are listed. Of several at one priority
+    /// the one that was registered last does (`nf_hook_entries_grow`).
+    pub(super) fn order(&self, first: usize, second: usize) -> Order {
+        let (Some((one, base)), Some((two, other))) = (self.base(first), self.base(second)) else {
+            return Order::Known;
+        };
+        let (key, other_key) = (order(base), order(other));
+        let are_listed = one.rank.is_some() && two.rank.is_some();
+        let are_numbered = one.table == two.table && one.handle != two.handle;
+        let differ = if base.is_nat == other.is_nat { key != other_key } else { key.0 != other_key.0 };
+        if differ || are_listed || are_numbered { Order::Known } else { Order::Unknown }
+    }
+
+    /// Whether connection tracking comes before a base chain at its own priority; none where the kernel does not say.
+    pub(super) fn is_behind_tracking(&self, chain: usize) -> Option<bool> {
+        let (chain, base) = self.base(chain)?;
+        Some(*self.tracking.get(&base.hook)? < chain.rank?)
+    }
+
+    pub(super) fn is_own(&self, rule: ChainRule) -> bool {
+        self.rule(rule).is_some_and(|rule| rule.is_own)
+    }
+
+    pub(super) fn rule(&self, at: ChainRule) -> Option<&WalkedRule> {
+        self.chains.get(at.chain)?.rules.get(at.rule)
+    }
+}
+
+/// A rule of a plan as it stands in a table of both families: one that names an address is about that one's family alone.
+fn of_both_families(rule: &Rule) -> SeenRule {
+    let mut seen = SeenRule::from(rule);
+    let family = rule.matches.iter().find_map(|condition| {
+        let (Match::Source(is) | Match::Destination(is)) = condition else { return None };
+        Some(Family::of(&is.value.addr()))
+    });
+    if let Some(value) = family {
+        seen.conditions.insert(0, Condition::Family(Is { value, not: false }));
+    }
+    seen
+}
+
+/// What it costs to ask these.
+fn cost(tests: &[Test]) -> usize {
+    tests.iter().map(Test::size).sum::<usize>().saturating_div(8).saturating_add(1)
+}
+
+const fn base_of_device(device: &netfilter_state::ruleset::DeviceBase) -> Base {
+    // The hook is the nearest one of IP; the chain does not hang there.
+    let hook = match device.direction {
+        Direction::Ingress => Hook::Prerouting,
+        Direction::Egress => Hook::Postrouting,
+    };
+    Base { hook, priority: device.priority, is_nat: false, drops: device.drops, reroutes: false }
+}
+
+/// Chains that translate are asked together, in the order of their priorities.
+const fn order(base: Base) -> (i32, i32) {
+    match (base.is_nat, base.hook) {
+        (false, _) => (base.priority, 0),
+        (true, Hook::Prerouting | Hook::Output) => (TRANSLATION.0, base.priority),
+        (true, Hook::Input | Hook::Forward | Hook::Postrouting) => (TRANSLATION.1, base.priority),
+    }
+}
+
+fn base_of(table: Table, hook: Hook) -> Base {
+    let kind = table.chain_type(hook);
+    Base {
+        hook,
+        priority: table.priority(hook),
+        is_nat: kind == "nat",
+        drops: false,
+        reroutes: kind == "route",
+    }
+}
+
+fn holds_plans_table(name: &TableName, table: Table) -> bool {
+    match name.family {
+        TableFamily::Inet => name.name == nft_table(table),
+        TableFamily::Ip | TableFamily::Ip6 => name.name == table.name(),
+        TableFamily::Netdev => false,
+    }
+}
+
+/// How a ruleset is made ready to be walked.
+struct Reading<'a> {
+    family: Family,
+    hooks: Option<&'a HookList>,
+    planned: BTreeMap<Table, BTreeMap<Chain, Vec<&'a PlannedRule>>>,
+    /// The names of a plan's chains, in either form.
+    names: BTreeMap<String, OurChain>,
+    /// Whether the settings behind each rule of the mesh are looked for.
+    explains: bool,
+}
+
+impl<'a> Reading<'a> {
+    fn of(ruleset: &'a Ruleset, family: Family, plan: Option<&'a RulePlan>, explains: bool) -> Self {
+        let planned = plan.map(|plan| plan.explained_rules(family)).unwrap_or_default();
+        let of_one =
+            |ours: &OurChain| [(ours.name().into(), *ours), (nft_chain_name(&(*ours).into()), *ours)];
+        let names = OurChain::ALL.iter().flat_map(of_one).collect();
+        Self { family, hooks: ruleset.hooks.as_ref(), planned, names, explains }
+    }
+
+    fn chain(&self, table: &TableName, name: &str, chain: &ChainState, base: Option<Base>) -> WalkedChain {
+        let of_plan = Table::ALL.iter().copied().find(|one| holds_plans_table(table, *one));
+        let ours = of_plan.and_then(|_| self.names.get(name).copied());
+        let chain_of_plan = ours
+            .map_or_else(|| chain.base.map(|base| Chain::Hook(base.hook)), |ours| Some(Chain::Ours(ours)));
+        let candidates = of_plan
+            .and_then(|table| self.planned.get(&table)?.get(&chain_of_plan?))
+            .map_or(&[][..], Vec::as_slice);
+        let is_own_chain = ours.is_some() || Chain::named(name).belongs_to_mesh();
+        let is_asked = self.explains || !is_own_chain;
+        let planned = if is_asked { Planned::of(candidates, self.family) } else { Planned::default() };
+        let walked = chain.rules.iter().map(|seen| {
+            let mut rule = WalkedRule::of(seen.clone(), self.family);
+            rule.origins = planned.origins(seen, self.family);
+            rule.is_own = is_own_chain || !rule.origins.is_empty();
+            rule
+        });
+        WalkedChain {
+            table: table.clone(),
+            name: name.into(),
+            base: base.or_else(|| chain.device.as_ref().map(base_of_device)),
+            handle: chain.handle,
+            rank: base.and_then(|base| self.rank(table, name, base.hook)),
+            ours,
+            rules: walked.collect(),
+        }
+    }
+
+    /// The place of a base chain among all that hangs on its hook.
+    fn rank(&self, table: &TableName, chain: &str, hook: Hook) -> Option<usize> {
+        let is_it = |owner: &HookOwner| match table.api {
+            Api::XTables => *owner == HookOwner::Legacy(table.name.clone()),
+            Api::NfTables | Api::Function => {
+                matches!(owner, HookOwner::Chain(of, name) if of == table && name == chain)
+            }
+        };
+        self.hooks?.on(self.family, hook).iter().position(|entry| is_it(&entry.owner))
+    }
+}
+
+impl Leads {
+    fn of(statement: &Statement, number_of: &impl Fn(&String) -> Option<usize>, family: Family) -> Self {
+        let chain = |statement: &Statement| {
+            let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
+            number_of(to)
+        };
+        if let Statement::Map(map) = statement {
+            let element = |verdict: usize| {
+                let values = map.among.values.get(verdict)?;
+                let test = Test::of_values(&map.among.selectors, values, family);
+                Some(Element { test, verdict, to: map.verdicts.get(verdict).and_then(chain) })
+            };
+            return Self::By(map.asked().filter_map(element).collect());
+        }
+        chain(statement).map_or(Self::Nowhere, Self::To)
+    }
+}
+
+impl WalkedRule {
+    fn of(seen: SeenRule, family: Family) -> Self {
+        let tests: Vec<Test> = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
+        let cost = cost(&tests);
+        Self { seen, tests, leads: Vec::new(), origins: Vec::new(), is_own: false, run: None, cost }
+    }
+
+    /// A condition in words.
+    pub(super) fn condition(&self, number: usize) -> String {
+        self.seen.conditions.get(number).map(ToString::to_string).unwrap_or_default()
+    }
+}

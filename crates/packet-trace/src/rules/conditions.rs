@@ -1,0 +1,285 @@
+//! Conditions of rules, in terms of what packets differ in.
+
+use super::super::{
+    packets::{Field, of_interface, of_net, state},
+    set::Set,
+};
+use alloc::vec::Vec;
+use netfilter_state::ruleset::{Among, Condition, End, Selector, state as bits};
+use redirect_core::{
+    rule::{ConnState, Direction, Is, Match, TcpFlags},
+    values::{Family, PortRange},
+};
+
+/// A condition, in terms of what packets differ in.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in super::super) enum Test {
+    Always(bool),
+    In(Field, Set),
+    /// Likewise, of the interface it comes in by; not what it says where there is none.
+    ComesIn(Set, bool),
+    GoesOut(Set, bool),
+    /// Only packets that a local socket sends have an owner.
+    Owner(Field, Set),
+    /// A mark's value, mask, and whether it is turned round.
+    Bits(Field, u32, u32, bool),
+    /// A mark's values, and whether they are turned round.
+    Mark(Field, Set, bool),
+    /// It belongs to a connection that conntrack has an entry of.
+    Entry,
+    /// An address is one of the network namespace's, and whether that is turned round.
+    Local(Field, bool),
+    /// All of one of these, or of none where it is turned round.
+    AnyOf(Vec<Vec<Test>>, bool),
+    Unknown,
+}
+
+impl Test {
+    pub(super) fn of(condition: &Condition, family: Family) -> Self {
+        match condition {
+            Condition::Plain(condition) => Self::of_plain(condition, family),
+            Condition::Family(is) => Self::Always((is.value == family) != is.not),
+            Condition::Protocol(is) => {
+                Self::is(Field::Protocol, is, |number| Set::one((*number).into()), family)
+            }
+            Condition::SourcePorts(is) => Self::is(Field::SourcePort, is, |ports| of_ports(ports), family),
+            Condition::State(is) => Self::is(Field::State, is, |states| of_states(*states), family),
+            Condition::StateAndDirection { states, is_reply } => {
+                let in_state = of_states(states.value);
+                let in_state =
+                    if states.not { in_state.complement(Field::State.most(family)) } else { in_state };
+                // What belongs to no connection has no direction, and is asked for none.
+                let of_none = Set::range(state::INVALID, state::UNTRACKED);
+                Self::In(Field::State, in_state.and(&of_direction(*is_reply).or(&of_none)))
+            }
+            Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
+            Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
+            // Turned round it is the other direction: what belongs to no connection has none.
+            Condition::IsReply(is) => Self::of_entry(of_direction(is.value != is.not)),
+            Condition::TcpFlags { mask, is } => {
+                Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
+            }
+            Condition::Local(is) => match is.value {
+                End::Source => Self::Local(Field::Source, is.not),
+                End::Destination => Self::Local(Field::Destination, is.not),
+            },
+            Condition::Among(is) => Self::among(is, family),
+            Condition::Unknown(_) => Self::Unknown,
+        }
+    }
+
+    /// What only an entry of connection tracking says: without one no comparison holds.
+    fn of_entry(states: Set) -> Self {
+        Self::AnyOf([[Self::Entry, Self::In(Field::State, states)].into()].into(), false)
+    }
+
+    /// How many ranges and alternatives it asks of.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::In(_, set)
+            | Self::ComesIn(set, _)
+            | Self::GoesOut(set, _)
+            | Self::Owner(_, set)
+            | Self::Mark(_, set, _) => set.ranges().len(),
+            Self::AnyOf(all, _) => all.iter().flatten().map(Self::size).sum(),
+            Self::Always(_) | Self::Bits(..) | Self::Local(..) | Self::Entry | Self::Unknown => 1,
+        }
+    }
+
+    fn among(is: &Is<Among>, family: Family) -> Self {
+        if let [selector] = is.value.selectors.as_slice() {
+            let ranges = is.value.values.iter().filter_map(|values| values.first()).copied();
+            return Self::of_ranges(*selector, &ranges.collect::<Vec<_>>(), is.not, family);
+        }
+        let values = is.value.values.iter();
+        Self::AnyOf(values.map(|values| Self::each_in(&is.value.selectors, values, family)).collect(), is.not)
+    }
+
+    /// Whether each selector has a value of its range.
+    pub(super) fn of_values(selectors: &[Selector], values: &[(u128, u128)], family: Family) -> Self {
+        Self::AnyOf([Self::each_in(selectors, values, family)].into(), false)
+    }
+
+    fn each_in(selectors: &[Selector], values: &[(u128, u128)], family: Family) -> Vec<Self> {
+        let each = selectors.iter().zip(values);
+        each.map(|(selector, range)| Self::of_ranges(*selector, &[*range], false, family)).collect()
+    }
+
+    /// Whether a selector has one of these values.
+    fn of_ranges(selector: Selector, ranges: &[(u128, u128)], not: bool, family: Family) -> Self {
+        let has = |value: u128| ranges.iter().any(|(first, last)| (*first..=*last).contains(&value));
+        let set = || Set::of(ranges.iter().copied().filter(|(first, last)| first <= last).collect());
+        let field =
+            |field: Field| Self::In(field, if not { set().complement(field.most(family)) } else { set() });
+        let owner =
+            |field: Field| Self::Owner(field, if not { set().complement(field.most(family)) } else { set() });
+        match selector {
+            Selector::Source(of) | Selector::Destination(of) if of != family => Self::Always(not),
+            Selector::Source(_) => field(Field::Source),
+            Selector::Destination(_) => field(Field::Destination),
+            Selector::Family => {
+                Self::Always(has(netfilter_state::netlink::family_number(family).into()) != not)
+            }
+            Selector::Protocol => field(Field::Protocol),
+            Selector::SourcePort => field(Field::SourcePort),
+            Selector::DestinationPort => field(Field::Port),
+            Selector::TcpFlags => field(Field::Flags),
+            Selector::InInterface => Self::ComesIn(set(), not),
+            Selector::OutInterface => Self::GoesOut(set(), not),
+            Selector::User => owner(Field::User),
+            Selector::Group => owner(Field::Group),
+            Selector::Mark => Self::Mark(Field::Mark, set(), not),
+            Selector::ConnMark => Self::Mark(Field::ConnMark, set(), not),
+            Selector::State => {
+                let single = bits::NAMES.into_iter().map(|(bit, _)| bit).filter(|bit| has((*bit).into()));
+                let states = of_states(single.fold(0, |all, bit| all | bit));
+                Self::In(
+                    Field::State,
+                    if not { states.complement(Field::State.most(family)) } else { states },
+                )
+            }
+            Selector::Direction => {
+                let each = [false, true].into_iter().filter(|reply| has(u128::from(*reply)) != not);
+                Self::of_entry(each.map(of_direction).fold(Set::empty(), |all, one| all.or(&one)))
+            }
+        }
+    }
+
+    fn of_plain(condition: &Match, family: Family) -> Self {
+        let interface = |is: &Is<_>| (of_interface(&is.value), is.not);
+        match condition {
+            Match::Source(is) | Match::Destination(is) if Family::of(&is.value.addr()) != family => {
+                Self::Always(is.not)
+            }
+            Match::Source(is) => Self::is(Field::Source, is, of_net, family),
+            Match::Destination(is) => Self::is(Field::Destination, is, of_net, family),
+            Match::InInterface(is) => {
+                let (set, not) = interface(is);
+                Self::ComesIn(set, not)
+            }
+            Match::OutInterface(is) => {
+                let (set, not) = interface(is);
+                Self::GoesOut(set, not)
+            }
+            Match::Protocol(protocol) => Self::In(Field::Protocol, Set::one(protocol.number().into())),
+            Match::SourcePort(is) => Self::is(Field::SourcePort, is, |range| of_ports(&[*range]), family),
+            Match::DestinationPort(is) => Self::is(Field::Port, is, |range| of_ports(&[*range]), family),
+            Match::DestinationPorts(is) => Self::is(Field::Port, is, |ranges| of_ports(ranges), family),
+            Match::TcpFlags(is) => {
+                Self::is(Field::Flags, is, |flags: &TcpFlags| of_flags(|all| flags.covers(all)), family)
+            }
+            Match::Tracked(tracked) => {
+                let states = match tracked.state {
+                    ConnState::Invalid => return Self::In(Field::State, Set::one(state::INVALID)),
+                    ConnState::RelatedOrEstablished => of_states(bits::RELATED | bits::ESTABLISHED),
+                };
+                let direction = match tracked.direction {
+                    None => return Self::In(Field::State, states),
+                    Some(direction) => of_direction(direction == Direction::Reply),
+                };
+                Self::In(Field::State, states.and(&direction))
+            }
+            Match::OwnerUid(is) => Self::owner(Field::User, is, family),
+            Match::OwnerGid(is) => Self::owner(Field::Group, is, family),
+            Match::Mark(is) => Self::bits(Field::Mark, is.value.value(), u32::MAX, is.not),
+            Match::ConnMark(is) => Self::bits(Field::ConnMark, is.value.value(), is.value.mask(), is.not),
+        }
+    }
+
+    fn is<T>(field: Field, is: &Is<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
+        let set = set(&is.value);
+        Self::In(field, if is.not { set.complement(field.most(family)) } else { set })
+    }
+
+    const fn bits(field: Field, value: u32, mask: u32, not: bool) -> Self {
+        Self::Bits(field, value, mask, not)
+    }
+
+    fn owner(field: Field, is: &Is<u32>, family: Family) -> Self {
+        let set = Set::one(is.value.into());
+        Self::Owner(field, if is.not { set.complement(field.most(family)) } else { set })
+    }
+}
+
+fn of_ports(ranges: &[PortRange]) -> Set {
+    Set::of(ranges.iter().map(|range| (range.first().into(), range.last().into())).collect())
+}
+
+/// The numbers of these states of the kernel.
+fn of_states(states: u32) -> Set {
+    let each = [
+        (bits::NEW, state::NEW, state::NEW),
+        (bits::RELATED, state::RELATED, state::RELATED),
+        (bits::ESTABLISHED, state::ESTABLISHED, state::REPLY),
+        (bits::INVALID, state::INVALID, state::INVALID),
+        (bits::UNTRACKED, state::UNTRACKED, state::UNTRACKED),
+    ];
+    let named = each.into_iter().filter(|(bit, ..)| states & bit != 0);
+    Set::of(named.map(|(_, first, last)| (first, last)).collect())
+}
+
+fn of_direction(is_reply: bool) -> Set {
+    if is_reply { Set::one(state::REPLY) } else { Set::range(state::NEW, state::ESTABLISHED) }
+}
+
+fn of_flags(covers: impl Fn(u8) -> bool) -> Set {
+    Set::of((0..=u8::MAX).filter(|flags| covers(*flags)).map(|flags| (flags.into(), flags.into())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redirect_core::rule::Tracked;
+
+    #[test]
+    fn states_of_connections_are_those_that_a_rule_of_a_plan_names() {
+        let held = |state: ConnState, direction: Option<Direction>| {
+            let tracked = Match::Tracked(Tracked { state, direction });
+            let Test::In(Field::State, set) = Test::of_plain(&tracked, Family::V4) else {
+                panic!("{tracked:?}")
+            };
+            (0..=state::UNTRACKED).filter(|state| set.contains(*state)).collect::<Vec<_>>()
+        };
+        let related = ConnState::RelatedOrEstablished;
+        assert_eq!(held(related, None), [state::RELATED, state::ESTABLISHED, state::REPLY]);
+        assert_eq!(held(related, Some(Direction::Original)), [state::RELATED, state::ESTABLISHED]);
+        assert_eq!(held(related, Some(Direction::Reply)), [state::REPLY]);
+        assert_eq!(held(ConnState::Invalid, None), [state::INVALID]);
+    }
+
+    #[test]
+    fn of_two_families_the_one_that_is_not_meant_is_the_other() {
+        for (rules, packets, not) in [
+            (Family::V4, Family::V4, false),
+            (Family::V4, Family::V6, false),
+            (Family::V6, Family::V6, true),
+            (Family::V6, Family::V4, true),
+        ] {
+            let number = u128::from(netfilter_state::netlink::family_number(rules));
+            let test = Test::of_ranges(Selector::Family, &[(number, number)], not, packets);
+            assert_eq!(test, Test::Always((rules == packets) != not), "{rules:?} {packets:?} {not}");
+        }
+    }
+
+    #[test]
+    fn a_direction_turned_round_is_the_other_one() {
+        for (is_reply, not) in [(false, false), (false, true), (true, false), (true, true)] {
+            let ranges = [(u128::from(is_reply), u128::from(is_reply))];
+            let test = Test::of_ranges(Selector::Direction, &ranges, not, Family::V4);
+            assert_eq!(test, Test::of_entry(of_direction(is_reply != not)));
+        }
+        let both = Test::of_ranges(Selector::Direction, &[(0, 1)], false, Family::V4);
+        assert_eq!(both, Test::of_entry(of_direction(false).or(&of_direction(true))));
+    }
+
+    #[test]
+    fn no_packet_has_an_address_of_the_other_family() {
+        for not in [false, true] {
+            let of_v4 = Match::Source(Is { value: "10.0.0.0/8".parse().unwrap(), not });
+            assert_eq!(Test::of_plain(&of_v4, Family::V6), Test::Always(not));
+            assert!(matches!(Test::of_plain(&of_v4, Family::V4), Test::In(Field::Source, _)));
+            let of_v6 = Match::Destination(Is { value: "fd00::/8".parse().unwrap(), not });
+            assert_eq!(Test::of_plain(&of_v6, Family::V4), Test::Always(not));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A trace for people, at most 80 columns wide where words can be parted.
+
+use super::{Change, Interface, Origin, Outcome, Packet, Sender, Step, Trace};
+use alloc::{
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+use redirect_core::{rule::Hook, settings::Source};
+
+/// How much of a trace is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Detail {
+    /// The rules that are about the packet, or may be.
+    Met,
+    /// Every rule it meets, and why it is not about the packet.
+    Every,
+}
+
+/// Columns of a terminal.
+const WIDTH: usize = 80;
+
+impl Trace {
+    /// The trace in plain text.
+    ///
+    /// ```
+    /// use packet_trace::{Detail, Packet, Rules};
+    /// use redirect_core::{Families, Family, Redirect};
+    ///
+    /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
+    /// let packet = Packet::from_outside("192.0.2.1:40000".parse()?, "10.1.0.2:8080".parse()?).by("eth0");
+    /// let trace = Rules::of_plan(&plan, Family::V4).trace(&packet);
+    /// assert!(trace.text(Detail::Met).contains("ends at: proxy, inbound listener (port 15006)"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn text(&self, detail: Detail) -> String {
+        let mut text = Text(String::new());
+        text.line(0, &self.packet.to_string());
+        for (number, step) in self.steps.iter().enumerate() {
+            text.step(step, detail, self.decided == Some(number));
+        }
+        text.line(0, &format!("ends at: {}", self.fate()));
+        if self.may.len() > 1 {
+            for fate in &self.may {
+                text.line(1, &format!("may be: {fate}"));
+            }
+            for unknown in &self.unknown {
+                text.line(1, &format!("not known: {unknown}"));
+            }
+        }
+        match self.deciding() {
+            Some(Step::Rule { origin: Some(origin), .. }) => {
+                text.line(0, &format!("because of {}: {}", said(origin), origin.purpose));
+            }
+            Some(Step::Rule { is_own: false, place, .. }) => {
+                text.line(0, &format!("because of a rule of somebody else's in table {}", place.table));
+            }
+            Some(Step::Route { .. }) => text.line(0, "because of the namespace's routing"),
+            Some(_) => {}
+            None => text.line(0, "because no rule is about it"),
+        }
+        text.0
+    }
+}
+
+/// The setting, and who said so.
+fn said(origin: &Origin) -> String {
+    let name = origin.setting.setting().name();
+    if origin.source == Source::Default {
+        format!("{name} (default)")
+    } else if origin.source.to_string() == name {
+        name.to_string()
+    } else {
+        format!("{name} ({})", origin.source)
+    }
+}
+
+struct Text(String);
+
+impl Text {
+    fn step(&mut self, step: &Step, detail: Detail, decides: bool) {
+        match step {
+            Step::Hook { hook, interface } => {
+                let name = hook.name().to_ascii_lowercase();
+                let by = interface.as_ref().map(|by| match hook {
+                    Hook::Output | Hook::Postrouting => format!(", out by {by}"),
+                    Hook::Prerouting | Hook::Input | Hook::Forward => format!(", in by {by}"),
+                });
+                self.line(0, &format!("{name}{}", by.unwrap_or_default()));
+            }
+            Step::Chain { place, priority } => {
+                self.line(1, &format!("table {} chain {} (priority {priority})", place.table, place.chain));
+            }
+            Step::Rule { place, depth, rule, outcome, origin, .. } => {
+                let words = match outcome {
+                    Outcome::Matched => String::new(),
+                    Outcome::Unmatched(_) if detail == Detail::Met => return,
+                    Outcome::Unmatched(condition) => format!("  [not: {condition}]"),
+                    Outcome::Unknown(condition) => format!("  [unknown: {condition}]"),
+                };
+                let sign = if decides { '>' } else { ' ' };
+                let number = place.rule.unwrap_or_default();
+                let indent = depth.saturating_add(2);
+                self.line(indent, &format!("{sign}{} {number}: {rule}{words}", place.chain));
+                if let (Some(origin), Outcome::Matched) = (origin, outcome) {
+                    self.line(indent.saturating_add(2), &format!("# {} [{}]", origin.purpose, said(origin)));
+                }
+            }
+            Step::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
+            Step::Route { decides: words } => {
+                self.line(2, &format!("{}{words}", if decides { ">" } else { "" }));
+            }
+            Step::Changed(change) => self.line(2, &format!("= {}", words(change))),
+        }
+    }
+
+    /// A line, broken between words; what follows the first stands further in.
+    fn line(&mut self, indent: usize, text: &str) {
+        let mut start = indent.saturating_mul(2);
+        let mut line = " ".repeat(start);
+        let mut is_first = true;
+        for word in text.split(' ') {
+            let length = line.chars().count().saturating_add(word.chars().count()).saturating_add(1);
+            if !is_first && length > WIDTH {
+                self.put(&line);
+                start = indent.saturating_add(3).saturating_mul(2);
+                line = " ".repeat(start);
+                is_first = true;
+            }
+            if !is_first {
+                line.push(' ');
+            }
+            line.push_str(word);
+            is_first = false;
+        }
+        self.put(&line);
+    }
+
+    fn put(&mut self, line: &str) {
+        self.0.push_str(line.trim_end());
+        self.0.push('\n');
+    }
+}
+
+fn words(change: &Change) -> String {
+    let mark = |mark: &Option<u32>| mark.map_or_else(|| "unknown".to_string(), |mark| format!("{mark:#x}"));
+    match change {
+        Change::Mark(value) => format!("mark {}", mark(value)),
+        Change::ConnectionMark(value) => format!("connection mark {}", mark(value)),
+        Change::Destination(to) => format!("destination {to}"),
+        Change::Zone(zone) => format!("conntrack zone {zone}"),
+        Change::Rerouted(Some(by)) => format!("routed by {by}"),
+        Change::Rerouted(None) => "routed by another interface".into(),
+    }
+}
+
+/// `TCP 10.1.0.2:40000 to 192.0.2.1:80 by eth0, of user 1000 and group 1000`.
+impl core::fmt::Display for Packet {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mut words: Vec<String> = Vec::new();
+        words.push(self.protocol.name().to_ascii_uppercase());
+        match (self.source, self.source_port) {
+            (Some(source), Some(port)) => words.push(core::net::SocketAddr::new(source, port).to_string()),
+            (Some(source), None) => words.push(source.to_string()),
+            (None, _) => {}
+        }
+        words.push(format!("to {}", self.destination));
+        match &self.interface {
+            Interface::Named(name) => words.push(format!("by {name}")),
+            Interface::Elsewhere => {}
+        }
+        match self.sender {
+            Sender::Outside => words.push("from outside".into()),
+            Sender::Local { uid, gid } => words.push(format!("of user {uid} and group {gid}")),
+        }
+        if self.mark != 0 {
+            words.push(format!("with mark {:#x}", self.mark));
+        }
+        f.write_str(&words.join(" "))
+    }
+}

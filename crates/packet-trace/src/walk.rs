@@ -1,0 +1,595 @@
+//! The walk itself: from hook to hook, from base chain to base chain, from rule to rule.
+//!
+//! A walk takes packets, one or many, step by step. A step first decides and then acts: where the packets of a walk differ in
+//! what it asks, or where nobody knows the answer, it returns a [`Split`] and has changed nothing. The walk is then copied, one
+//! copy for each answer, and both take the step again. [`all`] goes on until every copy has arrived, so each part of the way is
+//! walked once, whatever comes of it behind.
+//!
+//! Here is the walk itself, and the way from rule to rule; `hooks` has that from hook to hook. `conditions` says which packets a rule is about, `statements` what it
+//! does with them, `routes` where the kernel sends them, `notes` what is recorded of it.
+
+mod conditions;
+mod hooks;
+mod notes;
+mod routes;
+mod statements;
+
+use super::{
+    Fate, Outcome, Place, Step, Unknown,
+    packets::{Field, MarkNow, Packets, interface},
+    rules::{ChainRule, Rules, WalkedChain, WalkedRule},
+    set::Set,
+};
+use alloc::{collections::BTreeSet, string::ToString, vec::Vec};
+use core::net::{IpAddr, SocketAddr};
+use netfilter_state::ruleset::{Direction, Statement};
+use redirect_core::rule::{Hook, Protocol};
+
+/// How many chains deep a ruleset is followed; the kernel allows 16.
+const DEEPEST: usize = 16;
+
+/// What is known of the packets beside what they differ in.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Given {
+    /// Whether a socket of the pod sends them.
+    pub(super) is_local: bool,
+    /// Where an earlier packet of the connection was translated to.
+    pub(super) translated_to: Option<SocketAddr>,
+    /// The pod's address, which REDIRECT sends to what comes from outside.
+    pub(super) own: Option<IpAddr>,
+    /// Whether it is asked if what the pod sends to others has a route; otherwise it is taken to have one.
+    pub(super) asks_route: bool,
+    /// What the connection remembers of its first packet, if this one repeats it: nat has decided, and is not asked again.
+    pub(super) repeats: Option<Remembered>,
+}
+
+/// One way through the rules.
+#[derive(Debug)]
+pub(super) struct Way {
+    /// The packets that take it.
+    pub(super) packets: Packets,
+    pub(super) fate: Fate,
+    pub(super) steps: Vec<Step>,
+    /// The step that decides, where steps are recorded.
+    pub(super) decided: Option<usize>,
+    /// Whether no packet is sent at all, for want of a route.
+    pub(super) is_unsent: bool,
+    /// What is responsible for where it ends.
+    pub(super) causes: Causes,
+    /// The zone of connection tracking it was given.
+    pub(super) zone: Option<u16>,
+    /// The mark with which TPROXY's routing sees it; none where that is not known.
+    pub(super) mark: Option<u32>,
+    /// What the connection remembers of a packet that is lost, if its repetition may fare otherwise.
+    remembered: Option<Remembered>,
+}
+
+/// What a connection remembers of its first packet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Remembered {
+    mark: u32,
+    /// Where nat sends it, and who has captured it by that.
+    translated: Option<(SocketAddr, Option<Fate>)>,
+}
+
+/// What on a way may be why it ends where it does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Causes {
+    /// What decided last.
+    pub(super) last: Option<Cause>,
+    /// The first rule of others that ended a base chain before the mesh's rules in it.
+    pub(super) left_early: Option<ChainRule>,
+    /// The rule of others that kept connection tracking from it.
+    pub(super) untracked: Option<ChainRule>,
+    /// The last rule of others that changed its mark or its connection's.
+    pub(super) marked: Option<ChainRule>,
+    /// The route that keeps in the pod what is sent to others: the number of its words.
+    pub(super) kept: Option<usize>,
+}
+
+/// What may decide about packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    Rule(ChainRule),
+    /// A base chain's policy.
+    Policy(usize),
+    /// A policy rule, a route or `lo`: the number of its words.
+    Route(usize),
+}
+
+/// Every way that packets take.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    pub(super) ways: Vec<Way>,
+    /// Whether those are all: there was work left for no more otherwise.
+    pub(super) are_all: bool,
+    /// Whether some of them are taken by the same packets: nobody knows which of those by which.
+    pub(super) are_doubtful: bool,
+    /// What nobody knew on the way.
+    pub(super) unknown: BTreeSet<Unknown>,
+}
+
+impl Ways {
+    fn may_arrive(&self) -> bool {
+        self.ways.iter().any(|way| !matches!(way.fate, Fate::Dropped | Fate::Rejected))
+    }
+}
+
+/// How much work may be done: a rule met counts as one, and more where it is asked of many ranges.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) left: usize,
+}
+
+impl Work {
+    /// As much as it takes.
+    pub(super) const fn any() -> Self {
+        Self { left: usize::MAX }
+    }
+}
+
+/// Every way that packets take. If they are asked for, the steps of one way are recorded: of the one on which no rule holds of which nobody
+/// knows whether it does.
+pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+    let mut found = first(rules, packets, given, work, records);
+    let repeated: Vec<Ways> = found
+        .ways
+        .iter()
+        .filter_map(|way| repeated(rules, way, given, work))
+        .filter(Ways::may_arrive)
+        .collect();
+    for ways in repeated {
+        found.ways.extend(ways.ways);
+        found.are_doubtful = true;
+        found.unknown.insert(Unknown::Repeated);
+    }
+    found
+}
+
+/// The ways of a lost packet when TCP repeats it, if they may differ. What a pod sends to itself is lost on its way in, when
+/// connection tracking has kept the connection on its way out, mark and all; rules that ask for that mark then treat the
+/// repetition otherwise.
+fn repeated(rules: &Rules, way: &Way, given: &Given, work: &mut Work) -> Option<Ways> {
+    let remembered = way.remembered?;
+    let packets = way.packets.clone().with(Field::ConnMark, Set::one(remembered.mark.into()));
+    let given = Given { repeats: Some(remembered), ..given.clone() };
+    let mut ways = first(rules, &packets, &given, work, false);
+    for way_again in &mut ways.ways {
+        // They are the packets that were lost, whatever the connection remembers.
+        way_again.packets.set(Field::ConnMark, way.packets.get(Field::ConnMark).clone());
+    }
+    Some(ways)
+}
+
+/// Every way that packets take, if they are sent once.
+fn first(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+    let mut found = Ways { are_all: true, ..Ways::default() };
+    let mut known = BTreeSet::new();
+    let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
+    while let Some(mut walk) = open.pop() {
+        let fate = loop {
+            if work.left == 0 {
+                found.are_all = false;
+                found.unknown.insert(Unknown::Work);
+                break Some(Fate::Unknown);
+            }
+            work.left =
+                work.left.saturating_sub(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
+            match walk.step() {
+                Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
+                    // Two walks that differ in nothing any more go on as one.
+                    if !known.insert(walk.state()) {
+                        break None;
+                    }
+                }
+                Ok(None) => {}
+                Ok(Some(fate)) => break Some(fate),
+                Err(split) => {
+                    found.are_doubtful |= matches!(split, Split::Unknown(_));
+                    found.unknown.extend(split.unknown());
+                    open.push(walk.part(split));
+                }
+            }
+        };
+        if let Some(fate) = fate {
+            found.ways.push(walk.ended(fate));
+        }
+    }
+    found
+}
+
+/// By which a packet comes or goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Interface {
+    None,
+    Loopback,
+    /// The packet's own.
+    Own,
+    /// The one of this name, where routing sends it.
+    Named(u128),
+}
+
+/// What connection tracking knows of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tracking {
+    /// It has not seen it.
+    NotYet,
+    /// Nor this one, for which a zone was chosen: to rules it looks like a new connection without a mark.
+    Template,
+    /// It is to pass it over.
+    Never,
+    /// It has seen it, and found what is in the field `State`.
+    Seen,
+}
+
+/// What a walk does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Point {
+    /// A socket sends it.
+    Sent,
+    /// It comes to a hook.
+    Hook(Hook),
+    /// An interface receives or sends it.
+    Device(Direction),
+    /// It comes to the next base chain of the hook or interface.
+    Base,
+    /// It comes to the next rule of the chain it is in.
+    Rule,
+    /// It fulfils the conditions of the rule it has come to, and this statement is next.
+    Statement(usize),
+    /// Its rules have left it alone: the base chain's policy decides.
+    Policy,
+    /// It leaves a base chain.
+    Left,
+}
+
+/// Why a walk becomes two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Split {
+    /// Its packets differ in whether they have one of these values.
+    By(Field, Set),
+    /// Nobody knows.
+    Unknown(Unknown),
+}
+
+impl Split {
+    fn unknown(&self) -> Option<Unknown> {
+        match self {
+            Self::By(Field::Interface, _) => Some(Unknown::Interface),
+            Self::By(Field::Source, _) => Some(Unknown::Source),
+            Self::By(Field::SourcePort, _) => Some(Unknown::SourcePort),
+            Self::By(..) => None,
+            Self::Unknown(unknown) => Some(unknown.clone()),
+        }
+    }
+}
+
+/// A chain that a packet is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Call {
+    chain: usize,
+    /// The rule it is at.
+    rule: usize,
+    /// How many rules that one stands for.
+    count: usize,
+    /// The step that led here, where steps are recorded.
+    step: Option<usize>,
+    /// The rule that sent it here for good (`goto`).
+    gone_by: Option<ChainRule>,
+}
+
+#[derive(Debug, Clone)]
+struct Walk<'a> {
+    rules: &'a Rules,
+    given: &'a Given,
+    packets: Packets,
+    point: Point,
+    /// What it takes for so at this point, where nobody knows, ...
+    assumed: Vec<bool>,
+    /// ... and how much of that the step has used.
+    asked: usize,
+    hook: Hook,
+    /// Whether it is at an interface, before or behind that hook.
+    device: Option<Direction>,
+    /// The base chains of the hook or interface that are to come.
+    to_come: Vec<usize>,
+    /// The base chain it is in, or has just left, ...
+    in_base: Option<usize>,
+    /// ... and the chains by which it is where it is: that one first.
+    calls: Vec<Call>,
+    /// The rule of the base chain by which it went deeper, or left.
+    base_rule: Option<usize>,
+    came_in: Interface,
+    goes_out: Interface,
+    /// Whether it was never sent, for want of a route.
+    is_unsent: bool,
+    /// What routing says of a packet for the pod itself that it sends out: the number of its words.
+    strays: Option<usize>,
+    /// By which it leaves behind the hook, where rules of the hook have had it routed anew: they see the one it had before.
+    routed: Option<Interface>,
+    has_owner: bool,
+    mark: MarkNow,
+    connection_mark: MarkNow,
+    /// Mark and destination when it came to the base chain: if they differ behind it, it is routed again.
+    mark_before: MarkNow,
+    destination_before: Option<SocketAddr>,
+    /// The mark with which routing sees what arrives.
+    mark_routed: Option<MarkNow>,
+    /// Where it was translated to.
+    destination: Option<SocketAddr>,
+    /// Whether its source was translated, to nobody knows what.
+    is_source_translated: bool,
+    tracking: Tracking,
+    zone: Option<u16>,
+    /// Whether nat has been asked about the destination, and about the source.
+    is_bound: bool,
+    is_source_bound: bool,
+    /// Who has captured it.
+    captured: Option<Fate>,
+    /// The rule of TPROXY that has chosen its socket.
+    handed_over: Option<ChainRule>,
+    causes: Causes,
+    records: bool,
+    steps: Vec<Step>,
+    decided: Option<usize>,
+    /// The step of the rule at hand.
+    rule_step: Option<usize>,
+    /// Work of the last step beyond what each costs.
+    spent: usize,
+}
+
+/// All that decides about the rest of a walk's way.
+type State = (
+    (Packets, Point, Hook, Option<Direction>, Vec<usize>),
+    (Interface, Interface, Option<Interface>, bool, MarkNow, MarkNow),
+    (Option<SocketAddr>, bool, Tracking, Option<u16>, bool, bool),
+    (Option<Fate>, Option<ChainRule>, Causes),
+);
+
+impl<'a> Walk<'a> {
+    fn new(rules: &'a Rules, packets: Packets, given: &'a Given, records: bool) -> Self {
+        let (mark, connection_mark) = (MarkNow::of(Field::Mark), MarkNow::of(Field::ConnMark));
+        let is_local = given.is_local;
+        Self {
+            rules,
+            given,
+            packets,
+            point: if is_local { Point::Sent } else { Point::Device(Direction::Ingress) },
+            assumed: Vec::new(),
+            asked: 0,
+            hook: Hook::Output,
+            device: None,
+            to_come: Vec::new(),
+            in_base: None,
+            calls: Vec::new(),
+            base_rule: None,
+            came_in: if is_local { Interface::None } else { Interface::Own },
+            goes_out: Interface::None,
+            is_unsent: false,
+            strays: None,
+            routed: None,
+            has_owner: is_local,
+            mark,
+            connection_mark,
+            mark_before: mark,
+            destination_before: None,
+            mark_routed: None,
+            destination: None,
+            is_source_translated: false,
+            tracking: Tracking::NotYet,
+            zone: None,
+            is_bound: false,
+            is_source_bound: false,
+            captured: None,
+            handed_over: None,
+            causes: Causes::default(),
+            records,
+            steps: Vec::new(),
+            decided: None,
+            rule_step: None,
+            spent: 0,
+        }
+    }
+
+    fn ended(self, fate: Fate) -> Way {
+        let remembered = self.remembered(fate);
+        let mark = self.mark_routed.unwrap_or(self.mark).value(&self.packets);
+        Way {
+            packets: self.packets,
+            fate,
+            steps: self.steps,
+            decided: self.decided.filter(|_| self.records),
+            is_unsent: self.is_unsent,
+            causes: self.causes,
+            zone: self.zone,
+            mark,
+            remembered,
+        }
+    }
+
+    /// What connection tracking has kept of a lost connection, if rules have changed its mark.
+    fn remembered(&self, fate: Fate) -> Option<Remembered> {
+        let is_kept = self.has_been_sent() && self.tracking == Tracking::Seen;
+        let is_tcp = self.packets.get(Field::Protocol).single() == Some(Protocol::Tcp.number().into());
+        let is_marked = self.connection_mark != MarkNow::of(Field::ConnMark);
+        let is_lost = matches!(fate, Fate::Dropped | Fate::Rejected);
+        if !(is_lost && is_kept && is_tcp && is_marked) || self.given.repeats.is_some() {
+            return None;
+        }
+        let mark = self.connection_mark.value(&self.packets)?;
+        let translated = self.destination.map(|to| (to, self.captured));
+        Some(Remembered { mark, translated })
+    }
+
+    /// The other of two walks: for what the split asks, this one is left with no, that one with yes.
+    fn part(&mut self, split: Split) -> Self {
+        let mut other = self.clone();
+        (other.records, other.steps) = (false, Vec::new());
+        (other.decided, other.rule_step) = (None, None);
+        match split {
+            Split::By(field, set) => {
+                let all = self.packets.get(field);
+                let (inside, outside) = (all.and(&set), all.without(&set));
+                other.packets.set(field, inside);
+                self.packets.set(field, outside);
+            }
+            Split::Unknown(_) => {
+                other.assumed.push(true);
+                self.assumed.push(false);
+            }
+        }
+        other
+    }
+
+    /// Whether walks that came here on different ways may be the same from now on.
+    const fn is_at_a_fork(&self) -> bool {
+        matches!(self.point, Point::Base)
+    }
+
+    fn state(&self) -> State {
+        (
+            (self.packets.clone(), self.point, self.hook, self.device, self.to_come.clone()),
+            (self.came_in, self.goes_out, self.routed, self.has_owner, self.mark, self.connection_mark),
+            (
+                self.destination,
+                self.is_source_translated,
+                self.tracking,
+                self.zone,
+                self.is_bound,
+                self.is_source_bound,
+            ),
+            (self.captured, self.handed_over, self.causes),
+        )
+    }
+
+    /// What the next step costs.
+    fn cost(&self) -> usize {
+        match self.point {
+            Point::Rule => {
+                let ranges = self.packets.ranges().saturating_div(16);
+                self.here().map_or(1, |(_, rule)| rule.cost).saturating_add(ranges)
+            }
+            Point::Statement(_) => 1,
+            Point::Base => self.to_come.len().saturating_add(1),
+            Point::Sent | Point::Hook(_) | Point::Device(_) | Point::Policy | Point::Left => 0,
+        }
+    }
+
+    /// One step on the way; where it ends, if it does.
+    fn step(&mut self) -> Result<Option<Fate>, Split> {
+        self.asked = 0;
+        let fate = match self.point {
+            Point::Sent => self.sent()?,
+            Point::Hook(hook) => {
+                self.begins(hook);
+                None
+            }
+            Point::Device(direction) => {
+                self.begins_device(direction)?;
+                None
+            }
+            Point::Base => self.base()?,
+            Point::Rule => {
+                self.next_rule()?;
+                None
+            }
+            Point::Statement(number) => self.statement_here(number)?,
+            Point::Policy => self.policy(),
+            Point::Left => self.leaves()?,
+        };
+        self.assumed.clear();
+        Ok(fate)
+    }
+
+    /// What it takes for so, of what nobody knows.
+    fn assume(&mut self, unknown: impl FnOnce() -> Unknown) -> Result<bool, Split> {
+        let answer = self.assumed.get(self.asked).copied();
+        self.asked = self.asked.saturating_add(1);
+        answer.ok_or_else(|| Split::Unknown(unknown()))
+    }
+
+    fn sent(&mut self) -> Result<Option<Fate>, Split> {
+        let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")))?;
+        self.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
+        self.point = Point::Hook(Hook::Output);
+        self.is_sent(over_loopback)
+    }
+
+    /// The chain it is in, and the rule it is at.
+    fn here(&self) -> Option<(&'a WalkedChain, &'a WalkedRule)> {
+        let call = self.calls.last()?;
+        let chain = self.rules.chains.get(call.chain)?;
+        Some((chain, chain.rules.get(call.rule)?))
+    }
+
+    fn next_rule(&mut self) -> Result<(), Split> {
+        let Some((chain, rule)) = self.here() else {
+            self.ends_chain();
+            return Ok(());
+        };
+        // Rules that differ in one value and do the same are asked at once, unless each is to be told of.
+        let run = rule.run.as_ref().filter(|_| !self.records);
+        let (tests, count) = run.map_or((&rule.tests, 1), |run| (&run.tests, run.count));
+        let met = self.meets(chain, rule, tests)?;
+        let depth = self.calls.len();
+        let Some(call) = self.calls.last_mut() else { return Ok(()) };
+        call.count = count;
+        if !met {
+            call.rule = call.rule.saturating_add(count);
+            return Ok(());
+        }
+        if depth == 1 && call.gone_by.is_none() {
+            self.base_rule = Some(call.rule);
+        }
+        self.rule_step = self.steps.len().checked_sub(1);
+        self.point = Point::Statement(0);
+        Ok(())
+    }
+
+    /// Whether a rule is met. What is not understood may hold or not: both is tried, if it matters.
+    fn meets(
+        &mut self,
+        chain: &WalkedChain,
+        rule: &'a WalkedRule,
+        tests: &[super::rules::Test],
+    ) -> Result<bool, Split> {
+        let mut unknown = None;
+        for (number, test) in tests.iter().enumerate() {
+            match self.asked(test)? {
+                Some(true) => {}
+                None => unknown = unknown.or(Some(number)),
+                Some(false) => {
+                    self.note_rule(chain, rule, |_| Outcome::Unmatched(rule.condition(number)));
+                    return Ok(false);
+                }
+            }
+        }
+        let Some(number) = unknown else {
+            self.note_rule(chain, rule, |_| Outcome::Matched);
+            return Ok(true);
+        };
+        let matters = rule.seen.statements.iter().any(|one| !matches!(one, Statement::Harmless(_)));
+        let met = matters && self.assume(|| Unknown::Rule(rule.seen.to_string()))?;
+        self.note_rule(chain, rule, |_| Outcome::Unknown(rule.condition(number)));
+        Ok(met)
+    }
+
+    /// On to the next rule, or to where the chain was called from.
+    fn ends_chain(&mut self) {
+        let ended = self.calls.pop();
+        if let Some(by) = ended.and_then(|call| call.gone_by).filter(|_| self.calls.is_empty()) {
+            self.ends_early(by);
+        }
+        match self.calls.last_mut() {
+            Some(call) => {
+                call.rule = call.rule.saturating_add(call.count);
+                self.point = Point::Rule;
+            }
+            None => self.point = Point::Policy,
+        }
+    }
+}
+
+fn place(chain: &WalkedChain, rule: Option<usize>) -> Place {
+    Place { table: chain.table.clone(), chain: chain.name.clone(), rule }
+}

@@ -1,0 +1,152 @@
+//! What packets are asked: whether they fulfil the conditions of a rule.
+
+use super::{
+    super::{
+        packets::{Field, Holds, MarkNow, interface, number, state},
+        rules::Test,
+        set::Set,
+    },
+    Interface, Split, Tracking, Unknown, Walk,
+};
+use netfilter_state::ruleset::{Api, TableFamily};
+use redirect_core::rule::Table;
+
+impl Walk<'_> {
+    /// Whether a test holds; none where nobody knows.
+    pub(super) fn asked(&self, test: &Test) -> Result<Option<bool>, Split> {
+        let Test::AnyOf(alternatives, not) = test else { return said(self.holds(test)) };
+        let mut found = Some(false);
+        for alternative in alternatives {
+            match self.all_hold(alternative)? {
+                Some(true) => return Ok(Some(!not)),
+                Some(false) => {}
+                None => found = None,
+            }
+        }
+        Ok(found.map(|found| found != *not))
+    }
+
+    fn all_hold(&self, tests: &[Test]) -> Result<Option<bool>, Split> {
+        let mut all = Some(true);
+        for test in tests {
+            match self.asked(test)? {
+                Some(true) => {}
+                Some(false) => return Ok(Some(false)),
+                None => all = None,
+            }
+        }
+        Ok(all)
+    }
+
+    pub(super) fn holds(&self, test: &Test) -> Holds {
+        match test {
+            Test::Always(holds) => Holds::when(*holds),
+            Test::In(Field::State, set) => self.is_in_state(set),
+            Test::In(field, set) => self.has(*field, set),
+            Test::Local(field, not) => match &self.rules.addresses {
+                Some(own) if *not => self.has(*field, own).not(self.packets.family),
+                Some(own) => self.has(*field, own),
+                None => Holds::Unknown,
+            },
+            Test::Entry => self.has_entry(),
+            Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
+            Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
+            Test::Owner(field, set) if self.has_owner => Holds::of(&self.packets, *field, set),
+            Test::Owner(..) => Holds::No,
+            Test::Bits(Field::ConnMark, value, mask, not) => {
+                self.of_connection(*not, |mark| mark.has(&self.packets, *value, *mask))
+            }
+            Test::Mark(Field::ConnMark, set, not) => {
+                self.of_connection(*not, |mark| mark.is_in(&self.packets, set))
+            }
+            Test::Bits(_, value, mask, not) => self.turned(*not, self.mark.has(&self.packets, *value, *mask)),
+            Test::Mark(_, set, not) => self.turned(*not, self.mark.is_in(&self.packets, set)),
+            // Several fields at once are asked one after the other: see `asked`.
+            Test::AnyOf(..) | Test::Unknown => Holds::Unknown,
+        }
+    }
+
+    fn turned(&self, not: bool, holds: Holds) -> Holds {
+        if not { holds.not(self.packets.family) } else { holds }
+    }
+
+    /// Whether a field has one of these values by now.
+    pub(super) fn has(&self, field: Field, set: &Set) -> Holds {
+        match (field, self.destination) {
+            (Field::Destination, Some(to)) => Holds::when(set.contains(number(to.ip()))),
+            (Field::Port, Some(to)) => Holds::when(set.contains(to.port().into())),
+            (Field::Source | Field::SourcePort, _) if self.is_source_translated => Holds::Unknown,
+            (field, _) => Holds::of(&self.packets, field, set),
+        }
+    }
+
+    /// What connection tracking says: before it has seen a packet, that it belongs to no connection (`nf_ct_get`).
+    fn is_in_state(&self, set: &Set) -> Holds {
+        match self.tracking {
+            Tracking::NotYet => Holds::when(set.contains(state::INVALID)),
+            Tracking::Template => Holds::when(set.contains(state::NEW)),
+            Tracking::Never => Holds::when(set.contains(state::UNTRACKED)),
+            Tracking::Seen => Holds::of(&self.packets, Field::State, set),
+        }
+    }
+
+    /// What a connection's entry says. Without one no comparison holds, not even one that is turned round.
+    fn of_connection(&self, not: bool, says: impl FnOnce(MarkNow) -> Holds) -> Holds {
+        match self.has_entry() {
+            Holds::Yes if self.tracking == Tracking::Template => self.turned(not, says(MarkNow::is(0))),
+            Holds::Yes => self.turned(not, says(self.connection_mark)),
+            without @ (Holds::No | Holds::For(..) | Holds::Unknown) => without,
+        }
+    }
+
+    /// Whether the packet belongs to a connection that has an entry.
+    pub(super) fn has_entry(&self) -> Holds {
+        match self.tracking {
+            Tracking::NotYet | Tracking::Never => Holds::No,
+            // x_tables take what a zone is kept in for an entry.
+            Tracking::Template => Holds::when(!self.is_in_native_table()),
+            Tracking::Seen => Holds::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY)),
+        }
+    }
+
+    /// Whether the rule at hand is one of nft's own. iptables' are in tables named `raw` where this makes a difference.
+    pub(super) fn is_in_native_table(&self) -> bool {
+        self.here().is_some_and(|(chain, _)| {
+            chain.table.api == Api::NfTables
+                && (chain.table.family == TableFamily::Inet || chain.table.name != Table::Raw.name())
+        })
+    }
+
+    pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> Holds {
+        let holds = match by {
+            // The kernel compares with an empty name.
+            Interface::None => Holds::No,
+            Interface::Loopback => Holds::when(set.contains(interface("lo"))),
+            Interface::Named(name) => Holds::when(set.contains(name)),
+            Interface::Own => Holds::of(&self.packets, Field::Interface, set),
+        };
+        self.turned(not, holds)
+    }
+
+    pub(super) fn ask(&mut self, field: Field, set: &Set) -> Result<bool, Split> {
+        let holds = Holds::of(&self.packets, field, set);
+        self.decide(holds, || Unknown::Work)
+    }
+
+    /// What an answer is for all packets of the walk; where they differ, or nobody knows, there are to be two.
+    pub(super) fn decide(&mut self, holds: Holds, unknown: impl FnOnce() -> Unknown) -> Result<bool, Split> {
+        match said(holds)? {
+            Some(holds) => Ok(holds),
+            None => self.assume(unknown),
+        }
+    }
+}
+
+pub(super) fn said(holds: Holds) -> Result<Option<bool>, Split> {
+    match holds {
+        Holds::Yes => Ok(Some(true)),
+        Holds::No => Ok(Some(false)),
+        Holds::For(field, set) => Err(Split::By(field, set)),
+        Holds::Unknown => Ok(None),
+    }
+}

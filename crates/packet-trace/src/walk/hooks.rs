@@ -1,0 +1,214 @@
+//! From hook to hook, and from base chain to base chain.
+
+use super::{
+    super::{
+        Change, Fate, Step, Unknown,
+        packets::{Field, state},
+        rules::{Order, TRACKING},
+        set::Set,
+    },
+    Call, Cause, Interface, Point, Split, Tracking, Walk, place,
+};
+use alloc::vec::Vec;
+use netfilter_state::ruleset::{Base, Direction};
+use redirect_core::rule::Hook;
+
+impl Walk<'_> {
+    pub(super) fn begins(&mut self, hook: Hook) {
+        self.hook = hook;
+        let by = if self.came_in == Interface::None { self.goes_out } else { self.came_in };
+        let name = if self.records { self.name_of(by) } else { None };
+        self.note(|_| Step::Hook { hook, interface: name });
+        self.to_come = self.rules.hooked(hook).to_vec();
+        self.point = Point::Base;
+    }
+
+    /// The base chains that hang on the interface by which it comes or goes.
+    pub(super) fn begins_device(&mut self, direction: Direction) -> Result<(), Split> {
+        let by = if direction == Direction::Ingress { self.came_in } else { self.goes_out };
+        let mut to_come = Vec::new();
+        for (names, chain) in self.rules.on_devices(direction) {
+            let holds = self.by(by, names, false);
+            if self.decide(holds, || Unknown::Interface)? {
+                to_come.push(chain);
+            }
+        }
+        self.to_come = to_come;
+        self.device = Some(direction);
+        self.point = Point::Base;
+        Ok(())
+    }
+
+    /// The next base chain of the hook, or what comes behind the hook.
+    pub(super) fn base(&mut self) -> Result<Option<Fate>, Split> {
+        let Some(number) = self.next_base()? else { return self.ends_hook() };
+        let Some((chain, base)) = self.to_come.get(number).and_then(|chain| self.rules.base(*chain)) else {
+            return Ok(None);
+        };
+        let is_tracked = self.is_tracked_at(self.to_come.get(number).copied(), base)?;
+        let is_asked = !base.is_nat || self.asks_nat(is_tracked)?;
+        if is_tracked {
+            self.track();
+        }
+        let index = self.to_come.remove(number);
+        if !is_asked {
+            return Ok(None);
+        }
+        self.note(|_| Step::Chain { place: place(chain, None), priority: base.priority });
+        (self.mark_before, self.destination_before) = (self.mark, self.destination);
+        (self.in_base, self.base_rule) = (Some(index), None);
+        self.calls.clear();
+        self.calls.push(Call { chain: index, rule: 0, count: 1, step: None, gone_by: None });
+        self.point = Point::Rule;
+        Ok(None)
+    }
+
+    /// Which of the base chains that are to come is the next: the first, unless others have its priority and nobody knows
+    /// which of them was registered last.
+    fn next_base(&mut self) -> Result<Option<usize>, Split> {
+        if self.to_come.is_empty() {
+            return Ok(None);
+        }
+        let rules = self.rules;
+        if self.device.is_none() && rules.has_ties(self.hook) {
+            let may_be_first = self.may_be_first();
+            for number in may_be_first.iter().skip(1).rev() {
+                let names = || [0, *number].map(|n| self.to_come.get(n).map(|chain| rules.base_name(*chain)));
+                let [first, other] = names().map(Option::unwrap_or_default);
+                if self.assume(|| Unknown::Order(first, other))? {
+                    return Ok(Some(*number));
+                }
+            }
+        }
+        Ok(Some(0))
+    }
+
+    /// Those of the base chains to come that none of the others is known to go before.
+    fn may_be_first(&self) -> Vec<usize> {
+        let goes_before = |number: usize, chain: usize| {
+            let mut earlier = self.to_come.iter().take(number);
+            earlier.any(|other| self.rules.order(*other, chain) == Order::Known)
+        };
+        let numbered = self.to_come.iter().copied().enumerate();
+        numbered.filter(|(number, chain)| !goes_before(*number, *chain)).map(|(number, _)| number).collect()
+    }
+
+    /// Whether connection tracking has come before a base chain.
+    fn is_tracked_at(&mut self, chain: Option<usize>, base: Base) -> Result<bool, Split> {
+        if self.device.is_some() || !matches!(self.hook, Hook::Output | Hook::Prerouting) {
+            return Ok(false);
+        }
+        if base.priority != TRACKING {
+            return Ok(base.priority > TRACKING);
+        }
+        match chain.and_then(|chain| self.rules.is_behind_tracking(chain)) {
+            Some(is_behind) => Ok(is_behind),
+            None if self.tracking == Tracking::Seen || self.tracking == Tracking::Never => Ok(true),
+            None => {
+                let rules = self.rules;
+                self.assume(|| Unknown::Tracking(chain.map_or_else(Default::default, |c| rules.base_name(c))))
+            }
+        }
+    }
+
+    pub(super) fn track(&mut self) {
+        if self.tracking != Tracking::Never {
+            self.tracking = Tracking::Seen;
+        }
+    }
+
+    /// Whether nat is asked: only about the first packet of a connection, once about its destination and once about its source.
+    fn asks_nat(&mut self, is_tracked: bool) -> Result<bool, Split> {
+        let of_destination = matches!(self.hook, Hook::Prerouting | Hook::Output);
+        let is_bound = if of_destination { self.is_bound } else { self.is_source_bound };
+        if is_bound || self.tracking == Tracking::Never || !is_tracked && self.tracking != Tracking::Seen {
+            return Ok(false);
+        }
+        // What the pod sends to itself has been asked about on its way out: also where no chain was there to be asked.
+        if self.has_been_sent() {
+            return Ok(false);
+        }
+        let repeats = self.given.repeats;
+        if repeats.is_none() && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))? {
+            return Ok(true);
+        }
+        let earlier = self.given.translated_to.map(|to| (to, None));
+        let translated = repeats.map_or(earlier, |first| first.translated);
+        if let (Some((to, captured)), None) = (translated, self.destination)
+            && of_destination
+        {
+            (self.destination, self.captured) = (Some(to), captured.or(self.captured));
+            self.changed(Change::Destination(to));
+        }
+        Ok(false)
+    }
+
+    /// Whether it comes in over `lo`, where this pod has sent it.
+    pub(super) const fn has_been_sent(&self) -> bool {
+        self.given.is_local && !matches!(self.came_in, Interface::None)
+    }
+
+    pub(super) fn policy(&mut self) -> Option<Fate> {
+        self.point = Point::Left;
+        let index = self.in_base?;
+        let (chain, base) = self.rules.base(index)?;
+        if !base.drops {
+            return None;
+        }
+        self.note(|_| Step::Policy { place: place(chain, None) });
+        self.decided = self.steps.len().checked_sub(1);
+        self.causes.last = Some(Cause::Policy(index));
+        Some(Fate::Dropped)
+    }
+
+    /// Behind a base chain: whatever was changed in it may lead elsewhere.
+    pub(super) fn leaves(&mut self) -> Result<Option<Fate>, Split> {
+        let base = self.in_base.and_then(|index| self.rules.base(index)).map(|(_, base)| base);
+        let moved = self.destination != self.destination_before;
+        let remarked = base.is_some_and(|base| base.reroutes) && self.mark != self.mark_before;
+        if self.hook == Hook::Output
+            && self.device.is_none()
+            && (moved || remarked)
+            && let Some(fate) = self.route_out(moved)?
+        {
+            return Ok(Some(fate));
+        }
+        self.calls.clear();
+        self.point = Point::Base;
+        Ok(None)
+    }
+
+    /// What comes behind the last base chain of a hook or interface.
+    pub(super) fn ends_hook(&mut self) -> Result<Option<Fate>, Split> {
+        self.point = match (self.device, self.hook) {
+            (None, Hook::Output) => {
+                self.goes_out = self.routed.unwrap_or(self.goes_out);
+                self.track();
+                Point::Hook(Hook::Postrouting)
+            }
+            (None, Hook::Postrouting) => Point::Device(Direction::Egress),
+            (Some(Direction::Egress), _) if self.goes_out == Interface::Loopback => {
+                // A packet on lo belongs to no socket any more; mark and connection stay with it.
+                (self.came_in, self.goes_out) = (Interface::Loopback, Interface::None);
+                self.has_owner = false;
+                Point::Device(Direction::Ingress)
+            }
+            (Some(Direction::Ingress), _) => Point::Hook(Hook::Prerouting),
+            (None, Hook::Prerouting) => {
+                if let Some(fate) = self.route_in()? {
+                    return Ok(Some(fate));
+                }
+                self.track();
+                self.mark_routed = Some(self.mark);
+                Point::Hook(Hook::Input)
+            }
+            (None, Hook::Input) => return self.arrives().map(Some),
+            (Some(Direction::Egress), _) | (None, Hook::Forward) => {
+                let lost = self.strays.filter(|_| self.captured.is_none()).map(|words| self.is_lost(words));
+                return Ok(lost.or(self.captured).or(Some(Fate::Untouched)));
+            }
+        };
+        self.device = None;
+        Ok(None)
+    }
+}

@@ -1,0 +1,280 @@
+//! Where the kernel sends packets: asked anew for what has another mark or destination than when it was sent, and for what arrives.
+
+use super::{
+    super::{
+        Change, Fate, Step,
+        packets::{Field, Holds, interface, number, state},
+        routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes, SOURCE_NOT_LOCAL},
+        set::Set,
+    },
+    Cause, Interface, Split, Unknown, Walk,
+    conditions::said,
+};
+use redirect_core::{rule::Protocol, values::Family};
+
+/// When the kernel asks for a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lookup {
+    /// A socket sends a packet.
+    Sent,
+    /// Its mark or destination has changed.
+    Again,
+    /// It arrives.
+    Arrives,
+    /// It arrives, and it is asked where an answer would go.
+    Source,
+}
+
+impl<'a> Walk<'a> {
+    /// Asks for the first route of what a socket sends, which counts for more than the interface that somebody names: where it
+    /// ends, if there is none.
+    pub(super) fn is_sent(&mut self, over_loopback: bool) -> Result<Option<Fate>, Split> {
+        let rules = self.rules;
+        let asks = self.given.asks_route || over_loopback;
+        let Some(routes) = rules.routes.as_ref().filter(|_| asks) else { return Ok(None) };
+        let (leads, words) = self.route(routes, Lookup::Sent)?;
+        // IPv4 sends nothing from a loopback address by another interface.
+        let loopback = Set::range(0x7f00_0000, 0x7fff_ffff);
+        if matches!(leads, RouteEnd::Out(_))
+            && self.packets.family == Family::V4
+            && self.ask(Field::Source, &loopback)?
+        {
+            return Ok(Some(self.is_lost(words)));
+        }
+        Ok(match leads {
+            RouteEnd::Local => {
+                let lost = self.goes_to_itself(routes)?;
+                self.causes.kept = Some(words).filter(|_| !over_loopback);
+                self.goes_out = Interface::Loopback;
+                lost
+            }
+            // Nobody else has its address, but REDIRECT may still bring it back.
+            RouteEnd::Out(by) if over_loopback => {
+                self.strays = Some(words);
+                self.goes_out = by.map_or(Interface::Own, Interface::Named);
+                None
+            }
+            RouteEnd::Lost => {
+                self.is_unsent = !over_loopback;
+                Some(self.is_lost(words))
+            }
+            RouteEnd::Out(_) | RouteEnd::Unknown | RouteEnd::Next(_) => None,
+        })
+    }
+
+    /// Where a packet ends that goes over `lo`, if it does not get there: `lo` may be down; and without a local route to
+    /// its source, nobody can answer it.
+    fn goes_to_itself(&mut self, routes: &'a Routes) -> Result<Option<Fate>, Split> {
+        if !routes.loopback_is_up {
+            return Ok(Some(self.is_lost(LOOPBACK_IS_DOWN)));
+        }
+        // A datagram needs no answer, and IPv6 lets one from a loopback address out.
+        let needs_answer = self.packets.family == Family::V4
+            && self.ask(Field::Protocol, &Set::one(Protocol::Tcp.number().into()))?;
+        if !needs_answer || self.is_source_translated {
+            return Ok(None);
+        }
+        let (answer_leads, _) = self.route(routes, Lookup::Source)?;
+        Ok(match answer_leads {
+            RouteEnd::Local => None,
+            RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(SOURCE_NOT_LOCAL)),
+            RouteEnd::Unknown | RouteEnd::Next(_) => {
+                self.causes.last = Some(Cause::Route(SOURCE_NOT_LOCAL));
+                Some(Fate::Unknown)
+            }
+        })
+    }
+
+    /// Where a packet of the pod goes that has another destination, or only another mark, than when it was routed first; where it
+    /// ends, if it gets no farther.
+    pub(super) fn route_out(&mut self, moved: bool) -> Result<Option<Fate>, Split> {
+        let rules = self.rules;
+        let Some(routes) = &rules.routes else {
+            let to = self.route_by_marks(moved)?;
+            self.leaves_by(to);
+            return Ok(None);
+        };
+        if !moved && !routes.looks_at_marks {
+            return Ok(None);
+        }
+        let (leads, words) = self.route(routes, Lookup::Again)?;
+        Ok(match leads {
+            RouteEnd::Local => {
+                let lost = self.goes_to_itself(routes)?;
+                if lost.is_none() {
+                    self.leaves_by(Interface::Loopback);
+                }
+                lost
+            }
+            // Nothing goes to a loopback address by another interface.
+            RouteEnd::Out(_) if self.destination.is_some_and(|to| to.ip().is_loopback()) => {
+                Some(self.is_lost(words))
+            }
+            RouteEnd::Out(by) => {
+                let own = self.packets.get(Field::Interface).single();
+                let is_own = by.is_none() || by == own;
+                self.leaves_by(by.filter(|_| !is_own).map_or(Interface::Own, Interface::Named));
+                None
+            }
+            RouteEnd::Lost => Some(self.is_lost(words)),
+            RouteEnd::Unknown | RouteEnd::Next(_) => {
+                self.causes.last = Some(Cause::Route(words));
+                Some(Fate::Unknown)
+            }
+        })
+    }
+
+    /// Where a packet from outside is sent; where it ends, if that is not the pod.
+    pub(super) fn route_in(&mut self) -> Result<Option<Fate>, Split> {
+        let rules = self.rules;
+        let Some(routes) = rules.routes.as_ref().filter(|_| !self.given.is_local) else { return Ok(None) };
+        let (leads, words) = self.route(routes, Lookup::Arrives)?;
+        if leads == RouteEnd::Local
+            && routes.validates_sources
+            && let (RouteEnd::Local, words) = self.route(routes, Lookup::Source)?
+        {
+            // What says that it comes from the pod itself is not believed.
+            return Ok(Some(self.is_lost(words)));
+        }
+        Ok(match leads {
+            RouteEnd::Local => None,
+            RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(words)),
+            RouteEnd::Unknown | RouteEnd::Next(_) => {
+                self.causes.last = Some(Cause::Route(words));
+                Some(Fate::Unknown)
+            }
+        })
+    }
+
+    /// Where it ends that has come as far as a socket of the pod.
+    pub(super) fn arrives(&mut self) -> Result<Fate, Split> {
+        if let Some(fate) = self.captured {
+            return Ok(fate);
+        }
+        // A mark keeps in the pod what is for an address that the pod does not have: whoever listens there on that port, on
+        // any address, gets it, unless it belongs to a connection of a transparent socket.
+        let rules = self.rules;
+        if self.has_been_sent()
+            && let Some(own) = &rules.addresses
+            && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))?
+        {
+            let is_own = match self.destination {
+                Some(to) => Holds::when(own.contains(number(to.ip()))),
+                None => Holds::of(&self.packets, Field::Destination, own),
+            };
+            if !self.decide(is_own, || Unknown::Work)? {
+                self.causes.last = None;
+                return Ok(self.port().map_or(Fate::Translated, Fate::Redirected));
+            }
+        }
+        Ok(Fate::Untouched)
+    }
+
+    /// What is known without the namespace's routes: which marks lead to the pod itself.
+    fn route_by_marks(&mut self, moved: bool) -> Result<Interface, Split> {
+        let rules = self.rules;
+        for local in &rules.local_marks {
+            let holds = self.mark.has(&self.packets, *local, u32::MAX);
+            if self.decide(holds, || Unknown::Mark)? {
+                return Ok(Interface::Loopback);
+            }
+        }
+        // Where packets go out, they are redirected to the loopback address.
+        if moved || self.destination.is_some() || self.ask(Field::Interface, &Set::one(interface("lo")))? {
+            return Ok(Interface::Loopback);
+        }
+        Ok(Interface::Own)
+    }
+
+    fn leaves_by(&mut self, to: Interface) {
+        if to != self.routed.unwrap_or(self.goes_out) {
+            let name = if self.records { self.name_of(to) } else { None };
+            self.changed(Change::Rerouted(name));
+        }
+        self.routed = Some(to);
+    }
+
+    /// What the policy rules and routes say, and the number of the words for what decides.
+    fn route(&mut self, routes: &'a Routes, lookup: Lookup) -> Result<(RouteEnd, usize), Split> {
+        let mut next = 0;
+        while let Some(step) = routes.steps.get(next) {
+            self.spent = self.spent.saturating_add(1);
+            next = next.saturating_add(1);
+            if !self.takes(routes, step, lookup)? {
+                continue;
+            }
+            match step.leads {
+                RouteEnd::Next(to) => next = to.max(next),
+                end @ (RouteEnd::Local | RouteEnd::Out(_) | RouteEnd::Lost | RouteEnd::Unknown) => {
+                    return Ok((end, step.words));
+                }
+            }
+        }
+        Ok((RouteEnd::Lost, NO_ROUTE))
+    }
+
+    /// Whether a policy rule, and a route of its table, is about the packet.
+    fn takes(&mut self, routes: &Routes, step: &RouteStep, lookup: Lookup) -> Result<bool, Split> {
+        let mut all = Some(true);
+        for test in &step.rule {
+            match self.fulfils(test, lookup)? {
+                Some(true) => {}
+                Some(false) => {
+                    all = Some(false);
+                    break;
+                }
+                None => all = None,
+            }
+        }
+        let is_ruled = all.map(|all| all != step.not);
+        let is_routed = match &step.to {
+            Some(to) if is_ruled != Some(false) => said(self.is_bound_for(to, lookup))?,
+            Some(_) | None => Some(true),
+        };
+        match (is_ruled, is_routed) {
+            (Some(false), _) | (_, Some(false)) => Ok(false),
+            (Some(true), Some(true)) => Ok(true),
+            (None, _) | (_, None) => {
+                self.assume(|| Unknown::Route(routes.words.get(step.words).cloned().unwrap_or_default()))
+            }
+        }
+    }
+
+    fn fulfils(&self, test: &RouteTest, lookup: Lookup) -> Result<Option<bool>, Split> {
+        said(match (test, lookup) {
+            (RouteTest::Mark(value, _), Lookup::Source) => Holds::when(*value == 0),
+            (RouteTest::Mark(value, mask), _) => self.mark.has(&self.packets, *value, *mask),
+            (RouteTest::From(set), Lookup::Source) => self.has(Field::Destination, set),
+            (RouteTest::From(set), _) => self.has(Field::Source, set),
+            (RouteTest::To(set), _) => self.is_bound_for(set, lookup),
+            (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => Holds::Unknown,
+            (RouteTest::Of(field, set), _) => self.has(*field, set),
+            (RouteTest::CameIn(name), Lookup::Arrives) => {
+                Holds::of(&self.packets, Field::Interface, &Set::one(*name))
+            }
+            // What the pod sends comes from lo, and so would an answer.
+            (RouteTest::CameIn(name), _) => Holds::when(*name == interface("lo")),
+            (RouteTest::Users(set), Lookup::Sent) => Holds::of(&self.packets, Field::User, set),
+            (RouteTest::Users(_), Lookup::Again) => Holds::Unknown,
+            // What has no socket is root's.
+            (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => Holds::when(set.contains(0)),
+            (RouteTest::Bound, _) => Holds::No,
+        })
+    }
+
+    /// Whether it goes to one of these addresses, or an answer to it would.
+    fn is_bound_for(&self, set: &Set, lookup: Lookup) -> Holds {
+        self.has(if lookup == Lookup::Source { Field::Source } else { Field::Destination }, set)
+    }
+
+    /// It goes no farther, because of what these words say.
+    pub(super) fn is_lost(&mut self, words: usize) -> Fate {
+        self.causes.last = Some(Cause::Route(words));
+        let text = self.rules.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
+        self.note(|_| Step::Route { decides: text.unwrap_or_default() });
+        if self.records {
+            self.decided = self.steps.len().checked_sub(1);
+        }
+        Fate::Dropped
+    }
+}

@@ -1,0 +1,420 @@
+//! What a rule does with the packets that fulfil its conditions.
+
+use super::{
+    super::{
+        Change, Fate, Listener,
+        packets::{Field, MarkNow, number},
+        rules::{ChainRule, Element, Leads},
+    },
+    Call, Cause, DEEPEST, Point, Split, Tracking, Unknown, Walk,
+};
+use alloc::string::ToString;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use netfilter_state::ruleset::{Statement, VerdictMap};
+use redirect_core::{
+    rule::{Hook, OurChain},
+    values::{Family, PASSTHROUGH_V4},
+};
+
+/// Where a packet goes from a statement.
+#[derive(Clone, Copy)]
+enum Then {
+    /// To the next statement of the rule.
+    Statement,
+    /// To the next rule: the rest of this one is not for it.
+    Rule,
+    /// To a chain and back; nowhere where there is no such chain.
+    Jump(Option<usize>),
+    /// To a chain, and back to where this one was called from.
+    Goto(Option<usize>),
+    /// Back to the calling chain.
+    Return,
+    /// Out of the base chain, untouched.
+    Leave,
+    /// Likewise, translated or handed over.
+    Captured,
+    /// Nowhere else.
+    End(Fate),
+}
+
+impl<'a> Walk<'a> {
+    /// The next statement of the rule at hand.
+    pub(super) fn statement_here(&mut self, number: usize) -> Result<Option<Fate>, Split> {
+        let rule = self.here().map(|(_, rule)| rule);
+        let statement = rule.and_then(|rule| rule.seen.statements.get(number).zip(rule.leads.get(number)));
+        let then = match statement {
+            Some((Statement::Map(map), Leads::By(elements))) => match self.looked_up(map, elements)? {
+                Some((Statement::Continue, _)) => Then::Statement,
+                Some((verdict, to)) => self.statement(verdict, to)?,
+                // What finds nothing ends the rule.
+                None => Then::Rule,
+            },
+            Some((statement, Leads::To(to))) => self.statement(statement, Some(*to))?,
+            Some((statement, Leads::Nowhere | Leads::By(_))) => self.statement(statement, None)?,
+            None => Then::Rule,
+        };
+        Ok(self.goes(then, number))
+    }
+
+    fn goes(&mut self, then: Then, statement: usize) -> Option<Fate> {
+        match then {
+            Then::Statement => self.point = Point::Statement(statement.saturating_add(1)),
+            Then::Rule => self.goes_on(),
+            Then::Jump(to) => match to.filter(|_| self.calls.len() <= DEEPEST) {
+                Some(chain) => {
+                    self.calls.push(Call { chain, rule: 0, count: 1, step: self.rule_step, gone_by: None });
+                    self.point = Point::Rule;
+                }
+                None => self.goes_on(),
+            },
+            Then::Goto(to) => {
+                let by = self.rule_here();
+                let is_base = self.calls.len() == 1;
+                let step = self.rule_step;
+                match (to, self.calls.last_mut()) {
+                    (Some(chain), Some(call)) => {
+                        let gone_by = if is_base { call.gone_by.or(by) } else { None };
+                        *call = Call { chain, rule: 0, count: 1, step, gone_by };
+                        self.point = Point::Rule;
+                    }
+                    (None, _) | (_, None) => self.ends_chain(),
+                }
+            }
+            Then::Return => {
+                self.leaves_alone(false);
+                self.ends_chain();
+            }
+            Then::Leave => {
+                self.leaves_alone(true);
+                self.point = Point::Left;
+            }
+            Then::Captured => self.point = Point::Left,
+            Then::End(fate) => return Some(fate),
+        }
+        None
+    }
+
+    fn goes_on(&mut self) {
+        if let Some(call) = self.calls.last_mut() {
+            call.rule = call.rule.saturating_add(call.count);
+        }
+        self.point = Point::Rule;
+    }
+
+    /// What a map says, and the chain that it leads to; none where it says nothing.
+    fn looked_up(
+        &mut self,
+        map: &'a VerdictMap,
+        elements: &[Element],
+    ) -> Result<Option<(&'a Statement, Option<usize>)>, Split> {
+        for element in elements {
+            let is_it = match self.asked(&element.test)? {
+                Some(is_it) => is_it,
+                None => self.assume(|| Unknown::Rule(map.to_string()))?,
+            };
+            if is_it {
+                return Ok(map.verdicts.get(element.verdict).map(|verdict| (verdict, element.to)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn statement(&mut self, statement: &Statement, to: Option<usize>) -> Result<Then, Split> {
+        Ok(match statement {
+            Statement::Jump(_) => Then::Jump(to),
+            Statement::Goto(_) => Then::Goto(to),
+            Statement::Accept => Then::Leave,
+            Statement::Return => Then::Return,
+            Statement::TranslateSource(_) => {
+                (self.is_source_translated, self.is_source_bound) = (true, true);
+                Then::Captured
+            }
+            Statement::Drop => self.ends(Fate::Dropped),
+            Statement::Reject => self.ends(Fate::Rejected),
+            Statement::Redirect(port) => self.redirect(Some(*port))?,
+            Statement::RedirectHere => self.redirect(None)?,
+            Statement::Translate(_) if self.handed_over.is_some() => self.breaks(),
+            Statement::Translate(_) => self.ends(Fate::Translated),
+            Statement::Tproxy { port, mark, ends } => self.tproxy(*port, *mark, *ends),
+            Statement::Queue | Statement::Unknown(_) | Statement::Rewrite(_) | Statement::Map(_) => {
+                self.not_understood(statement)?
+            }
+            Statement::Untrack => {
+                if self.tracking == Tracking::NotYet {
+                    // Nat, which is where rules of the mesh may stand, is not asked.
+                    self.tracking = Tracking::Never;
+                    self.decided = self.rule_step;
+                    self.causes.untracked = self.foreign_rule();
+                }
+                Then::Statement
+            }
+            Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
+            Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
+            Statement::SetMarkBits { mask, value } => self.set_mark(self.mark.changed(*mask, *value)),
+            Statement::RestoreMark => match self.entry()? {
+                Entry::None => Then::Rule,
+                Entry::Template => self.set_mark(MarkNow::is(0)),
+                Entry::Own => self.set_mark(self.connection_mark),
+            },
+            Statement::RestoreMarkBits { cleared, mask, flip } => {
+                let other = match self.entry()? {
+                    Entry::None => return Ok(Then::Rule),
+                    Entry::Template => Some(0),
+                    Entry::Own => self.connection_mark.value(&self.packets),
+                };
+                self.set_mark(self.mark.joined(*cleared, other.map(|other| other & mask ^ flip)))
+            }
+            Statement::SaveMarkBits { cleared, mask, flip } => match self.entry()? {
+                Entry::None | Entry::Template => Then::Statement,
+                Entry::Own => {
+                    let other = self.mark.value(&self.packets).map(|other| other & mask ^ flip);
+                    self.set_connection_mark(self.connection_mark.joined(*cleared, other))
+                }
+            },
+            Statement::SaveMark => match self.entry()? {
+                Entry::None | Entry::Template => Then::Statement,
+                Entry::Own => self.set_connection_mark(self.mark),
+            },
+            Statement::SetConnMark { mask, value } => match self.entry()? {
+                Entry::None | Entry::Template => Then::Statement,
+                Entry::Own => self.set_connection_mark(self.connection_mark.changed(*mask, *value)),
+            },
+            Statement::Zone(zone) => self.set_zone(*zone),
+            Statement::Harmless(_) | Statement::Continue => Then::Statement,
+        })
+    }
+
+    /// The entry of the packet's connection.
+    fn entry(&mut self) -> Result<Entry, Split> {
+        let holds = self.has_entry();
+        let is_there = self.decide(holds, || Unknown::Work)?;
+        Ok(match self.tracking {
+            _ if !is_there => Entry::None,
+            Tracking::Template => Entry::Template,
+            Tracking::NotYet | Tracking::Never | Tracking::Seen => Entry::Own,
+        })
+    }
+
+    /// Of the rule at hand.
+    pub(super) fn rule_here(&self) -> Option<ChainRule> {
+        let call = self.calls.last()?;
+        Some(ChainRule { base: self.in_base?, chain: call.chain, rule: call.rule, count: call.count })
+    }
+
+    /// The chain of a plan it is in.
+    fn chain_of_plan(&self) -> Option<OurChain> {
+        self.here()?.0.ours
+    }
+
+    /// The rule at hand, if it is not one of the mesh's.
+    fn foreign_rule(&self) -> Option<ChainRule> {
+        let is_own = self.here().is_some_and(|(_, rule)| rule.is_own);
+        self.rule_here().filter(|_| !is_own)
+    }
+
+    /// A rule of the mesh that ends a chain without a capture is why there is none, and so is one of somebody else's that ends the base chain before the
+    /// mesh's.
+    fn leaves_alone(&mut self, leaves: bool) {
+        let is_own = self.here().is_some_and(|(_, rule)| rule.is_own);
+        let call = self.calls.last().copied();
+        let is_base = self.calls.len() == 1 && call.is_some_and(|call| call.gone_by.is_none());
+        if is_own && self.captured.is_none() {
+            self.decided = self.rule_step;
+            self.causes.last = self.rule_here().map(Cause::Rule);
+        }
+        if let Some(by) = self.rule_here().filter(|_| leaves || is_base) {
+            self.ends_early(call.and_then(|call| call.gone_by).unwrap_or(by));
+        }
+    }
+
+    /// A rule ends the base chain; if rules of the mesh come behind it there, they are not met.
+    pub(super) fn ends_early(&mut self, by: ChainRule) {
+        let base = self.in_base.and_then(|base| self.rules.chains.get(base));
+        let behind = self.base_rule.map_or(0, |rule| rule.saturating_add(1));
+        let is_ahead = base.is_some_and(|base| base.rules.iter().skip(behind).any(|rule| rule.is_own));
+        let is_own = self.rules.is_own(by);
+        if is_ahead && !is_own {
+            self.causes.left_early = self.causes.left_early.or(Some(by));
+            if self.captured.is_none() {
+                self.decided = self.rule_step;
+                self.causes.last = Some(Cause::Rule(by));
+            }
+        }
+    }
+
+    fn decides(&mut self) {
+        let only_carries_out = match self.chain_of_plan() {
+            Some(
+                OurChain::Redirect
+                | OurChain::InRedirect
+                | OurChain::Tproxy
+                | OurChain::Divert
+                | OurChain::Drop,
+            ) => true,
+            Some(
+                OurChain::GuardIn
+                | OurChain::GuardOut
+                | OurChain::Inbound
+                | OurChain::Output
+                | OurChain::OutputDns,
+            )
+            | None => false,
+        };
+        // What sends a packet to such a chain decides, not what stands in it.
+        let jumped = self.calls.last().and_then(|call| call.step).filter(|_| only_carries_out);
+        self.decided = jumped.or(self.rule_step);
+        self.causes.last = self.rule_here().map(Cause::Rule);
+    }
+
+    fn ends(&mut self, fate: Fate) -> Then {
+        self.decides();
+        Then::End(fate)
+    }
+
+    fn not_understood(&mut self, statement: &Statement) -> Result<Then, Split> {
+        let matters = self.assume(|| Unknown::Rule(statement.to_string()))?;
+        Ok(if matters { self.ends(Fate::Unknown) } else { Then::Statement })
+    }
+
+    /// TPROXY has chosen the socket already. What is translated after that comes to a connection that this socket does not have.
+    fn breaks(&mut self) -> Then {
+        let is_own = self.foreign_rule().is_none();
+        let then = self.ends(Fate::Broken);
+        // Of the two rules, the one of others is to blame.
+        if let Some(by) = self.handed_over.filter(|_| is_own) {
+            self.causes.last = Some(Cause::Rule(by));
+        }
+        then
+    }
+
+    /// The destination becomes an address of the pod and this port, or the port that it has.
+    fn redirect(&mut self, port: Option<u16>) -> Result<Then, Split> {
+        let at = match (self.hook, self.packets.family, self.given.own) {
+            (Hook::Output, Family::V4, _) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            (Hook::Output, Family::V6, _) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, _, Some(own)) => own,
+            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, family, None) => {
+                self.original_destination(family)
+            }
+        };
+        // What has this address already, and keeps its port, is left as it is.
+        let has_address =
+            self.destination.is_none() && self.packets.get(Field::Destination).single() == Some(number(at));
+        if self.hook == Hook::Prerouting && has_address && port.is_none() {
+            self.is_bound = true;
+            return Ok(Then::Leave);
+        }
+        let Some(port) = port.or_else(|| self.port()) else { return Ok(self.ends(Fate::Translated)) };
+        if self.handed_over.is_some() {
+            return Ok(self.breaks());
+        }
+        let to = SocketAddr::new(at, port);
+        (self.destination, self.is_bound) = (Some(to), true);
+        self.captured = Some(match listener(self.chain_of_plan()) {
+            Some(listener) => Fate::Proxy { listener, port, rewritten: true },
+            None => Fate::Redirected(port),
+        });
+        self.changed(Change::Destination(to));
+        self.decides();
+        Ok(Then::Captured)
+    }
+
+    /// The port it has, where it has one only.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok())
+    }
+
+    /// One of the destinations the packets have.
+    fn original_destination(&self, family: Family) -> IpAddr {
+        let number = self.packets.get(Field::Destination).first().unwrap_or(0);
+        match family {
+            Family::V4 => IpAddr::V4(u32::try_from(number).map_or(PASSTHROUGH_V4, Ipv4Addr::from)),
+            Family::V6 => IpAddr::V6(number.into()),
+        }
+    }
+
+    fn tproxy(&mut self, port: Option<u16>, mark: Option<(u32, u32)>, ends: bool) -> Then {
+        if let Some((mask, value)) = mark {
+            self.set_mark(self.mark.changed(mask, value));
+        }
+        let port = port.or_else(|| self.port());
+        self.captured = Some(match (listener(self.chain_of_plan()), port) {
+            (Some(listener), Some(port)) => Fate::Proxy { listener, port, rewritten: false },
+            (None, Some(port)) => Fate::Redirected(port),
+            (_, None) => Fate::Unknown,
+        });
+        self.decides();
+        self.handed_over = self.rule_here();
+        if ends { Then::Captured } else { Then::Statement }
+    }
+
+    fn set_mark(&mut self, mark: MarkNow) -> Then {
+        if mark != self.mark {
+            self.mark = mark;
+            self.is_marked();
+            let now = mark.value(&self.packets);
+            self.changed(Change::Mark(now));
+        }
+        Then::Statement
+    }
+
+    fn set_connection_mark(&mut self, mark: MarkNow) -> Then {
+        if mark != self.connection_mark {
+            self.connection_mark = mark;
+            self.is_marked();
+            let now = mark.value(&self.packets);
+            self.changed(Change::ConnectionMark(now));
+        }
+        Then::Statement
+    }
+
+    /// A rule has changed a mark. At input, routing and the rules of the mesh have looked at marks already.
+    fn is_marked(&mut self) {
+        if self.hook != Hook::Input {
+            self.causes.marked = self.foreign_rule().or(self.causes.marked);
+        }
+    }
+
+    /// Only before connection tracking has seen it. Native nftables choose a zone also for what is to be passed over, and so
+    /// have it tracked after all; x_tables do not, and theirs are the rules of tables named `raw`.
+    fn set_zone(&mut self, zone: u16) -> Then {
+        let is_native = self.is_in_native_table();
+        let is_chosen = match self.tracking {
+            Tracking::NotYet => true,
+            Tracking::Never => is_native,
+            Tracking::Template | Tracking::Seen => false,
+        };
+        if is_chosen {
+            (self.tracking, self.zone) = (Tracking::Template, Some(zone));
+            self.changed(Change::Zone(zone));
+        }
+        Then::Statement
+    }
+}
+
+/// What connection tracking has of a packet.
+enum Entry {
+    None,
+    /// What a chosen zone is kept in.
+    Template,
+    /// That of its connection.
+    Own,
+}
+
+/// Whose chain sends packets where.
+const fn listener(chain: Option<OurChain>) -> Option<Listener> {
+    match chain {
+        Some(OurChain::Redirect) => Some(Listener::Outbound),
+        Some(OurChain::InRedirect | OurChain::Tproxy) => Some(Listener::Inbound),
+        Some(OurChain::OutputDns) => Some(Listener::Dns),
+        Some(
+            OurChain::Divert
+            | OurChain::Drop
+            | OurChain::GuardIn
+            | OurChain::GuardOut
+            | OurChain::Inbound
+            | OurChain::Output,
+        )
+        | None => None,
+    }
+}

@@ -1,0 +1,27 @@
+//! Every document has its place on the web page, which is made with dependencies that `make test` does without.
+
+#[path = "../src/page/contents.rs"]
+mod contents;
+
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn every_document_has_a_place_on_the_web_page() {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let missing = contents::without_a_place(&project).expect("the documents");
+    assert!(missing.is_empty(), "crates/tools/src/page/contents.rs has no place for {missing:?}");
+    for name in contents::CONTENTS.iter().flat_map(|(_, names)| *names) {
+        assert!(project.join(name).is_file(), "there is no {name}");
+    }
+}
+
+#[test]
+fn a_document_without_a_place_is_told() {
+    let project = tempfile::tempdir().expect("a folder");
+    fs::create_dir(project.path().join("docs")).expect("a folder");
+    for name in ["docs/faq.md", "docs/new.md", "docs/sizes.txt"] {
+        fs::write(project.path().join(name), "").expect("writes");
+    }
+    assert_eq!(contents::without_a_place(project.path()).expect("lists"), ["docs/new.md"]);
+}

@@ -1,0 +1,226 @@
+//! Questions and their answers.
+
+use std::net::IpAddr;
+
+use explain::packet::{Said, packet};
+use explain::paper::Layout;
+use explain::picture::{Language, of_trace};
+use explain::plan::{Format, said_by};
+use explain::traffic::{Compared, told};
+use explain::{addresses, pretty};
+use packet_trace::{Detail, Step};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::input::{Around, Side};
+
+/// What somebody asks: the fields of the page.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Question {
+    /// A manifest, annotations or flags.
+    pub text: String,
+    /// Another one, to compare with.
+    pub other: Option<String>,
+    /// The pod's addresses, as of flag `--address`.
+    pub address: String,
+    /// The name servers of the pod, between commas.
+    pub nameservers: String,
+    /// The language in which the plan is written, a word of [`Format::WORDS`].
+    pub format: String,
+    /// A packet.
+    pub packet: Option<Way>,
+}
+
+/// What somebody asks about a packet: the flags of `redirectctl trace`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Way {
+    /// Who sends it.
+    #[serde(rename = "as")]
+    pub sender: String,
+    /// Where to.
+    pub to: String,
+    /// Where from.
+    pub from: String,
+    /// By which interface.
+    pub interface: String,
+    /// Its mark.
+    pub mark: String,
+    /// What connection tracking says of it.
+    pub state: String,
+    /// Whether rules that are not about it are told, too.
+    pub every: bool,
+}
+
+/// What is answered.
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    /// What is wrong with the fields around the text.
+    pub errors: Vec<String>,
+    /// What becomes of the text.
+    pub side: Option<Side>,
+    /// What becomes of the other one.
+    pub other: Option<Side>,
+    /// What differs between them, where both are understood.
+    pub diff: Option<Diff>,
+    /// The packet's way by the text, where both are understood.
+    pub trace: Option<Trace>,
+}
+
+/// What differs between two plans.
+#[derive(Debug, Serialize)]
+pub struct Diff {
+    /// Rules that only the first has, with their families.
+    pub removed: Vec<(String, String)>,
+    /// Rules that only the second has.
+    pub added: Vec<(String, String)>,
+    /// Traffic that they treat differently: which, and where it ends before and after.
+    pub traffic: Vec<(String, String, String)>,
+    /// What `redirectctl diff` writes.
+    pub text: String,
+    /// The same for programs.
+    pub json: String,
+}
+
+/// The way of a packet.
+#[derive(Debug, Default, Serialize)]
+pub struct Trace {
+    /// Everything wrong with the packet.
+    pub errors: Vec<String>,
+    /// The packet in words.
+    pub packet: String,
+    /// Where it ends, in words.
+    pub end: String,
+    /// The steps, as redirect-core's schema has them.
+    pub way: Value,
+    /// Who asked for the rule of each step, where that is known.
+    pub said: Vec<Option<String>>,
+    /// What `redirectctl trace` writes.
+    pub text: String,
+    /// The same for programs.
+    pub json: String,
+    /// The same as a picture.
+    pub svg: String,
+}
+
+impl Answer {
+    /// To what is no question.
+    pub(crate) fn not_understood(why: &str) -> Self {
+        Self {
+            errors: vec![format!("the page does not fit its program ({why}); load it again")],
+            ..Self::nothing()
+        }
+    }
+
+    const fn nothing() -> Self {
+        Self { errors: Vec::new(), side: None, other: None, diff: None, trace: None }
+    }
+}
+
+/// The answer.
+#[must_use]
+pub fn answer(question: &Question) -> Answer {
+    let mut errors = Vec::new();
+    let own = given(&question.address, addresses, &mut errors);
+    let nameservers = given(&question.nameservers, servers, &mut errors);
+    if !errors.is_empty() {
+        return Answer { errors, ..Answer::nothing() };
+    }
+    let format = Format::named(&question.format).unwrap_or(Format::Text);
+    let around = Around { addresses: &own, nameservers: &nameservers, format };
+    let side = Side::of(&question.text, &around);
+    let other = question.other.as_ref().map(|text| Side::of(text, &around));
+    let diff = match (&side.plan, other.as_ref().and_then(|other| other.plan.as_ref())) {
+        (Some(before), Some(after)) => Some(Diff::of(&Compared::of(before, after))),
+        (None, _) | (_, None) => None,
+    };
+    let trace = question.packet.as_ref().and_then(|way| Trace::of(way, &side, &own));
+    Answer { errors, side: Some(side), other, diff, trace }
+}
+
+/// What a field says; nothing where it is empty.
+fn given<T>(
+    text: &str,
+    read: impl FnOnce(&str) -> Result<Vec<T>, String>,
+    errors: &mut Vec<String>,
+) -> Vec<T> {
+    if text.trim().is_empty() {
+        return Vec::new();
+    }
+    read(text).map_err(|error| errors.push(error)).unwrap_or_default()
+}
+
+fn servers(text: &str) -> Result<Vec<IpAddr>, String> {
+    let parse = |word: &str| word.trim().parse().map_err(|_| format!("name servers: {word:?} is no address"));
+    text.split(',').map(parse).collect()
+}
+
+impl Diff {
+    fn of(compared: &Compared) -> Self {
+        let [removed, added] = compared.rules.each_ref().map(|rules| {
+            rules.iter().map(|(family, rule)| (family.to_string(), rule.clone())).collect::<Vec<_>>()
+        });
+        let traffic = compared
+            .traffic
+            .iter()
+            .map(|one| (one.region.to_string(), one.before.to_string(), one.after.to_string()));
+        Self {
+            removed,
+            added,
+            traffic: traffic.collect(),
+            text: compared.text(Layout::default()),
+            json: pretty(&compared.json()),
+        }
+    }
+}
+
+impl Trace {
+    /// The packet's way; none where there are no rules to follow it through.
+    fn of(way: &Way, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
+        let plan = side.plan.as_ref().filter(|_| side.skipped.is_none())?;
+        let packet = match packet(&way.said(), Some(&plan.plan), addresses) {
+            Ok(packet) => packet,
+            Err(errors) => return Some(Self { errors, ..Self::default() }),
+        };
+        let trace = plan.rules(packet.family()).trace(&packet);
+        let detail = if way.every { Detail::Every } else { Detail::Met };
+        let steps = serde_json::to_value(packet_trace::json::Trace::from(&trace)).unwrap_or_default();
+        Some(Self {
+            errors: Vec::new(),
+            packet: trace.packet.to_string(),
+            end: trace.fate().to_string(),
+            said: trace.steps.iter().map(asked_by).collect(),
+            text: told(&trace, detail),
+            json: pretty(&steps),
+            svg: of_trace(&trace, detail, Language::Svg),
+            way: steps,
+        })
+    }
+}
+
+/// Who asked for the rule of a step.
+fn asked_by(step: &Step) -> Option<String> {
+    if let Step::Rule { origin: Some(origin), .. } = step {
+        return Some(said_by(origin.setting, origin.source));
+    }
+    None
+}
+
+impl Way {
+    fn said(&self) -> Said<'_> {
+        Said {
+            sender: said(&self.sender),
+            to: &self.to,
+            from: said(&self.from),
+            interface: said(&self.interface),
+            mark: said(&self.mark),
+            state: said(&self.state),
+        }
+    }
+}
+
+/// What a field says, if anything.
+fn said(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}

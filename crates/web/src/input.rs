@@ -1,0 +1,232 @@
+//! What somebody pastes: a pod's manifest, a pod's annotations, or flags.
+
+use std::net::IpAddr;
+
+use cni_core::pod_name::PodName;
+use explain::decision::{Decided, left_alone};
+use explain::paper::Layout;
+use explain::plan::{Format, written};
+use explain::traffic::Programmed;
+use explain::{NO_ADDRESS, SOMEWHERE, flags, manifest};
+use redirect_core::options::BackendChoice;
+use redirect_core::options::NativeForm;
+use redirect_core::pod::{SkipReason, misspelt, unreadable_switches};
+use redirect_core::settings::{NameLookup, NamespaceFacts, Notice, RawSettings};
+use redirect_core::{Redirect, RulePlan};
+use serde::Serialize;
+use serde_json::{Value, json};
+use settings_cli::RunOptions;
+
+use crate::rules::{Table, tables};
+
+/// What a text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// A pod, as Kubernetes writes it.
+    Pod,
+    /// Annotations of an injected pod.
+    Annotations,
+    /// A command line.
+    Flags,
+}
+
+/// What becomes of a text.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Side {
+    /// What it is.
+    pub form: Form,
+    /// Everything wrong with it. Where something is, nothing else is said.
+    pub errors: Vec<String>,
+    /// What is worth knowing besides.
+    pub notices: Vec<String>,
+    /// Why the pod is left alone, if it is.
+    pub left_alone: Option<String>,
+    /// The rules, table by table.
+    pub tables: Vec<Table>,
+    /// What `redirectctl plan` writes.
+    pub written: String,
+    #[serde(skip)]
+    pub(crate) plan: Option<Programmed>,
+    #[serde(skip)]
+    pub(crate) skipped: Option<(PodName, SkipReason)>,
+}
+
+/// What is known besides the text.
+#[derive(Debug)]
+pub(crate) struct Around<'a> {
+    pub(crate) addresses: &'a [IpAddr],
+    pub(crate) nameservers: &'a [IpAddr],
+    pub(crate) format: Format,
+}
+
+/// The names of users and groups that every image has.
+struct RootOnly;
+
+impl NameLookup for RootOnly {
+    fn user(&self, name: &str) -> Option<u32> {
+        (name == "root").then_some(0)
+    }
+
+    fn group(&self, name: &str) -> Option<u32> {
+        self.user(name)
+    }
+}
+
+/// What was understood of a text.
+enum Understood {
+    Plan { redirect: Box<Redirect>, backend: BackendChoice, native: NativeForm },
+    LeftAlone(PodName, SkipReason),
+}
+
+impl Side {
+    /// Reads a text.
+    pub(crate) fn of(text: &str, around: &Around<'_>) -> Self {
+        let mut notices = Vec::new();
+        let (form, understood) = if flags::looks_typed(text) {
+            (Form::Flags, of_flags(text, around, &mut notices))
+        } else {
+            match manifest::objects(text) {
+                Ok(objects) => of_objects(objects, around, &mut notices),
+                Err(error) => (Form::Pod, Err(vec![error])),
+            }
+        };
+        let side = Self {
+            form,
+            errors: Vec::new(),
+            notices,
+            left_alone: None,
+            tables: Vec::new(),
+            written: String::new(),
+            plan: None,
+            skipped: None,
+        };
+        match understood {
+            Ok(understood) => side.filled(understood, around.format),
+            Err(errors) => Self { errors, notices: Vec::new(), ..side },
+        }
+    }
+
+    fn filled(self, understood: Understood, format: Format) -> Self {
+        match understood {
+            Understood::Plan { redirect, backend, native } => {
+                let plan = redirect.plan();
+                let written = written(&plan, format, native, Layout::default());
+                Self { tables: tables(&plan), written, plan: Some(Programmed { plan, backend }), ..self }
+            }
+            Understood::LeftAlone(name, reason) => Self {
+                left_alone: Some(reason.explanation().to_owned()),
+                written: left_alone(&name, reason, format == Format::Json),
+                // Nothing is captured.
+                plan: Some(Programmed { plan: RulePlan::empty(), backend: BackendChoice::Auto }),
+                skipped: Some((name, reason)),
+                ..self
+            },
+        }
+    }
+}
+
+fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Result<Understood, Vec<String>> {
+    let input = flags::typed(text).and_then(flags::input).map_err(|error| vec![error])?;
+    let settings = &input.settings;
+    let mut wrong = flags::refused(settings);
+    wrong.extend(flags::wrong(settings, &RootOnly));
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let told = |errors: redirect_core::settings::InputErrors| -> Vec<String> {
+        errors.iter().map(ToString::to_string).collect()
+    };
+    let RunOptions { backend, native_form: native, .. } = RunOptions::parse(settings).map_err(told)?;
+    let addresses = with_one(around.addresses, notices);
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(around.nameservers).with_names(&RootOnly);
+    let redirect = Redirect::parse(settings, &facts).map(Box::new).map_err(told)?;
+    notices.extend(input.misspelt.iter().map(ToString::to_string));
+    notices.extend(input.not_in_force.iter().map(ToString::to_string));
+    notices.extend(Notice::about(settings, &redirect).iter().map(ToString::to_string));
+    Ok(Understood::Plan { redirect, backend, native })
+}
+
+/// The addresses, or one where none is known.
+fn with_one(addresses: &[IpAddr], notices: &mut Vec<String>) -> Vec<IpAddr> {
+    if addresses.is_empty() {
+        notices.push(NO_ADDRESS.to_owned());
+        return vec![SOMEWHERE];
+    }
+    addresses.to_vec()
+}
+
+type OfObjects = (Form, Result<Understood, Vec<String>>);
+
+fn of_objects(mut objects: Vec<Value>, around: &Around<'_>, notices: &mut Vec<String>) -> OfObjects {
+    let (Some(object), 0) = (objects.pop(), objects.len()) else {
+        let many = objects.len() + 1;
+        let told = if objects.is_empty() {
+            "has no pod".to_owned()
+        } else {
+            format!("has {many} pods; one is wanted")
+        };
+        return (Form::Pod, Err(vec![told]));
+    };
+    let (form, object) = match annotations(&object) {
+        Some(annotations) => (Form::Annotations, injected(annotations)),
+        None => (Form::Pod, object),
+    };
+    (form, of_object(&object, around, notices))
+}
+
+/// The annotations, where a text has nothing else: as they stand in a manifest, with or without what is around them.
+fn annotations(object: &Value) -> Option<&Value> {
+    let fields = object.as_object()?;
+    let is_about = |name: &str| fields.len() == 1 && fields.contains_key(name);
+    if is_about("metadata") || is_about("annotations") {
+        let inner = object.pointer("/metadata/annotations").or_else(|| object.get("annotations"));
+        return inner.filter(|inner| inner.is_object());
+    }
+    // Names of annotations have a slash; fields of objects have none.
+    fields.keys().any(|name| name.contains('/')).then_some(object)
+}
+
+/// A pod with these annotations, as the sidecar injector leaves it.
+fn injected(annotations: &Value) -> Value {
+    let mut annotations = annotations.clone();
+    if let Some(fields) = annotations.as_object_mut() {
+        fields.entry("sidecar.istio.io/status").or_insert_with(|| "{}".into());
+    }
+    json!({
+        "kind": "Pod",
+        "metadata": {"annotations": annotations},
+        "spec": {"containers": [{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]},
+    })
+}
+
+fn of_object(
+    object: &Value,
+    around: &Around<'_>,
+    notices: &mut Vec<String>,
+) -> Result<Understood, Vec<String>> {
+    let pod = manifest::Pod::from_json(object).map_err(|errors| manifest::faults(object, &errors))?;
+    let known = if around.addresses.is_empty() { &pod.addresses } else { around.addresses };
+    let addresses = with_one(known, notices);
+    let decided = if pod.host_network {
+        Decided::HostNetwork
+    } else {
+        Decided::of(&pod.facts, RawSettings::for_pod(), &NamespaceFacts::new(&addresses))
+    };
+    if let Decided::Redirect(redirect, settings) = &decided {
+        notices.extend(Notice::about(settings, redirect).iter().map(ToString::to_string));
+    }
+    notices.extend(misspelt(&pod.facts).iter().map(ToString::to_string));
+    let switches = unreadable_switches(&pod.facts).into_iter();
+    notices.extend(
+        switches
+            .map(|(name, text)| format!("variable {name} of container istio-proxy is no boolean: {text:?}")),
+    );
+    Ok(match decided.settled()? {
+        Ok(redirect) => {
+            Understood::Plan { redirect, backend: BackendChoice::Auto, native: NativeForm::Plain }
+        }
+        Err(reason) => Understood::LeftAlone(pod.name, reason),
+    })
+}

@@ -1,0 +1,266 @@
+//! A plan's rules as lines of native nftables: one each, or with sets, in which many ports or ranges are looked up at once.
+
+use super::PlannedRule;
+use crate::{
+    options::NativeForm,
+    rule::{Is, Match, Scope, Target},
+    values::{Family, PortRange},
+};
+use alloc::{collections::BTreeMap, vec::Vec};
+use ipnet::IpNet;
+
+/// From how many rules on a set takes their place.
+const WORTHWHILE: usize = 3;
+
+/// What a set holds. Closed: who writes sets has to know every kind of key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Ports.
+    Ports,
+    /// Addresses of a family.
+    Addresses(Family),
+}
+
+/// Ranges of keys, in order, none touching another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ranges {
+    kind: Kind,
+    ranges: Vec<(u128, u128)>,
+}
+
+impl Ranges {
+    /// Ranges of keys of a kind, each by its first and last key; those that overlap or touch become one.
+    #[must_use]
+    pub fn new(kind: Kind, mut all: Vec<(u128, u128)>) -> Self {
+        all.sort_unstable();
+        let mut ranges: Vec<(u128, u128)> = Vec::with_capacity(all.len());
+        for (first, last) in all {
+            match ranges.last_mut() {
+                // The kernel refuses intervals that overlap.
+                Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
+                Some(_) | None => ranges.push((first, last)),
+            }
+        }
+        Self { kind, ranges }
+    }
+
+    fn of_ports(ports: &[PortRange]) -> Self {
+        let all = ports.iter().map(|range| (u128::from(range.first()), u128::from(range.last())));
+        Self::new(Kind::Ports, all.collect())
+    }
+
+    /// What they are ranges of.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// First and last key of each.
+    #[must_use]
+    pub fn list(&self) -> &[(u128, u128)] {
+        &self.ranges
+    }
+}
+
+/// A rule of a native chain, or several that a set makes one.
+#[derive(Debug)]
+pub enum Line<'a> {
+    /// A planned rule as it is.
+    Rule(&'a PlannedRule),
+    /// A set in the place of one condition of a planned rule, and of others like it.
+    Set {
+        /// The first of the rules.
+        planned: &'a PlannedRule,
+        /// Which of its conditions the set replaces.
+        variable: usize,
+        /// What the set holds.
+        ranges: Ranges,
+    },
+    /// Drops what a planned rule was to hand over and did not: nft's tproxy lets a packet that it finds no listener for
+    /// go on to the application, iptables' target drops it.
+    OrDrop(&'a PlannedRule),
+}
+
+/// The lines that the rules of a chain become.
+pub fn lines<'a>(rules: &[&'a PlannedRule], form: NativeForm) -> impl Iterator<Item = Line<'a>> {
+    let lines = match form {
+        NativeForm::Plain => rules.iter().copied().map(Line::Rule).collect(),
+        NativeForm::Sets => gather(rules),
+    };
+    lines.into_iter().flat_map(Line::complete)
+}
+
+impl<'a> Line<'a> {
+    /// The line, and behind it what it takes to mean what the planned rule means.
+    fn complete(self) -> impl Iterator<Item = Self> {
+        let planned = self.planned();
+        let or_drop = matches!(planned.rule.target, Target::Tproxy { .. }).then_some(Self::OrDrop(planned));
+        [Some(self), or_drop].into_iter().flatten()
+    }
+
+    /// The planned rule that it stands for, or the first of them.
+    #[must_use]
+    pub const fn planned(&self) -> &'a PlannedRule {
+        match self {
+            Self::Rule(planned) | Self::Set { planned, .. } | Self::OrDrop(planned) => planned,
+        }
+    }
+
+    /// What it does with a packet that fulfils all conditions.
+    #[must_use]
+    pub const fn target(&self) -> &'a Target {
+        match self {
+            Self::Rule(planned) | Self::Set { planned, .. } => &planned.rule.target,
+            Self::OrDrop(_) => &Target::Drop,
+        }
+    }
+
+    /// The set it needs.
+    #[must_use]
+    pub fn set(&self) -> Option<Ranges> {
+        match self {
+            Self::Set { ranges, .. } => Some(ranges.clone()),
+            Self::Rule(planned) | Self::OrDrop(planned) => {
+                planned.rule.matches.iter().find_map(|condition| {
+                    let Match::DestinationPorts(is) = condition else { return None };
+                    Some(Ranges::of_ports(&is.value))
+                })
+            }
+        }
+    }
+}
+
+/// What rules have in common that a set can make one of.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Shape<'a> {
+    scope: Scope,
+    kind: Kind,
+    others: Vec<&'a Match>,
+}
+
+/// One rule with what a set would hold of it.
+struct Candidate<'a> {
+    planned: &'a PlannedRule,
+    variable: usize,
+    range: (u128, u128),
+}
+
+/// Makes rules that stand behind each other, have the same target and differ in one port or destination into one rule.
+///
+/// Within such a run the order of rules means nothing: whichever matches, the same happens.
+fn gather<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
+    rules.chunk_by(|a, b| a.rule.target == b.rule.target && decides(&a.rule.target)).flat_map(run).collect()
+}
+
+/// Whether a packet is done with a run of rules with this target once it has met one of them: it goes elsewhere, or comes back from where the others would
+/// only lead it again.
+const fn decides(target: &Target) -> bool {
+    match target {
+        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) | Target::Redirect(_) => true,
+        Target::Tproxy { .. }
+        | Target::SetMark(_)
+        | Target::SaveMark
+        | Target::RestoreMark
+        | Target::SetConnMark(_)
+        | Target::ConntrackZone(_) => false,
+    }
+}
+
+fn run<'a>(rules: &[&'a PlannedRule]) -> Vec<Line<'a>> {
+    let mut groups: BTreeMap<Shape<'a>, Vec<Candidate<'a>>> = BTreeMap::new();
+    for (shape, candidate) in rules.iter().filter_map(|planned| candidate(planned)) {
+        groups.entry(shape).or_default().push(candidate);
+    }
+    groups.retain(|_, members| members.len() >= WORTHWHILE);
+    let mut lines = Vec::new();
+    for planned in rules {
+        let Some((shape, candidate)) = candidate(planned) else {
+            lines.push(Line::Rule(planned));
+            continue;
+        };
+        let Some(members) = groups.get_mut(&shape) else {
+            lines.push(Line::Rule(planned));
+            continue;
+        };
+        // The first of a group stands for all; those behind it are in its set.
+        if members.first().is_some_and(|first| core::ptr::eq(first.planned, candidate.planned)) {
+            let all = members.iter().map(|member| member.range).collect();
+            let ranges = Ranges::new(shape.kind, all);
+            lines.push(Line::Set { planned, variable: candidate.variable, ranges });
+        }
+    }
+    lines
+}
+
+fn candidate(planned: &PlannedRule) -> Option<(Shape<'_>, Candidate<'_>)> {
+    let matches = &planned.rule.matches;
+    if matches.iter().any(|condition| matches!(condition, Match::DestinationPorts(_))) {
+        return None;
+    }
+    let find = |of: fn(&Match) -> Option<Span>| {
+        matches.iter().enumerate().find_map(|(index, condition)| Some((index, of(condition)?)))
+    };
+    let (variable, Span { kind, range }) = find(Span::of_destination).or_else(|| find(Span::of_port))?;
+    let others = matches.iter().enumerate().filter(|(index, _)| *index != variable).map(|(_, other)| other);
+    let shape = Shape { scope: planned.scope, kind, others: others.collect() };
+    Some((shape, Candidate { planned, variable, range }))
+}
+
+/// What a condition covers, as a range of keys.
+struct Span {
+    kind: Kind,
+    range: (u128, u128),
+}
+
+impl Span {
+    fn of_destination(condition: &Match) -> Option<Self> {
+        let Match::Destination(Is { value, not: false }) = condition else { return None };
+        Some(match value {
+            IpNet::V4(net) => Self {
+                kind: Kind::Addresses(Family::V4),
+                range: (u128::from(u32::from(net.network())), u128::from(u32::from(net.broadcast()))),
+            },
+            IpNet::V6(net) => Self {
+                kind: Kind::Addresses(Family::V6),
+                range: (u128::from(net.network()), u128::from(net.broadcast())),
+            },
+        })
+    }
+
+    fn of_port(condition: &Match) -> Option<Self> {
+        let Match::DestinationPort(Is { value, not: false }) = condition else { return None };
+        Some(Self { kind: Kind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_overlap_or_touch_become_one() {
+        let ranges =
+            Ranges::new(Kind::Ports, [(80, 90), (85, 100), (101, 101), (7, 7), (65535, 65535)].into());
+        assert_eq!(ranges.ranges, [(7, 7), (80, 101), (65535, 65535)]);
+    }
+
+    /// They are few, and so tables that earlier versions have programmed keep their form.
+    #[test]
+    fn rules_that_a_packet_goes_on_behind_stay_what_they_are() {
+        let servers = (1..=9).map(|last| [10, 96, 0, last].into()).collect();
+        let redirect = crate::Redirect::sidecar(crate::Families::V4);
+        let plan = redirect.dns(crate::redirect::DnsCapture::Servers(servers)).build().unwrap().plan();
+        let chains = plan.merged_rules();
+        let rules: Vec<_> = chains.values().flat_map(BTreeMap::values).collect();
+        let number = |lines: Vec<Line<'_>>, of: fn(&Target) -> bool| {
+            lines.iter().filter(|line| of(line.target())).count()
+        };
+        let both = |of: fn(&Target) -> bool| {
+            let plain = rules.iter().flat_map(|rules| rules.iter().copied().map(Line::Rule));
+            let gathered = rules.iter().flat_map(|rules| gather(rules));
+            (number(plain.collect(), of), number(gathered.collect(), of))
+        };
+        assert_eq!(both(|target| matches!(target, Target::ConntrackZone(_))), (22, 22));
+        assert_eq!(both(|target| matches!(target, Target::Redirect(_))), (20, 4));
+    }
+}
