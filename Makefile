@@ -86,7 +86,7 @@ trace:
 	TRACE_PLANS=200 cargo test --locked -p e2e --test trace_packets -- --nocapture
 	TRACE_FOREIGN=10000 cargo test --locked -p e2e --test trace_foreign -- --nocapture
 	DIFF_PAIRS=100 cargo test --locked -p e2e --test diff_packets -- --nocapture
-	SAMPLES=100000 cargo test --release --locked -p redirect-core --test traffic_difference -- --nocapture
+	SAMPLES=100000 cargo test --release --locked -p packet-trace --test traffic_difference -- --nocapture
 
 # A thousand random deletions of pods' rules, all healed by the release build, and what it costs that nothing is deleted; prints figures. `make test`
 # deletes fewer and has no bound on time.

@@ -75,16 +75,23 @@ if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-a
     exit 1
 fi
 
-step "each feature of the library alone"
-for feature in $(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' redirect-core/Cargo.toml); do
-    cargo check --locked --quiet -p redirect-core --lib --features "$feature"
+# Those that do no I/O.
+pure=(redirect-core crates/netfilter-state crates/packet-trace)
+
+step "each feature of the pure libraries alone"
+for folder in "${pure[@]}"; do
+    for feature in $(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' "$folder/Cargo.toml"); do
+        cargo check --locked --quiet -p "$(basename "$folder")" --lib --features "$feature"
+    done
 done
 
-step "the library on machines without an operating system"
+step "the pure libraries on machines without an operating system"
 for target in x86_64-unknown-none wasm32-unknown-unknown; do
     if has_target "$target"; then
-        cargo check --locked --quiet --target "$target" -p redirect-core --lib
-        cargo check --locked --quiet --target "$target" -p redirect-core --lib --all-features
+        for folder in "${pure[@]}"; do
+            cargo check --locked --quiet --target "$target" -p "$(basename "$folder")" --lib
+            cargo check --locked --quiet --target "$target" -p "$(basename "$folder")" --lib --all-features
+        done
     fi
 done
 
@@ -95,10 +102,10 @@ step "the oldest compiler, and the oldest versions of what the published crates 
 scripts/minimal-versions.sh
 
 step "what would be published"
-# Cargo checks netns-apply against the redirect-core it has just packed, by way of a registry in the target folder, and
-# unpacks that once for each path and version: from a folder that was used before it would take the text of that time.
-CARGO_TARGET_DIR="$work/packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netns-apply
-rm -rf "$work/packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/redirect-core-0.*
+# Cargo checks each crate against those it has just packed, by way of a registry in the target folder, and
+# unpacks these once for each path and version: from a folder that was used before it would take the text of that time.
+CARGO_TARGET_DIR="$work/packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netfilter-state -p packet-trace -p netns-apply
+rm -rf "$work/packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/{redirect-core,netfilter-state,packet-trace}-0.*
 find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -maxdepth 1 -name '-*' -type d -empty -delete
 
 step "public interfaces"

@@ -19,13 +19,14 @@ fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp -r Cargo.toml Cargo.lock redirect-core netns-apply "$copy"
-# Those two alone, and without what only their tests need: whose versions are nobody's business outside.
-sed -i '/^members = \[/,/^\]/c members = ["redirect-core", "netns-apply"]' "$copy/Cargo.toml"
-for crate in redirect-core netns-apply; do
+crates=(redirect-core crates/netfilter-state crates/packet-trace netns-apply)
+cp --parents -r Cargo.toml Cargo.lock "${crates[@]}" "$copy"
+# Those alone, and without what only their tests need: whose versions are nobody's business outside.
+sed -i '/^members = \[/,/^\]/c members = ["redirect-core", "crates/netfilter-state", "crates/packet-trace", "netns-apply"]' "$copy/Cargo.toml"
+for crate in "${crates[@]}"; do
     sed -i '/^\[dev-dependencies\]$/,/^\[/{/^\[dev-dependencies\]$/d;/^\[/!d}' "$copy/$crate/Cargo.toml"
+    sed -i '/^\[\[example\]\]$/,$d' "$copy/$crate/Cargo.toml"
 done
-sed -i '/^\[\[example\]\]$/,$d' "$copy/redirect-core/Cargo.toml"
 
 build() {
     echo "$1"

@@ -16,7 +16,8 @@ miri() {
 }
 
 # Those skipped fill a set to its limit, and read every text of every setting: too many steps for an interpreter.
-miri redirect-core values:: parse:: rule:: settings:: differences:: redirect:: trace::set \
-    netlink::foreign netlink::reading netlink::sets netlink::wire netlink::xt \
-    --skip so_many_elements_are_kept_and_no_more --skip settings::recorded
+miri redirect-core values:: rule:: settings:: redirect:: plan::native --skip settings::recorded
+miri netfilter-state align:: differences:: parse:: netlink::foreign netlink::reading netlink::sets netlink::wire netlink::xt \
+    --skip so_many_elements_are_kept_and_no_more
+miri packet-trace set::
 miri logging entry:: flags:: level::

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Changes the code in one small way after the other (cargo-mutants) and says which changes no test has noticed.
 #
-#   scripts/mutants.sh core [K/N] [OPTION...]     redirect-core, or every Nth change of it from the Kth on
+#   scripts/mutants.sh core [K/N] [OPTION...]     the three pure libraries, or every Nth change of them from the Kth on
 #   scripts/mutants.sh apply [K/N] [OPTION...]    netns-apply's apply; needs root, its tests make network namespaces
 #   scripts/mutants.sh summary                    how all runs so far came out, and what survived
 #
@@ -18,7 +18,9 @@ ulimit -v 8000000
 core() { # K/N [OPTION...]
     # Unit tests are compiled and run in half the time, and notice most changes: what they do not notice meets the others.
     export CARGO=$PWD/scripts/mutants/cargo
-    part core "$1" --package redirect-core --timeout "${MUTANTS_TIMEOUT:-180}" "${@:2}"
+    local pure=(redirect-core netfilter-state packet-trace)
+    # Whatever of the three is changed, the tests of all three are asked.
+    part core "$1" "${pure[@]/#/--package=}" "${pure[@]/#/--test-package=}" --timeout "${MUTANTS_TIMEOUT:-180}" "${@:2}"
 }
 
 apply() { # K/N [OPTION...]

@@ -45,4 +45,6 @@ generated() {
 generated redirect-core/tests/dumps/settings.told "$setting"
 generated docs/settings.md "## \`$setting\`"
 # The table, the reading, the plan; what the generators reach; every property; what was recorded; the JSON and its schema.
-cargo test --locked --quiet -p redirect-core --lib --test coverage --test properties --test recordings --test json
+cargo test --locked --quiet -p redirect-core --lib --test coverage
+cargo test --locked --quiet -p netfilter-state --test properties --test recordings
+cargo test --locked --quiet -p packet-trace --test json
