@@ -14,12 +14,14 @@ use cni_core::wire::Command;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
-use crate::kubeconfig::{self, Credentials};
+use crate::kubeconfig::Credentials;
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
 use crate::plugin_token::PluginToken;
 use crate::ready::Reason;
-use crate::settings::{EntrySettings, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
+use crate::settings::{
+    EntrySettings, KUBECONFIG, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource,
+};
 
 /// How long a yes of the plugin holds where nothing that the agent knows of has changed.
 const ANSWER_HOLDS: Duration = Duration::from_secs(30);
@@ -229,7 +231,7 @@ impl Installer {
         let mut binaries = self.source_names().unwrap_or_default();
         binaries.push(PLUGIN_TYPE.to_owned());
         let is_binary = |name: &str| binaries.iter().any(|binary| binary == name);
-        let is_kubeconfig = |name: &str| [kubeconfig::FILE, OLDER_KUBECONFIG].contains(&name);
+        let is_kubeconfig = |name: &str| [KUBECONFIG, OLDER_KUBECONFIG].contains(&name);
         let is_configuration = |name: &str, half: &str| {
             is_kubeconfig(name)
                 || [OWNED_FILE, STANDALONE_FILE].contains(&name)
@@ -368,10 +370,9 @@ impl Installer {
         let mut has_written = false;
         // The kubeconfig names the token's file, so that comes first.
         if let Some(token) = &credentials.token {
-            has_written |= self.text(&paths.run.join(kubeconfig::TOKEN_FILE), token, settings.mode)?;
+            has_written |= self.text(&paths.token_file(), token, settings.mode)?;
         }
-        has_written |=
-            self.text(&paths.run.join(kubeconfig::FILE), &credentials.kubeconfig, settings.mode)?;
+        has_written |= self.text(&paths.kubeconfig(), &credentials.kubeconfig, settings.mode)?;
         Ok(has_written)
     }
 
@@ -521,7 +522,7 @@ impl Installer {
 
     /// Whether the plugin has a kubeconfig, whoever wrote it.
     pub(crate) fn has_kubeconfig(&self) -> bool {
-        let kubeconfig = self.settings.paths.run.join(kubeconfig::FILE);
+        let kubeconfig = self.settings.paths.kubeconfig();
         self.disk.stat(&kubeconfig).is_ok_and(|stat| stat.length > 0)
     }
 
@@ -532,7 +533,7 @@ impl Installer {
     pub fn check(&self) -> Result<(), Reason> {
         self.check_binaries()?;
         if !self.has_kubeconfig() {
-            return Err(Reason::Missing(self.settings.paths.run.join(kubeconfig::FILE)));
+            return Err(Reason::Missing(self.settings.paths.kubeconfig()));
         }
         let Some(conf) = self.handed()? else { return Ok(()) };
         self.ask(conf)
@@ -586,7 +587,7 @@ impl Installer {
     /// Whether the plugin's own parser takes a configuration, and whether it leads to what the agent writes.
     fn accept(&self, conf: &str) -> Result<(), String> {
         let conf = accepted(conf)?;
-        let written = self.settings.paths.run.join(kubeconfig::FILE);
+        let written = self.settings.paths.kubeconfig();
         if conf.manifest_dir.is_none() && conf.kubeconfig != written {
             let (looks, written) = (conf.kubeconfig.display(), written.display());
             return Err(format!("it leads to the kubeconfig {looks}, and the agent writes {written}"));
@@ -598,7 +599,7 @@ impl Installer {
     fn ask(&self, conf: String) -> Result<(), Reason> {
         let paths = &self.settings.paths;
         let binary = paths.bin.join(PLUGIN_TYPE);
-        let looked_at = [&binary, &paths.run.join(kubeconfig::FILE), &paths.run.join(kubeconfig::TOKEN_FILE)];
+        let looked_at = [&binary, &paths.kubeconfig(), &paths.token_file()];
         let files: Vec<Option<Stat>> = looked_at.map(|path| self.disk.stat(path).ok()).into();
         // One at a time: whoever comes meanwhile gets the same answer.
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);

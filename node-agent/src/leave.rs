@@ -2,66 +2,12 @@
 
 use std::path::PathBuf;
 
+use crate::cluster::own::{LastObserved, Lookup, OwnPod};
 use crate::conflist::PLUGIN_TYPE;
 use crate::disk::{self, DiskError};
 use crate::install::Installer;
-use crate::kubeconfig;
 use crate::plan::{self, Edit, Leftover};
-use crate::settings::Paths;
-
-/// What the API server says about the agent's own DaemonSet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lookup {
-    /// It is there.
-    Present {
-        /// Whether it is being deleted.
-        deleting: bool,
-        /// Whether it still wants an agent on this node.
-        wants_node: bool,
-    },
-    /// There is none.
-    Absent,
-    /// We may not ask: the agent's roles or credentials are gone, or never were.
-    Denied {
-        /// Whether the plugin's own credentials still work; none where nobody can tell.
-        plugin_works: Option<bool>,
-        /// What becomes of the agent's pod.
-        pod: OwnPod,
-    },
-    /// Nobody answers.
-    Unreachable(String),
-}
-
-/// What the agent can tell of its own pod, where it may not ask for its DaemonSet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnPod {
-    /// It is not being deleted: its container alone ends.
-    Stays,
-    /// It is being deleted and has a controller, and the agent has kept its rights.
-    Replaced,
-    /// It is being deleted and has no controller.
-    Unowned,
-    /// It is gone already, as after a forced deletion, and the agent has kept its rights.
-    Gone,
-    /// The agent may not look.
-    Refused,
-    /// The agent does not know its pod.
-    Unknown,
-    /// Nobody answers.
-    Silent,
-}
-
-/// What was last seen of the DaemonSet while the agent ran.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Seen {
-    /// Nothing.
-    #[default]
-    Never,
-    /// It was there.
-    Present,
-    /// It was deleted.
-    Gone,
-}
+use crate::settings::{KUBECONFIG, Paths, TOKEN_FILE};
 
 /// What the agent does at its end, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +24,8 @@ pub enum Departure {
 /// that stays without credentials would fail every pod of the node. Where the plugin has credentials of its own and these work, only the agent's
 /// pod is gone, as after a forced deletion. An agent that never had the right to ask goes by what it can see of its own pod.
 #[must_use]
-pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
-    match (lookup, seen) {
+pub const fn decide(lookup: &Lookup, observed: LastObserved) -> Departure {
+    match (lookup, observed) {
         (Lookup::Present { deleting: true, .. }, _) => Departure::Remove("the DaemonSet is being deleted"),
         (Lookup::Present { wants_node: false, .. }, _) => {
             Departure::Remove("the DaemonSet no longer wants this node")
@@ -88,12 +34,12 @@ pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
             Departure::Stay("the DaemonSet is there, so an agent follows this one")
         }
         (Lookup::Absent, _) => Departure::Remove("there is no DaemonSet"),
-        (Lookup::Denied { .. }, Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
-        (Lookup::Denied { plugin_works, pod }, Seen::Present | Seen::Never) => {
+        (Lookup::Denied { .. }, LastObserved::Gone) => Departure::Remove("the DaemonSet was deleted"),
+        (Lookup::Denied { plugin_works, pod }, LastObserved::Present | LastObserved::Never) => {
             without_asking(*plugin_works, *pod)
         }
-        (Lookup::Unreachable(_), Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
-        (Lookup::Unreachable(_), Seen::Present | Seen::Never) => {
+        (Lookup::Unreachable(_), LastObserved::Gone) => Departure::Remove("the DaemonSet was deleted"),
+        (Lookup::Unreachable(_), LastObserved::Present | LastObserved::Never) => {
             Departure::Stay("the API server does not answer, and the DaemonSet was not seen to go")
         }
     }
@@ -181,9 +127,8 @@ fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
         errors.push(RemovalError::Kept);
     } else {
         let run = &installer.settings().paths.run;
-        let mut files: Vec<PathBuf> = [kubeconfig::FILE, kubeconfig::TOKEN_FILE, logging::SOCKET_NAME]
-            .map(|name| run.join(name))
-            .into();
+        let mut files: Vec<PathBuf> =
+            [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME].map(|name| run.join(name)).into();
         files.extend(binaries(installer));
         errors.extend(
             files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),
@@ -270,12 +215,12 @@ mod tests {
         let unreachable = || Lookup::Unreachable("timeout".into());
         let stays = |lookup: Lookup, seen| matches!(decide(&lookup, seen), Departure::Stay(_));
         let denied = |plugin_works, pod| Lookup::Denied { plugin_works, pod };
-        for seen in [Seen::Never, Seen::Present, Seen::Gone] {
+        for seen in [LastObserved::Never, LastObserved::Present, LastObserved::Gone] {
             assert!(stays(present(false, true), seen));
             assert!(!stays(present(true, true), seen));
             assert!(!stays(present(false, false), seen));
             assert!(!stays(Lookup::Absent, seen));
-            let is_there = seen != Seen::Gone;
+            let is_there = seen != LastObserved::Gone;
             for pod in [OwnPod::Refused, OwnPod::Unknown] {
                 assert!(!stays(denied(Some(false), pod), seen));
                 for plugin_works in [Some(true), None] {
@@ -289,8 +234,8 @@ mod tests {
                 assert!(!stays(denied(plugin_works, OwnPod::Unowned), seen));
             }
         }
-        assert!(stays(unreachable(), Seen::Never));
-        assert!(stays(unreachable(), Seen::Present));
-        assert!(!stays(unreachable(), Seen::Gone));
+        assert!(stays(unreachable(), LastObserved::Never));
+        assert!(stays(unreachable(), LastObserved::Present));
+        assert!(!stays(unreachable(), LastObserved::Gone));
     }
 }

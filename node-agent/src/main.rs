@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
+use controller_runtime::SCOPE;
 use install_cni::agent;
+use install_cni::cluster;
 use install_cni::confine;
 use install_cni::disk::Real;
 use install_cni::install::Installer;
@@ -16,13 +18,9 @@ use install_cni::plugin_token::PluginToken;
 use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::rights;
 use install_cni::settings::{Action, Problem, Settings, command_line};
-use install_cni::taint::cluster;
 use privileges::keep_only;
 use settings_cli::Line;
 use tokio::runtime::Runtime;
-
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
 
 fn main() -> ExitCode {
     let given = match command_line().read(std::env::args_os().skip(1)) {
@@ -50,7 +48,7 @@ fn main() -> ExitCode {
         Action::Run => run(settings, reloader, &logs),
         Action::Once => install_once(settings),
         Action::Uninstall => uninstall(settings),
-        Action::TaintController => block_on(cluster::run(settings)),
+        Action::TaintController => taint_controller(settings),
     };
     logs.flush();
     done
@@ -66,6 +64,18 @@ fn give_up_what_is_not_needed(action: Action, settings: &Settings, reloader: Opt
 
 fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {
     block_on(agent::run(settings, reloader, Some(logs.clone())))
+}
+
+fn taint_controller(settings: Settings) -> ExitCode {
+    let account = cluster::account(&settings);
+    block_on(taint_controller::run(taint_controller::Settings {
+        identity: settings.identity,
+        account,
+        marking: settings.taint.marking,
+        config_map: settings.taint.config_map,
+        health: settings.serve.health,
+        monitoring: settings.serve.monitoring,
+    }))
 }
 
 /// How long a thread is kept that has nothing to do: for ever. Where the kernel makes no more (a limit on processes), what waits for one waits for one

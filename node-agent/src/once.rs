@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use crate::disk::{DiskError, context};
 use crate::install::{Conflist, InstallError, Installer, Pass};
-use crate::kubeconfig;
 use crate::leave::{self, RemovalError};
 use crate::plan::Obstacle;
 use crate::ready::Reason;
@@ -206,7 +205,7 @@ impl fmt::Display for Done {
 /// What to say where the plugin has no credentials.
 #[must_use]
 pub fn without_credentials(installer: &Installer) -> String {
-    let file = installer.settings().paths.run.join(kubeconfig::FILE);
+    let file = installer.settings().paths.kubeconfig();
     format!(
         "the plugin has no credentials: KUBERNETES_SERVICE_HOST is not set, and {} is not there. Pods are held back, but for those in \
          EXCLUDE_NAMESPACES and the agent's own, until an agent, or another run with credentials, writes that file",

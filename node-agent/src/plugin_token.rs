@@ -8,16 +8,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster_client::{Outage, Pauses};
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::ResultLabel;
+use controller_runtime::supervisor::Unneeded;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use crate::cluster::{Connection, Granted, TokenError};
-use crate::metrics::{Metrics, ResultLabel};
+use crate::cluster::token::{self, Granted, TokenError};
+use crate::cluster::{Connection, EventBody};
+use crate::metrics::Metrics;
 use crate::settings::{Identity, PluginAccount};
-use crate::supervisor::Unneeded;
 
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
 /// How much of its time a token has to have left to be of use.
 const LEAST_LEFT: Duration = Duration::from_secs(60);
 /// A token is renewed when this part of its time has passed: whenever the agent ends, three quarters at least are left.
@@ -36,7 +37,7 @@ const WORKS_PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 pub struct PluginToken {
     /// `system:serviceaccount:NAMESPACE:NAME`; none where the plugin uses the agent's token.
     subject: Option<String>,
-    held: Mutex<Held>,
+    source: Mutex<TokenSource>,
     /// One that an agent before wrote down, while it is in use.
     inherited: Mutex<Option<String>>,
     /// How often the answer changed; 0 until there is one.
@@ -44,7 +45,7 @@ pub struct PluginToken {
 }
 
 #[derive(Debug)]
-enum Held {
+enum TokenSource {
     /// Nobody has answered yet: one that an agent before wrote down is as good as any.
     Unknown,
     /// One that was granted.
@@ -105,7 +106,7 @@ impl Default for PluginToken {
     fn default() -> Self {
         Self {
             subject: None,
-            held: Mutex::new(Held::Unknown),
+            source: Mutex::new(TokenSource::Unknown),
             inherited: Mutex::default(),
             answers: watch::Sender::new(0),
         }
@@ -125,20 +126,20 @@ impl PluginToken {
     /// The token to write down: the granted one; or the one that is written down, while nobody has answered. None means the agent's.
     #[must_use]
     pub fn choose(&self, written: Option<String>) -> Option<String> {
-        match &*self.held() {
-            Held::Own(token) => (token.left() >= LEAST_LEFT).then(|| token.text.clone()),
-            Held::Unknown => {
+        match &*self.source() {
+            TokenSource::Own(token) => (token.left() >= LEAST_LEFT).then(|| token.text.clone()),
+            TokenSource::Unknown => {
                 let good = written.filter(|token| self.is_good(token));
                 good.inspect(|token| *self.inherited() = Some(token.clone()))
             }
-            Held::Nothing => None,
+            TokenSource::Nothing => None,
         }
     }
 
     /// What the plugin does while no new token is granted, for people.
     fn outlook(&self) -> &'static str {
         let inherited = self.inherited().clone();
-        let is_asked_first = matches!(*self.held(), Held::Unknown);
+        let is_asked_first = matches!(*self.source(), TokenSource::Unknown);
         match self.choose(inherited) {
             Some(_) => "the plugin goes on with the token it has, which will end",
             None if is_asked_first => {
@@ -179,7 +180,7 @@ impl PluginToken {
         let Some(token) = self.choose(inherited) else { return Some(false) };
         for pause in WORKS_PAUSES {
             tokio::time::sleep(pause).await;
-            if let Some(answer) = connection.takes(&token).await {
+            if let Some(answer) = token::is_accepted(connection, &token).await {
                 return Some(answer.is_ok());
             }
         }
@@ -188,37 +189,37 @@ impl PluginToken {
 
     /// Whether nothing is used but what an agent before wrote down, and the API server does not take it: its account is gone, or was made anew.
     async fn inherited_is_dead(&self, connection: &Connection) -> bool {
-        if !matches!(*self.held(), Held::Unknown) {
+        if !matches!(*self.source(), TokenSource::Unknown) {
             return false;
         }
         let Some(token) = self.inherited().clone() else { return false };
-        matches!(connection.takes(&token).await, Some(Err(_)))
+        matches!(token::is_accepted(connection, &token).await, Some(Err(_)))
     }
 
     fn inherited(&self) -> MutexGuard<'_, Option<String>> {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(&self, held: Held) {
-        *self.held() = held;
+    fn set_source(&self, source: TokenSource) {
+        *self.source() = source;
         self.answers.send_modify(|answers| *answers += 1);
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn source(&self) -> MutexGuard<'_, TokenSource> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Renews the plugin's token.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct TokenRenewer {
     account: PluginAccount,
     token: Arc<PluginToken>,
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
 }
 
-impl Keeper {
+impl TokenRenewer {
     /// Nothing is asked yet.
     #[must_use]
     pub const fn new(
@@ -231,7 +232,7 @@ impl Keeper {
     }
 
     /// Keeps the token fresh for as long as the agent lives.
-    pub async fn keep(&self) -> Unneeded {
+    pub async fn run(&self) -> Unneeded {
         if self.token.subject.is_none() {
             return Unneeded;
         }
@@ -271,7 +272,7 @@ impl Keeper {
         let renewed = self.ask().await;
         let result = renewed.as_ref().map_or_else(TokenError::word, |_| "granted");
         self.metrics.plugin_token_requests.get_or_create(&ResultLabel { result }).inc();
-        let held = match &renewed {
+        let source = match &renewed {
             Ok(granted) => {
                 let token = Token::new(granted.text.clone(), self.account.lifetime);
                 let ends = SystemTime::now() + token.lifetime;
@@ -281,19 +282,19 @@ impl Keeper {
                     target: SCOPE, account = self.account.name, hours = token.lifetime.as_secs() / 3600, bound_to_node = granted.of_node;
                     "the plugin has a new token of its own"
                 );
-                Some(Held::Own(token))
+                Some(TokenSource::Own(token))
             }
             Err(TokenError::Useless(_)) => {
                 self.metrics.plugin_token_ends.set(0);
-                Some(Held::Nothing)
+                Some(TokenSource::Nothing)
             }
             Err(TokenError::Refused(_)) if self.token.inherited_is_dead(&self.connection).await => {
-                Some(Held::Nothing)
+                Some(TokenSource::Nothing)
             }
             Err(TokenError::Refused(_) | TokenError::Failed { .. }) => None,
         };
-        match held {
-            Some(held) => self.token.hold(held),
+        match source {
+            Some(source) => self.token.set_source(source),
             None => self.token.answers.send_modify(|answers| *answers += 1),
         }
         renewed.map(drop)
@@ -303,8 +304,8 @@ impl Keeper {
         let cluster = self.connection.get();
         let cluster =
             cluster.map_err(|error| TokenError::Failed { text: error.to_string(), retry_after: None })?;
-        let granted = cluster.token(&self.account.name, self.account.lifetime).await?;
-        match self.connection.takes(&granted.text).await {
+        let granted = token::request(&cluster, &self.account.name, self.account.lifetime).await?;
+        match token::is_accepted(&self.connection, &granted.text).await {
             Some(Err(why)) => Err(TokenError::Useless(format!(
                 "the API server does not let service account {} get pods: {why}",
                 self.account.name
@@ -318,9 +319,9 @@ impl Keeper {
         // The agents of many nodes start together, and need not all ask together.
         let share = 1.0 - cluster_client::random() / 10.0;
         loop {
-            let left = match &*self.token.held() {
-                Held::Own(token) => token.renewed_in().mul_f64(share),
-                Held::Unknown | Held::Nothing => return,
+            let left = match &*self.token.source() {
+                TokenSource::Own(token) => token.renewed_in().mul_f64(share),
+                TokenSource::Unknown | TokenSource::Nothing => return,
             };
             if left.is_zero() {
                 return;
@@ -343,11 +344,13 @@ impl Keeper {
             self.token.outlook()
         );
         log::warn!(target: SCOPE, "{text}");
-        if let Ok(cluster) = self.connection.get() {
-            let sent = cluster.warn("PluginTokenRefused", &text).await;
-            let result = if sent.is_ok() { "sent" } else { "failed" };
-            self.metrics.events.get_or_create(&ResultLabel { result }).inc();
-        }
+        let event = EventBody {
+            component: "install-cni",
+            kind: "Warning",
+            reason: "PluginTokenRefused",
+            message: &text,
+        };
+        let _ = self.connection.publish(&self.metrics.events, self.connection.own_pod(), &event).await;
     }
 }
 
@@ -381,7 +384,7 @@ mod tests {
         }
         assert_eq!(PluginToken::default().choose(Some(good.clone())), None, "without an account");
         assert!(token.outlook().starts_with("the plugin goes on with"), "{}", token.outlook());
-        token.hold(Held::Nothing);
+        token.set_source(TokenSource::Nothing);
         assert!(token.outlook().starts_with("the plugin uses the agent's own"), "{}", token.outlook());
         assert_eq!(token.choose(Some(good)), None, "the account is gone, and its tokens are");
     }
@@ -391,11 +394,11 @@ mod tests {
         let token = plugin_token();
         // The server's clock is a day behind.
         let text = jwt(SUBJECT, -86400);
-        token.hold(Held::Own(Token::new(text.clone(), Duration::from_secs(60))));
+        token.set_source(TokenSource::Own(Token::new(text.clone(), Duration::from_secs(60))));
         assert_eq!(token.choose(Some("written".to_owned())), Some(text.clone()));
         let mut old = Token::new(text, Duration::from_secs(60));
         old.came.1 -= Duration::from_secs(7200);
-        token.hold(Held::Own(old));
+        token.set_source(TokenSource::Own(old));
         assert_eq!(token.choose(None), None);
     }
 

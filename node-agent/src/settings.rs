@@ -13,11 +13,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cni_core::selection::PROCESS_WIDE;
+use controller_runtime::selector::{FieldSelector, LabelSelector, is_key, is_value};
+use controller_runtime::serve::Address;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
-use crate::repair::selector::{FieldSelector, LabelSelector, is_key, is_value};
 
 pub use cluster_client::Trust;
+pub use controller_runtime::cluster::Identity;
 pub use notice::Notice;
 pub use raw::{Action, Problem, command_line};
 use raw::{LOCALHOST, Raw};
@@ -71,6 +73,25 @@ pub struct Paths {
     pub run: PathBuf,
     /// The service account's files.
     pub service_account: PathBuf,
+}
+
+/// The name of the plugin's kubeconfig in the run directory.
+pub const KUBECONFIG: &str = "istio-cni-kubeconfig";
+/// The name of its token's file there, if the token has one.
+pub const TOKEN_FILE: &str = "istio-cni-token";
+
+impl Paths {
+    /// The plugin's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.run.join(KUBECONFIG)
+    }
+
+    /// The file of its token.
+    #[must_use]
+    pub fn token_file(&self) -> PathBuf {
+        self.run.join(TOKEN_FILE)
+    }
 }
 
 /// Where the entry goes.
@@ -145,24 +166,11 @@ pub struct PluginAccount {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSettings {
     /// Health: its address, none for all of them, and its port.
-    pub health: (Option<IpAddr>, u16),
+    pub health: Address,
     /// Metrics, if at all, likewise.
-    pub monitoring: Option<(Option<IpAddr>, u16)>,
+    pub monitoring: Option<Address>,
     /// Run-time control, if at all.
     pub control: Option<(IpAddr, u16)>,
-}
-
-/// Who the agent is in the cluster. Empty texts are unknown.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its pod.
-    pub pod: String,
-    /// Its node.
-    pub node: String,
-    /// Its DaemonSet.
-    pub daemon_set: String,
 }
 
 /// What the drift watch is told, and whoever else plans pods as the plugin does.
@@ -265,10 +273,10 @@ impl EntrySettings {
             (Some(TemplateSource::Text(text)), _) => text.as_str(),
             (Some(TemplateSource::File(_)), file) => file.unwrap_or_default(),
         };
-        let kubeconfig = PathBuf::from(&self.facts.run_dir).join(crate::kubeconfig::FILE);
+        let kubeconfig = PathBuf::from(&self.facts.run_dir).join(KUBECONFIG);
         let values = [
             ("KUBECONFIG_FILEPATH", kubeconfig.display().to_string()),
-            ("KUBECONFIG_FILENAME", crate::kubeconfig::FILE.to_owned()),
+            ("KUBECONFIG_FILENAME", KUBECONFIG.to_owned()),
             ("CNI_BIN_DIR", on_node(&paths.bin)),
             ("CNI_NET_DIR", on_node(&paths.net)),
             ("CNI_AGENT_RUN_DIR", self.facts.run_dir.clone()),

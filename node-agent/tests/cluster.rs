@@ -178,8 +178,8 @@ fn a_server_that_does_not_bind_to_nodes_is_asked_without() {
 #[test]
 fn without_its_account_or_roles_the_plugin_is_lent_the_agents_token_and_that_is_said() {
     for (tokens, pods, reason) in [
-        (403, 404, "may not ask for tokens of service account istio-cni-plugin (403)"),
-        (404, 404, "there is no service account istio-cni-plugin"),
+        (403, 404, "may not request tokens of service account istio-cni-plugin (403)"),
+        (404, 404, "service account istio-cni-plugin not found"),
         (201, 403, "does not let service account istio-cni-plugin get pods"),
     ] {
         let mut node = node();

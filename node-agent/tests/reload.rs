@@ -179,7 +179,7 @@ fn the_drift_watch_is_switched_on_and_off_by_the_folder() {
     let agent = node.start_ready();
     for _ in 0..2 {
         map.publish(&[("DRIFT_WATCH_INTERVAL", "1s")]);
-        agent.wait("rounds", || node.log().contains("the drift watch sees nothing"));
+        agent.wait("rounds", || node.log().contains("cannot check pods"));
         map.publish(&[]);
         agent.wait("the end", || node.log().contains("the drift watch is off"));
         fs::write(node.path("log"), "").expect("empties");

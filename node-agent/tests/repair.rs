@@ -189,8 +189,8 @@ fn an_api_server_that_fails_delays_and_doubles_nothing() {
         assert_eq!(metric(&node, &repaired(kind, "fail")), Some(0.0), "nothing of it is the pod's fault");
         wait(&node, "the event", || api.events_about("web").len() == 1);
         let lines = |text: &str| node.log().matches(text).count();
-        assert_eq!(lines("cannot deal with a broken pod at present"), 1, "{}", node.log());
-        wait(&node, "the end of the outage", || lines("broken pods are dealt with again") == 1);
+        assert_eq!(lines("cannot repair a broken pod"), 1, "{}", node.log());
+        wait(&node, "the end of the outage", || lines("broken pods are repaired again") == 1);
         pass_by(&node, &api, kind);
         assert_eq!(api.events_about("web").len(), 1, "{kind}");
     }

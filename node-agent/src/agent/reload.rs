@@ -1,7 +1,9 @@
 //! Settings that have changed are put into force, or refused.
 
-use super::{Agent, SCOPE};
-use crate::metrics::ResultLabel;
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::ResultLabel;
+
+use super::Agent;
 use crate::reload::Reload;
 use crate::settings::Settings;
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use controller_runtime::SCOPE;
 use netns_apply::capabilities::{self, SYS_PTRACE};
 use netns_apply::pod::remember_hosts;
 
@@ -10,9 +11,6 @@ use super::{Confined, allowed, confine, outside};
 use crate::once;
 use crate::rights::looks_at_processes;
 use crate::settings::{Action, Settings, TemplateSource};
-
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
 
 /// Shuts in this thread and those that it makes, if the settings and the kernel say so. `folder` is that of settings that are read anew. An agent that cannot be
 /// shut in goes on, and says so.

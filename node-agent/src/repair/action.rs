@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use cni_core::signs;
 
-use crate::cluster::ChangeError;
+use crate::cluster::pods::ChangeError;
+use crate::pod_check::{RepairError, UNVERIFIABLE};
 use crate::settings::RepairSettings;
 
-use super::queue::Ended;
+use super::queue::AttemptEnd;
 
 /// What is done with a broken pod. One of them: whoever asks for several gets the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,6 +41,15 @@ impl Action {
             Self::Repair => "repair",
             Self::Delete => "delete",
             Self::Label => "label",
+        }
+    }
+
+    /// The results that its attempts may have.
+    #[must_use]
+    pub const fn results(self) -> &'static [&'static str] {
+        match self {
+            Self::Repair | Self::Delete => &["success", "fail"],
+            Self::Label => &["success", "skip", "fail"],
         }
     }
 
@@ -94,21 +104,8 @@ pub enum Outcome {
         retry_after: Option<Duration>,
     },
     /// It cannot be done, at present at least.
-    Failed(Trouble),
+    Failed(RepairError),
 }
-
-/// Why something cannot be done with a pod.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text}")]
-pub struct Trouble {
-    /// The word for metrics, of a closed set.
-    pub reason: &'static str,
-    /// The sentence.
-    pub text: String,
-}
-
-/// The rules are in force, but whether other programs' rules interfere cannot be determined.
-pub const UNVERIFIABLE: &str = "unverifiable";
 
 /// Every reason of a try's end, for metrics.
 pub const REASONS: [&str; 19] = [
@@ -133,20 +130,9 @@ pub const REASONS: [&str; 19] = [
     "no_process",
 ];
 
-impl Trouble {
-    /// One of [`REASONS`], and a sentence.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "callers have a text or an error that nobody else needs"
-    )]
-    pub fn new(reason: &'static str, text: impl ToString) -> Self {
-        Self { reason, text: text.to_string() }
-    }
-}
-
-impl From<Trouble> for Outcome {
-    fn from(trouble: Trouble) -> Self {
-        Self::Failed(trouble)
+impl From<RepairError> for Outcome {
+    fn from(error: RepairError) -> Self {
+        Self::Failed(error)
     }
 }
 
@@ -160,7 +146,7 @@ impl Outcome {
             Self::Gone => "gone",
             Self::Changed => "changed",
             Self::Unanswered { .. } => "unanswered",
-            Self::Failed(trouble) => trouble.reason,
+            Self::Failed(error) => error.reason,
         }
     }
 
@@ -177,14 +163,14 @@ impl Outcome {
 
     /// What it means for the next try.
     #[must_use]
-    pub fn ended(&self) -> Ended {
+    pub fn ended(&self) -> AttemptEnd {
         match self {
-            Self::Done(_) | Self::HadLabel | Self::Gone => Ended::Settled,
+            Self::Done(_) | Self::HadLabel | Self::Gone => AttemptEnd::Settled,
             // It says nothing about the pod, and may last: the pod has processes for moments only.
-            Self::Failed(trouble) if trouble.reason == "no_process" => Ended::Unanswered(None),
-            Self::Failed(_) => Ended::Failed,
-            Self::Changed => Ended::Unanswered(None),
-            Self::Unanswered { retry_after, .. } => Ended::Unanswered(*retry_after),
+            Self::Failed(error) if error.reason == "no_process" => AttemptEnd::Unanswered(None),
+            Self::Failed(_) => AttemptEnd::Failed,
+            Self::Changed => AttemptEnd::Unanswered(None),
+            Self::Unanswered { retry_after, .. } => AttemptEnd::Unanswered(*retry_after),
         }
     }
 
@@ -197,9 +183,9 @@ impl Outcome {
             Err(ChangeError::Changed) => Self::Changed,
             Err(ChangeError::Refused(why)) => {
                 let text = format!("{why}; the agent's service account needs {}", action.needs());
-                Trouble::new("refused", text).into()
+                RepairError::new("refused", text).into()
             }
-            Err(ChangeError::Rejected(why)) => Trouble::new("rejected", why).into(),
+            Err(ChangeError::Rejected(why)) => RepairError::new("rejected", why).into(),
             Err(ChangeError::Unanswered(failure)) => {
                 Self::Unanswered { retry_after: failure.retry_after(), text: failure.to_string() }
             }
@@ -223,7 +209,7 @@ mod tests {
     #[test]
     fn every_word_that_others_read_is_explained() {
         let explained = |word: &str, signs: &[signs::Sign]| signs.iter().any(|sign| sign.word == word);
-        let reasons: Vec<&str> = REASONS.iter().chain(&crate::heal::metrics::REASONS).copied().collect();
+        let reasons: Vec<&str> = REASONS.iter().chain(&crate::heal::REASONS).copied().collect();
         for reason in &reasons {
             assert!(explained(reason, &signs::REPAIRS), "{reason}");
         }
@@ -255,16 +241,16 @@ mod tests {
     #[test]
     fn every_outcome_has_its_word_and_its_consequence() {
         let all = [
-            (Outcome::Done(String::new()), Some("success"), Ended::Settled),
-            (Outcome::HadLabel, Some("skip"), Ended::Settled),
-            (Outcome::Gone, None, Ended::Settled),
-            (Outcome::Changed, None, Ended::Unanswered(None)),
+            (Outcome::Done(String::new()), Some("success"), AttemptEnd::Settled),
+            (Outcome::HadLabel, Some("skip"), AttemptEnd::Settled),
+            (Outcome::Gone, None, AttemptEnd::Settled),
+            (Outcome::Changed, None, AttemptEnd::Unanswered(None)),
             (
                 Outcome::Unanswered { text: String::new(), retry_after: Some(Duration::from_secs(3)) },
                 None,
-                Ended::Unanswered(Some(Duration::from_secs(3))),
+                AttemptEnd::Unanswered(Some(Duration::from_secs(3))),
             ),
-            (Trouble::new("ambiguous", "x").into(), Some("fail"), Ended::Failed),
+            (RepairError::new("ambiguous", "x").into(), Some("fail"), AttemptEnd::Failed),
         ];
         for (outcome, result, ended) in all {
             assert!(REASONS.contains(&outcome.reason()), "{outcome:?}");

@@ -34,7 +34,7 @@ struct Job {
     tries: u32,
     pauses: Pauses,
     state: State,
-    /// The word of the trouble that was said about it last.
+    /// The word of the error that was said about it last.
     said: Option<&'static str>,
 }
 
@@ -72,7 +72,7 @@ pub struct Task {
 
 /// How a try ended, as far as the next one depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum AttemptEnd {
     /// The failure is dealt with.
     Settled,
     /// It did not work.
@@ -143,18 +143,18 @@ impl Queue {
     }
 
     /// Notes how a try ended; true if the pod is given up.
-    pub fn done(&mut self, uid: &str, ended: Ended, now: Instant) -> bool {
+    pub fn done(&mut self, uid: &str, ended: AttemptEnd, now: Instant) -> bool {
         let Some(job) = self.jobs.get_mut(uid) else { return false };
         let State::InWork(failure) = job.state.clone() else { return false };
         match ended {
-            Ended::Settled if job.pod.failure == failure => job.state = State::Settled(failure),
+            AttemptEnd::Settled if job.pod.failure == failure => job.state = State::Settled(failure),
             // It has failed again meanwhile.
-            Ended::Settled => {
+            AttemptEnd::Settled => {
                 job.since = now;
                 job.retry(now, None);
             }
-            Ended::Failed => job.retry(now, None),
-            Ended::Unanswered(after) => {
+            AttemptEnd::Failed => job.retry(now, None),
+            AttemptEnd::Unanswered(after) => {
                 job.tries = job.tries.saturating_sub(1);
                 job.retry(now, after);
             }
@@ -162,9 +162,9 @@ impl Queue {
         job.state == State::GivenUp
     }
 
-    /// Whether a pod's trouble, by its word, is another one than the last that was said about it.
-    pub fn says_new(&mut self, uid: &str, trouble: &'static str) -> bool {
-        self.jobs.get_mut(uid).is_some_and(|job| job.said.replace(trouble) != Some(trouble))
+    /// Whether a pod's error, by its word, is another one than the last that was said about it.
+    pub fn is_news(&mut self, uid: &str, error: &'static str) -> bool {
+        self.jobs.get_mut(uid).is_some_and(|job| job.said.replace(error) != Some(error))
     }
 
     /// When the next pod is due.
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(queue.note(broken("a", "1"), start), Noted::New);
         let task = queue.take(start).expect("a task");
         assert_eq!((task.pod.uid.as_str(), task.tries, queue.take(start)), ("a", 1, None));
-        assert!(!queue.done("a", Ended::Settled, start));
+        assert!(!queue.done("a", AttemptEnd::Settled, start));
         assert_eq!(queue.note(broken("a", "1"), start), Noted::Known);
         assert_eq!((queue.next(), queue.waiting()), (None, 0));
         assert_eq!(queue.note(broken("a", "2"), at(start, 9)), Noted::New);
@@ -236,7 +236,7 @@ mod tests {
         queue.note(broken("a", "1"), start);
         queue.take(start).expect("a task");
         assert_eq!(queue.note(broken("a", "2"), start), Noted::Known);
-        queue.done("a", Ended::Settled, start);
+        queue.done("a", AttemptEnd::Settled, start);
         assert_eq!(queue.waiting(), 1);
     }
 
@@ -257,7 +257,7 @@ mod tests {
             queue.note(broken("a", &run.to_string()), now);
             now = queue.next().expect("is due").max(now);
             assert_eq!(queue.take(now).expect("a task").tries, run + 1);
-            assert_eq!(queue.done("a", Ended::Failed, now), run + 1 == MOST_TRIES);
+            assert_eq!(queue.done("a", AttemptEnd::Failed, now), run + 1 == MOST_TRIES);
         }
         assert_eq!(queue.note(broken("a", "x"), now), Noted::Known);
         assert_eq!(queue.next(), None);
@@ -271,7 +271,7 @@ mod tests {
         queue.note(broken("a", "1"), now);
         for _ in 0..3 * MOST_TRIES {
             assert_eq!(queue.take(now).expect("a task").tries, 1);
-            assert!(!queue.done("a", Ended::Unanswered(Some(Duration::from_secs(3))), now));
+            assert!(!queue.done("a", AttemptEnd::Unanswered(Some(Duration::from_secs(3))), now));
             let next = queue.next().expect("is due");
             assert!(next >= at(now, 3) && next <= now + LONGEST_PAUSE, "{:?}", next - now);
             now = next;
@@ -283,21 +283,21 @@ mod tests {
         let (mut queue, start) = (Queue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
         queue.take(start).expect("a task");
-        queue.done("a", Ended::Failed, start);
+        queue.done("a", AttemptEnd::Failed, start);
         assert_eq!(queue.take(start), None);
         let runs = Broken { runs: true, ..broken("a", "1") };
         assert_eq!(queue.note(runs.clone(), start), Noted::New);
         assert!(queue.take(start).is_some());
-        queue.done("a", Ended::Failed, start);
+        queue.done("a", AttemptEnd::Failed, start);
         assert_eq!((queue.note(runs, start), queue.take(start)), (Noted::Known, None), "once");
     }
 
     #[test]
-    fn a_trouble_is_new_once() {
+    fn a_error_is_new_once() {
         let (mut queue, start) = (Queue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
-        let said: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.says_new("a", word)).into();
-        assert_eq!((said, queue.says_new("b", "x")), (vec![true, false, true, true], false));
+        let said: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.is_news("a", word)).into();
+        assert_eq!((said, queue.is_news("b", "x")), (vec![true, false, true, true], false));
     }
 
     #[test]
@@ -321,22 +321,26 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum QueueStep {
         Note(u8, u8),
         Forget(u8),
         Take,
-        Done(u8, Ended),
+        Done(u8, AttemptEnd),
         Wait(u64),
     }
 
-    fn any_step() -> impl Strategy<Value = Step> {
-        let ended = prop_oneof![Just(Ended::Settled), Just(Ended::Failed), Just(Ended::Unanswered(None))];
+    fn any_step() -> impl Strategy<Value = QueueStep> {
+        let ended = prop_oneof![
+            Just(AttemptEnd::Settled),
+            Just(AttemptEnd::Failed),
+            Just(AttemptEnd::Unanswered(None))
+        ];
         prop_oneof![
-            (0..4_u8, 0..3_u8).prop_map(|(uid, run)| Step::Note(uid, run)),
-            (0..4_u8).prop_map(Step::Forget),
-            Just(Step::Take),
-            (0..4_u8, ended).prop_map(|(uid, ended)| Step::Done(uid, ended)),
-            (0..100_u64).prop_map(Step::Wait),
+            (0..4_u8, 0..3_u8).prop_map(|(uid, run)| QueueStep::Note(uid, run)),
+            (0..4_u8).prop_map(QueueStep::Forget),
+            Just(QueueStep::Take),
+            (0..4_u8, ended).prop_map(|(uid, ended)| QueueStep::Done(uid, ended)),
+            (0..100_u64).prop_map(QueueStep::Wait),
         ]
     }
 
@@ -347,20 +351,20 @@ mod tests {
             let mut in_work = BTreeSet::new();
             for step in steps {
                 match step {
-                    Step::Note(uid, run) => { queue.note(broken(&uid.to_string(), &run.to_string()), now); }
-                    Step::Forget(uid) => {
+                    QueueStep::Note(uid, run) => { queue.note(broken(&uid.to_string(), &run.to_string()), now); }
+                    QueueStep::Forget(uid) => {
                         queue.forget(&uid.to_string());
                         in_work.remove(&uid.to_string());
                     }
-                    Step::Take => if let Some(task) = queue.take(now) {
+                    QueueStep::Take => if let Some(task) = queue.take(now) {
                         prop_assert!(in_work.insert(task.pod.uid.clone()), "{:?}", task);
                         prop_assert!(task.tries <= MOST_TRIES);
                     },
-                    Step::Done(uid, ended) => {
+                    QueueStep::Done(uid, ended) => {
                         queue.done(&uid.to_string(), ended, now);
                         in_work.remove(&uid.to_string());
                     }
-                    Step::Wait(seconds) => now = at(now, seconds),
+                    QueueStep::Wait(seconds) => now = at(now, seconds),
                 }
                 prop_assert!(queue.waiting() <= 4);
                 prop_assert_eq!(queue.next().is_some(), queue.waiting() > 0);

@@ -571,8 +571,11 @@ fn selectors_and_labels_that_are_none_are_refused_together() {
 fn a_nodes_taint_is_left_alone_unless_somebody_says_otherwise() {
     let usual = settings(&[], &[]).taint;
     assert!(!usual.keeps_taint && !usual.keeps_condition && usual.probe);
-    assert_eq!(usual.taint.to_string(), "cni.istio.io/not-ready:NoSchedule");
-    assert_eq!((usual.after, usual.condition_type.as_str()), (Duration::from_secs(30), "cni.istio.io/Ready"));
+    assert_eq!(usual.marking.taint.to_string(), "cni.istio.io/not-ready:NoSchedule");
+    assert_eq!(
+        (usual.marking.after, usual.marking.condition_type.as_str()),
+        (Duration::from_secs(30), "cni.istio.io/Ready")
+    );
     let taint = settings(&[], &[("NODE_TAINT", "true")]).taint;
     assert!(taint.keeps_taint && taint.keeps_condition);
     let condition = settings(&[], &[("NODE_CONDITION", "true")]).taint;
@@ -592,7 +595,7 @@ fn the_names_of_istios_releases_are_understood() {
     let (settings, notices) = read(&["taint-controller"], &env).expect("settings");
     let taint = settings.taint;
     assert_eq!(
-        (taint.taint.key.as_str(), taint.old_keys.as_slice()),
+        (taint.marking.taint.key.as_str(), taint.marking.old_keys.as_slice()),
         ("example.com/no", &["NodeReadiness".to_owned()][..])
     );
     assert_eq!(taint.config_map, ("istio-system".to_owned(), "selectors".to_owned()));

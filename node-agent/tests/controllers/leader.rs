@@ -86,7 +86,7 @@ fn an_api_server_that_fails_delays_a_change_and_doubles_nothing() {
     }
     for watch in ["nodes", "pods"] {
         assert!(count(&node, &watch_restarts(watch)) >= 6.0);
-        wait(&node, "the watch", || lines(&node, &format!("{watch} are watched again")) == 1);
+        wait(&node, "the watch", || lines(&node, &format!("watching {watch} again")) == 1);
     }
     let lease_writes = "istio_cni_taint_controller_lease_writes_total{result=\"failed\"}";
     assert_eq!(count(&node, lease_writes).to_string(), "6");
@@ -221,7 +221,7 @@ fn a_leader_that_cannot_see_pods_frees_nobody_and_taints_who_joins() {
     pass_by(&node, &api);
     assert!(api.requests_about(PATCH, "n1").is_empty(), "{}", node.log());
     api.recover();
-    wait(&node, "pods to be seen", || lines(&node, "pods are watched again") == 1);
+    wait(&node, "pods to be seen", || lines(&node, "watching pods again") == 1);
     pass_by(&node, &api);
     assert!(api.requests_about(PATCH, "n1").is_empty(), "{}", node.log());
     agent(&api, "n1", true);

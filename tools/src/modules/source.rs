@@ -29,26 +29,24 @@ pub struct Module {
 pub fn read(root: &Path) -> anyhow::Result<Modules> {
     let mut modules = Modules::new();
     let folder = root.parent().context("a file in a folder")?;
-    read_file(root, folder, Vec::new(), &mut modules)?;
+    read_file(root, folder, &[], &mut modules)?;
     Ok(modules)
 }
 
 /// `folder` is where the files of the module's children are.
-fn read_file(file: &Path, folder: &Path, path: ModulePath, modules: &mut Modules) -> anyhow::Result<()> {
+fn read_file(file: &Path, folder: &Path, path: &[String], modules: &mut Modules) -> anyhow::Result<()> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let tokens: TokenStream = text.parse().map_err(|error| anyhow!("{}: {error}", file.display()))?;
     let mut module = Module::default();
     let mut children = Vec::new();
-    Walk { path: &path, module: &mut module, children: &mut children }.tokens(tokens);
-    modules.insert(path.clone(), module);
+    Walk { path, module: &mut module, children: &mut children }.tokens(tokens);
+    modules.insert(path.to_vec(), module);
     for child in children {
         let inner = folder.join(&child);
         let candidates: [PathBuf; 2] = [folder.join(format!("{child}.rs")), inner.join("mod.rs")];
         let file = candidates.iter().find(|file| file.exists());
         let file = file.with_context(|| format!("{}: no file for mod {child}", file_name(&candidates)))?;
-        let mut path = path.clone();
-        path.push(child);
-        read_file(file, &inner, path, modules)?;
+        read_file(file, &inner, &[path, &[child]].concat(), modules)?;
     }
     Ok(())
 }
