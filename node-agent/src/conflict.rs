@@ -1,9 +1,9 @@
-//! Another writer who undoes what we do: when to stop answering at once, and who it may be.
+//! Another program that undoes our changes: when to back off, and which program it may be.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Changes that are put right at once within [`WINDOW`]. Network plugins write a few times while they start.
+/// Changes that are reverted at once within [`WINDOW`]. Network plugins write a few times while they start.
 const PATIENCE: usize = 3;
 /// How far back changes count.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -12,12 +12,12 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// The longest wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// How long to wait after somebody wrote a file at the same moment as we did.
+/// How long to wait after another program wrote a file at the same moment.
 const COLLISION_WAIT: Duration = Duration::from_millis(50);
 /// How often in a row that is nothing to speak of.
 const MOST_COLLISIONS: u32 = 20;
 
-/// The changes of others to what is ours.
+/// The changes that other programs made to ours.
 #[derive(Debug)]
 pub struct WriteConflict {
     patience: usize,
@@ -32,13 +32,13 @@ impl Default for WriteConflict {
 }
 
 impl WriteConflict {
-    /// One that begins when so many changes were put right within a minute.
+    /// One that begins when so many changes were reverted within a minute.
     #[must_use]
     pub const fn after(changes: usize) -> Self {
         Self { patience: changes, recent: VecDeque::new(), wait: None }
     }
 
-    /// Notes that something of ours was put right, and says how long to leave the next change alone.
+    /// Notes that our state was restored, and returns how long to ignore the next change.
     pub fn restored(&mut self, now: Instant) -> Option<Duration> {
         let last = self.recent.back().copied();
         self.recent.push_back(now);
@@ -64,17 +64,17 @@ impl WriteConflict {
     }
 }
 
-/// Who writes a file with these plugins, and how to make them stop.
+/// Which program writes a file with these plugins, and how to make it stop.
 #[must_use]
 pub fn suspect(file: &str, plugins: &[String]) -> String {
     let is = |part: &str| file.contains(part) || plugins.iter().any(|plugin| plugin.contains(part));
     let known = WRITERS.iter().find(|(part, _, _)| is(part));
     match known {
         Some((_, name, advice)) => {
-            format!("another writer, probably {name}, keeps changing {file}: {advice}")
+            format!("another program, probably {name}, keeps changing {file}: {advice}")
         }
         None => format!(
-            "another writer keeps changing {file} (its plugins: {}); find who writes it, or set ISTIO_OWNED_CNI_CONFIG=true",
+            "another program keeps changing {file} (its plugins: {}); find it, or set ISTIO_OWNED_CNI_CONFIG=true",
             plugins.join(", ")
         ),
     }
@@ -95,12 +95,12 @@ const WRITERS: [(&str, &str, &str); 11] = [
     ("kindnet", "kindnet", "set ISTIO_OWNED_CNI_CONFIG=true"),
 ];
 
-/// Passes in a row in whose midst somebody else wrote. Another writer that never pauses keeps our entry out of its file, which is a failure like any.
+/// Passes in a row that another program's write interrupted. A program that never pauses keeps our entry out of its file, which is a failure like any.
 #[derive(Debug, Default)]
 pub struct Collisions(u32);
 
 impl Collisions {
-    /// How long to wait after another one before the next pass; none if there were too many.
+    /// How long to wait after another one before the next pass; none after too many.
     pub fn another(&mut self) -> Option<Duration> {
         self.0 += 1;
         (self.0 <= MOST_COLLISIONS).then_some(COLLISION_WAIT)

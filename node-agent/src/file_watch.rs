@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::io::unix::AsyncFd;
 
-/// How long a burst of changes may go on before it is looked at.
+/// How long a burst of changes may last before the agent handles it.
 const BURST: Duration = Duration::from_millis(100);
 
 /// A directory, and which of its names matter.
@@ -34,14 +34,14 @@ impl std::fmt::Debug for WatchedDir {
 pub enum FileEvent {
     /// Files changed.
     Files,
-    /// A directory went away or too much happened at once: the watch has to be made anew, and anything may have changed.
+    /// A directory went away or too much happened at once: the caller recreates the watch, and anything may have changed.
     Lost,
 }
 
 /// Watches directories.
 #[derive(Debug)]
 pub struct FileWatch {
-    queue: AsyncFd<Queue>,
+    queue: AsyncFd<InotifyQueue>,
     watched: Vec<(WatchDescriptor, WatchedDir)>,
     /// What has happened in the burst that goes on.
     pending: Option<FileEvent>,
@@ -49,15 +49,15 @@ pub struct FileWatch {
 
 /// The run-time asks for a raw descriptor as well, which the library does not give away itself.
 #[derive(Debug)]
-struct Queue(Inotify);
+struct InotifyQueue(Inotify);
 
-impl AsFd for Queue {
+impl AsFd for InotifyQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Queue {
+impl AsRawFd for InotifyQueue {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
@@ -86,7 +86,7 @@ impl FileWatch {
             Ok((added.map_err(explain).map_err(named)?, watched))
         };
         let watched = watched.into_iter().map(add).collect::<io::Result<_>>()?;
-        Ok(Self { queue: register(Queue(queue))?, watched, pending: None })
+        Ok(Self { queue: register(InotifyQueue(queue))?, watched, pending: None })
     }
 
     /// Waits for a change and for the end of the burst it belongs to. May be dropped and called again.
@@ -145,7 +145,7 @@ impl FileWatch {
     deprecated,
     reason = "the replacement is unsafe, for types that may change their descriptor; ours has the same for life"
 )]
-fn register(queue: Queue) -> io::Result<AsyncFd<Queue>> {
+fn register(queue: InotifyQueue) -> io::Result<AsyncFd<InotifyQueue>> {
     AsyncFd::with_interest(queue, tokio::io::Interest::READABLE)
 }
 

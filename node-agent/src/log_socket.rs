@@ -190,25 +190,25 @@ impl LogServer {
         Ok(Self { path, receiver, tasks, running })
     }
 
-    /// Makes the socket anew if its file was removed: nobody could connect to it any more.
+    /// Recreates the socket if its file was removed: plugins could not connect any more.
     pub fn keep(&mut self) {
         if self.path.exists() {
             return;
         }
         match bind(&self.path) {
             Ok(listener) => {
-                log::info!(target: "cni-agent", "the log socket was removed; made it anew");
+                log::info!(target: "cni-agent", "the log socket was removed; recreated it");
                 self.running.abort();
                 self.running = run_server(&self.tasks, listener, &self.receiver);
             }
             Err(error) => {
-                log::warn!(target: "cni-agent", "the log socket was removed and cannot be made anew: {error}");
+                log::warn!(target: "cni-agent", "cannot recreate the log socket: {error}");
             }
         }
     }
 }
 
-/// Makes the socket; a file of that name from an earlier agent goes. Nobody but its owner and root may connect.
+/// Makes the socket; a file of that name from an earlier agent goes. Only its owner and root may connect.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -216,19 +216,19 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     }
     let listener = UnixListener::bind(path)?;
     match std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
-        // Somebody who cleans up removes it at this moment; `keep` makes it anew.
+        // A cleanup removed it at this moment; `keep` recreates it.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(listener),
     }
 }
 
-/// Accepts those who may say what the plugin does: root, which runtimes are, and the agent's own user. Everybody else is hung up on, also where
-/// somebody has changed the socket's mode.
+/// Accepts connections of root, which runtimes run as, and of the agent's own user. All others are closed, even if
+/// the socket's mode was changed.
 struct Peers {
     listener: UnixListener,
     metrics: Arc<Metrics>,
     own: u32,
-    /// When somebody was refused last, of those refusals that were said.
+    /// The last refusal that was logged.
     said: Mutex<Option<Instant>>,
 }
 
@@ -242,7 +242,7 @@ impl Peers {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.is_none_or(|said| said.elapsed() > SAY_AGAIN) {
             let user = user.map_or_else(|error| error.to_string(), |user| user.to_string());
-            log::warn!(target: "cni-agent", user = user; "refused a connection to the log socket: only root may say what the plugin does");
+            log::warn!(target: "cni-agent", user = user; "refused a connection to the log socket: the peer is neither root nor the agent's user");
             *said = Some(Instant::now());
         }
         false

@@ -17,7 +17,7 @@ use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
 use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::rights;
-use install_cni::settings::{Action, Problem, Settings, command_line};
+use install_cni::settings::{AgentCommand, Problem, Settings, command_line};
 use privileges::keep_only;
 use settings_cli::Line;
 use tokio::runtime::Runtime;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     let env: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    let action = Action::of(&given);
+    let action = AgentCommand::of(&given);
     let Reading { settings, notices, reloader } = match Sources::new(given, env).read() {
         Ok(read) => read,
         Err(problems) => return refuse(&problems),
@@ -45,17 +45,17 @@ fn main() -> ExitCode {
     }
     give_up_what_is_not_needed(action, &settings, reloader.as_ref());
     let done = match action {
-        Action::Run => run(settings, reloader, &logs),
-        Action::Once => install_once(settings),
-        Action::Uninstall => uninstall(settings),
-        Action::TaintController => taint_controller(settings),
+        AgentCommand::Run => run(settings, reloader, &logs),
+        AgentCommand::Once => install_once(settings),
+        AgentCommand::Uninstall => uninstall(settings),
+        AgentCommand::TaintController => taint_controller(settings),
     };
     logs.flush();
     done
 }
 
-/// Before there is any other thread.
-fn give_up_what_is_not_needed(action: Action, settings: &Settings, reloader: Option<&Reloader>) {
+/// Before any other thread exists.
+fn give_up_what_is_not_needed(action: AgentCommand, settings: &Settings, reloader: Option<&Reloader>) {
     if let Err(error) = keep_only(rights::needed(action, settings, reloader.is_some())) {
         log::warn!(target: SCOPE, "{error}");
     }
@@ -68,7 +68,7 @@ fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -
 
 fn taint_controller(settings: Settings) -> ExitCode {
     let account = cluster::account(&settings);
-    block_on(taint_controller::run(taint_controller::Settings {
+    block_on(taint_controller::run(taint_controller::ControllerSettings {
         identity: settings.identity,
         account,
         marking: settings.taint.marking,
@@ -102,7 +102,7 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     }
 }
 
-/// Sees to it that there is a thread beside this one. Where the kernel makes none, tokio panics, and has no other way to say so.
+/// Ensures that a second thread exists. If the kernel cannot create one, tokio panics, and has no other way to report that.
 fn with_a_thread(runtime: Runtime) -> anyhow::Result<Runtime> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));
@@ -111,7 +111,7 @@ fn with_a_thread(runtime: Runtime) -> anyhow::Result<Runtime> {
     let made = made.map_err(|panicked| {
         let why = panicked.downcast_ref::<String>().map_or("the kernel refuses", String::as_str);
         anyhow!(
-            "no thread can be made, so nothing can be done: {why}; look for a limit on processes (pids.max of the container, podPidsLimit, ulimit -u)"
+            "cannot create a thread: {why}; check the limits on processes (pids.max of the container, podPidsLimit, ulimit -u)"
         )
     })?;
     runtime.block_on(made)?;

@@ -25,7 +25,7 @@ const LEAST_LEFT: Duration = Duration::from_secs(60);
 const RENEWED_AFTER: u32 = 4;
 /// How often it is looked whether a token is to be renewed, at least: clocks stand still while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(60);
-/// The pauses between tries: while nobody answers, and while the agent is refused, which somebody has to change.
+/// The pauses between attempts: while the API server does not respond, and while it denies access, until an operator changes that.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
@@ -38,19 +38,19 @@ pub struct PluginToken {
     /// `system:serviceaccount:NAMESPACE:NAME`; none where the plugin uses the agent's token.
     subject: Option<String>,
     source: Mutex<TokenSource>,
-    /// One that an agent before wrote down, while it is in use.
+    /// One that an earlier agent wrote, while it is in use.
     inherited: Mutex<Option<String>>,
-    /// How often the answer changed; 0 until there is one.
+    /// How often the answer changed; 0 until the first one.
     answers: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
 enum TokenSource {
-    /// Nobody has answered yet: one that an agent before wrote down is as good as any.
+    /// The API server has not responded yet: the token that an earlier agent wrote is as good as any.
     Unknown,
     /// One that was granted.
     Own(Token),
-    /// There is none, and those of before are dead.
+    /// No token exists, and earlier ones are invalid.
     Nothing,
 }
 
@@ -123,7 +123,7 @@ impl PluginToken {
         Self { subject, ..Self::default() }
     }
 
-    /// The token to write down: the granted one; or the one that is written down, while nobody has answered. None means the agent's.
+    /// The token to write: the granted one; or the written one, until the API server responds. None means the agent's.
     #[must_use]
     pub fn choose(&self, written: Option<String>) -> Option<String> {
         match &*self.source() {
@@ -141,9 +141,9 @@ impl PluginToken {
         let inherited = self.inherited().clone();
         let is_asked_first = matches!(*self.source(), TokenSource::Unknown);
         match self.choose(inherited) {
-            Some(_) => "the plugin goes on with the token it has, which will end",
+            Some(_) => "the plugin keeps using its token until it expires",
             None if is_asked_first => {
-                "unless an agent before has left one that works, the plugin uses the agent's own token, which Kubernetes rejects once this \
+                "unless an earlier agent left a valid token, the plugin uses the agent's own token, which Kubernetes rejects once this \
                  pod is gone: until the next agent runs, no pod of the mesh will start"
             }
             None => {
@@ -153,7 +153,7 @@ impl PluginToken {
         }
     }
 
-    /// Whether a token says that it is of the plugin's account and has time left.
+    /// Whether a token's claims name the plugin's account and leave time.
     fn is_good(&self, token: &str) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         claims(token).is_some_and(|claims| {
@@ -161,14 +161,14 @@ impl PluginToken {
         })
     }
 
-    /// Waits until the first question was answered, if there is to be one.
+    /// Waits for the response to the first request, if any.
     pub async fn first_answer(&self) {
         if self.subject.is_some() {
             let _ = self.answers.subscribe().wait_for(|answers| *answers > 0).await;
         }
     }
 
-    /// Tells of every further answer.
+    /// Reports every further response.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.answers.subscribe()
@@ -187,7 +187,7 @@ impl PluginToken {
         None
     }
 
-    /// Whether nothing is used but what an agent before wrote down, and the API server does not take it: its account is gone, or was made anew.
+    /// Whether only an earlier agent's token is in use, and the API server rejects it: its account is gone, or was recreated.
     async fn inherited_is_dead(&self, connection: &Connection) -> bool {
         if !matches!(*self.source(), TokenSource::Unknown) {
             return false;
@@ -259,7 +259,7 @@ impl TokenRenewer {
         }
     }
 
-    /// Asks for a token, if the plugin has an account of its own; whether there is a new one.
+    /// Requests a token, if the plugin has an account of its own; true if a new one was granted.
     pub async fn renew_if_own(&self) -> bool {
         self.token.subject.is_some() && self.renew().await.is_ok()
     }
@@ -267,7 +267,7 @@ impl TokenRenewer {
     /// Asks for a token and tries it.
     ///
     /// # Errors
-    /// Why there is none. What the plugin has stays, unless it is known to be dead.
+    /// Why none was granted. The plugin keeps its token, unless that is known to be invalid.
     pub async fn renew(&self) -> Result<(), TokenError> {
         let renewed = self.ask().await;
         let result = renewed.as_ref().map_or_else(TokenError::word, |_| "granted");
@@ -373,17 +373,17 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_before_wrote_goes_on_while_nobody_answers() {
+    fn an_earlier_agents_token_counts_until_the_api_server_responds() {
         let token = plugin_token();
         let good = jwt(SUBJECT, 3600);
-        assert!(token.outlook().starts_with("unless an agent before"), "nobody has read what is written");
+        assert!(token.outlook().starts_with("unless an earlier agent"), "the written token was not read yet");
         assert_eq!(token.choose(Some(good.clone())), Some(good.clone()));
         for other in [jwt(SUBJECT, 5), jwt("system:serviceaccount:mesh:istio-cni", 3600), "opaque".to_owned()]
         {
             assert_eq!(token.choose(Some(other.clone())), None, "{other}");
         }
         assert_eq!(PluginToken::default().choose(Some(good.clone())), None, "without an account");
-        assert!(token.outlook().starts_with("the plugin goes on with"), "{}", token.outlook());
+        assert!(token.outlook().starts_with("the plugin keeps using"), "{}", token.outlook());
         token.set_source(TokenSource::Nothing);
         assert!(token.outlook().starts_with("the plugin uses the agent's own"), "{}", token.outlook());
         assert_eq!(token.choose(Some(good)), None, "the account is gone, and its tokens are");

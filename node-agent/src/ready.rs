@@ -11,10 +11,10 @@ use crate::plugin::Refusal;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// The first pass is not done.
-    #[error("starting: the first pass over the node is not done")]
+    #[error("starting: the first reconcile is not finished")]
     Starting,
     /// The agent ends.
-    #[error("the agent is ending")]
+    #[error("the agent is shutting down")]
     Leaving,
     /// The last pass failed.
     #[error("{0}")]
@@ -42,7 +42,7 @@ pub enum Phase {
     Installed,
     /// The last pass failed.
     Failed(String),
-    /// Another writer undoes what we do; we wait.
+    /// Another program undoes our changes; the agent backs off.
     Fighting {
         /// Who that may be, and what to do about it.
         who: String,
@@ -55,15 +55,15 @@ pub enum Phase {
 
 /// The phase, shared by the loop and the servers.
 #[derive(Debug)]
-pub struct State(Mutex<Phase>);
+pub struct AgentState(Mutex<Phase>);
 
-impl Default for State {
+impl Default for AgentState {
     fn default() -> Self {
         Self(Mutex::new(Phase::Starting))
     }
 }
 
-impl State {
+impl AgentState {
     /// Changes it.
     pub fn set(&self, phase: Phase) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
@@ -75,7 +75,7 @@ impl State {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the agent is ready, from the phase, the node's files at this moment, and why there is no client of the API server, if so.
+    /// Whether the agent is ready, from the phase, the node's files at this moment, and the problem with the client of the API server, if any.
     ///
     /// # Errors
     /// The reasons why not, for people.

@@ -16,7 +16,7 @@ use crate::drift::NodeSummary;
 use crate::install::Installer;
 use crate::log_socket::LogServer;
 use crate::metrics::Metrics;
-use crate::ready::{Reason, State};
+use crate::ready::{AgentState, Reason};
 use crate::settings::Settings;
 
 /// The largest body of run-time control.
@@ -27,7 +27,7 @@ pub struct Served {
     /// The node's files.
     pub installer: Arc<Installer>,
     /// The loop's phase.
-    pub state: Arc<State>,
+    pub state: Arc<AgentState>,
     /// The API server.
     pub connection: Arc<Connection>,
     /// What is counted.
@@ -150,7 +150,7 @@ pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<
     Ok(log_server)
 }
 
-/// Whether somebody wants to know about the pods that run, too: `/readyz?verbose`. Readiness is about those to come.
+/// Whether the request includes the pods that run: `/readyz?verbose`. Readiness is about new pods.
 fn is_verbose(request: &Request<Incoming>) -> bool {
     let parameters = request.uri().query().into_iter().flat_map(|query| query.split('&'));
     parameters.filter_map(|parameter| parameter.split('=').next()).any(|name| name == "verbose")

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub enum Effect {
     /// None is scheduled.
     NoSchedule,
-    /// None is scheduled if there is another node.
+    /// None is scheduled if another node fits.
     PreferNoSchedule,
     /// None is scheduled, and those that run are evicted.
     NoExecute,
@@ -58,7 +58,7 @@ pub struct NodeMarking {
 /// A taint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taint {
-    /// Its key, which says whose it is.
+    /// Its key, which identifies its owner.
     pub key: String,
     /// Its value; may be empty.
     pub value: String,
@@ -74,7 +74,7 @@ impl fmt::Display for Taint {
 }
 
 impl Taint {
-    /// As a node has it: an empty value is none.
+    /// As a node has it: an empty value is omitted.
     fn json(&self) -> Value {
         if self.value.is_empty() {
             json!({"key": self.key, "effect": self.effect.word()})
@@ -84,7 +84,7 @@ impl Taint {
     }
 }
 
-/// A node, read from its object. Everything else that a node says is passed over.
+/// A node, read from its object. Everything else in it is ignored.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct Node {
     metadata: Metadata,
@@ -163,7 +163,7 @@ pub fn node_reference(node: &Node) -> ObjectReference {
 }
 
 impl Node {
-    /// Reads a node's object; none if it is no node.
+    /// Reads a node's object; none if it is not a node.
     #[must_use]
     pub fn of(object: &Value) -> Option<Self> {
         Self::deserialize(object).ok()
@@ -193,7 +193,7 @@ impl Node {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// What it says of a condition.
+    /// Its condition of this type.
     #[must_use]
     pub fn condition(&self, of_type: &str) -> Option<&Condition> {
         self.status.conditions.iter().flatten().find(|condition| condition.r#type == of_type)
@@ -232,7 +232,7 @@ impl Node {
     fn addition(&self, taint: &Taint) -> Vec<Value> {
         let taints = "/spec/taints";
         if self.taints().is_empty() {
-            // The server has no empty list; a test against null is one that there is none.
+            // The server omits empty lists; a test against null tests for that.
             vec![
                 json!({"op": "test", "path": taints, "value": null}),
                 json!({"op": "add", "path": taints, "value": [taint.json()]}),
@@ -260,7 +260,7 @@ impl Node {
         (!changes.is_empty()).then_some(changes)
     }
 
-    /// The strategic merge patch of the status by which the node says this condition, and no other one is touched; none where it says so already.
+    /// The strategic merge patch of the status that sets this condition and keeps the others; none if it is set already.
     /// `now` is a time as the API server writes it.
     #[must_use]
     pub fn condition_patch(&self, said: &Condition, now: &str) -> Option<Value> {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_key_is_somebody_elses_unless_it_is_named() {
+    fn an_older_key_belongs_to_another_controller_unless_it_is_named() {
         let before = [taint("NodeReadiness", "", "NoSchedule")];
         assert_eq!(node(&before).taint_patch(&ours(), &[], RequestedTaint::Free), None);
     }
@@ -438,7 +438,7 @@ mod tests {
         }
 
         #[test]
-        fn a_patch_never_changes_what_somebody_else_changed_meanwhile(before in taints(), now in taints(), free in any::<bool>()) {
+        fn a_patch_never_changes_concurrent_changes(before in taints(), now in taints(), free in any::<bool>()) {
             let wanted = if free { RequestedTaint::Free } else { RequestedTaint::Tainted };
             if let Some(patch) = node(&before).taint_patch(&ours(), &[], wanted)
                 && let Some(after) = patched(&now, &patch) {

@@ -84,7 +84,7 @@ impl Retry {
         self.pauses.pause(retry_after)
     }
 
-    /// The pause after an attempt whose failure says nothing about the API server.
+    /// The pause after an attempt whose failure is not an outage.
     pub fn quiet_pause(&mut self) -> Duration {
         self.pauses.pause(None)
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LabelSelector {
     text: String,
-    conditions: Vec<(String, Condition)>,
+    conditions: Vec<(String, LabelCondition)>,
 }
 
 /// Which fields a pod has. An empty one selects every pod.
@@ -24,11 +24,11 @@ pub struct FieldSelector {
 struct Field {
     name: &'static str,
     pointer: &'static str,
-    /// What it is where the pod does not say.
+    /// Its default.
     default: &'static str,
 }
 
-/// Where the API server knows of one more, it is not known here, and refused.
+/// A field that only a newer API server knows is rejected.
 const FIELDS: &[Field] = &[
     Field { name: "metadata.name", pointer: "/metadata/name", default: "" },
     Field { name: "metadata.namespace", pointer: "/metadata/namespace", default: "" },
@@ -43,7 +43,7 @@ const FIELDS: &[Field] = &[
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Condition {
+enum LabelCondition {
     Exists,
     Absent,
     /// The label is there, with one of these values.
@@ -52,14 +52,16 @@ enum Condition {
     NotIn(BTreeSet<String>),
 }
 
-/// Why a text is no selector.
+/// Why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// A part of it is no condition.
-    #[error("{0:?} is no condition on a label, such as app=web, app!=web, app in (web, shop), app or !app")]
+    /// A part of it is not a condition.
+    #[error(
+        "{0:?} is not a condition on a label, such as app=web, app!=web, app in (web, shop), app or !app"
+    )]
     Label(String),
-    /// A part of it is no condition.
-    #[error("{0:?} is no condition on a field, such as metadata.namespace!=kube-system")]
+    /// A part of it is not a condition.
+    #[error("{0:?} is not a condition on a field, such as metadata.namespace!=kube-system")]
     Field(String),
     /// The API server does not select pods by it.
     #[error("pods cannot be selected by the field {0:?}; they can by {fields}", fields = field_names())]
@@ -74,7 +76,7 @@ impl LabelSelector {
     /// Reads one.
     ///
     /// # Errors
-    /// The first part that is no condition.
+    /// The first part that is not a condition.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         let parts = split(text);
         let conditions = parts
@@ -95,10 +97,10 @@ impl LabelSelector {
         self.conditions.iter().all(|(key, condition)| {
             let value = labels.get(key);
             match condition {
-                Condition::Exists => value.is_some(),
-                Condition::Absent => value.is_none(),
-                Condition::In(values) => value.is_some_and(|value| values.contains(value)),
-                Condition::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+                LabelCondition::Exists => value.is_some(),
+                LabelCondition::Absent => value.is_none(),
+                LabelCondition::In(values) => value.is_some_and(|value| values.contains(value)),
+                LabelCondition::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
             }
         })
     }
@@ -108,7 +110,7 @@ impl FieldSelector {
     /// Reads one.
     ///
     /// # Errors
-    /// The first part that is no condition, or about a field that pods are not selected by.
+    /// The first part that is not a condition, or about a field that the API server does not select by.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         let mut conditions = Vec::new();
         for part in split(text) {
@@ -121,7 +123,7 @@ impl FieldSelector {
         Ok(Self { text: text.trim().to_owned(), conditions })
     }
 
-    /// As it is sent, with the node that the pods are on.
+    /// As it is sent, with the pods' node.
     #[must_use]
     pub fn on_node(&self, node: &str) -> String {
         let comma = if self.text.is_empty() { "" } else { "," };
@@ -165,14 +167,14 @@ pub fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn label_condition(part: &str) -> Option<(String, Condition)> {
+fn label_condition(part: &str) -> Option<(String, LabelCondition)> {
     let of = |key: &str, condition| is_key(key).then(|| (key.to_owned(), condition));
     if let Some(key) = part.strip_prefix('!') {
-        return of(key.trim(), Condition::Absent);
+        return of(key.trim(), LabelCondition::Absent);
     }
     if let Some((key, value, equal)) = comparison(part) {
         let values = BTreeSet::from([value.to_owned()]);
-        let condition = if equal { Condition::In(values) } else { Condition::NotIn(values) };
+        let condition = if equal { LabelCondition::In(values) } else { LabelCondition::NotIn(values) };
         return is_value(value).then(|| of(key, condition))?;
     }
     if let Some((left, list)) = part.split_once('(') {
@@ -184,12 +186,12 @@ fn label_condition(part: &str) -> Option<(String, Condition)> {
             return None;
         }
         return match operator {
-            "in" => of(key, Condition::In(values)),
-            "notin" => of(key, Condition::NotIn(values)),
+            "in" => of(key, LabelCondition::In(values)),
+            "notin" => of(key, LabelCondition::NotIn(values)),
             _ => None,
         };
     }
-    of(part, Condition::Exists)
+    of(part, LabelCondition::Exists)
 }
 
 /// Key, value, and whether they are to be equal.

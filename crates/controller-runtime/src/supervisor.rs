@@ -1,6 +1,6 @@
 //! Long-lived tasks: none of them ends unnoticed.
 //!
-//! A task can end in two ways only. It returns [`Unneeded`], which its type makes it say aloud, or it panics; then the supervisor says so from the same
+//! A task can end in two ways only. It returns [`Unneeded`], as its type requires, or it panics; then the supervisor reports that from the same
 //! moment on, and the process ends with an error that names the task.
 
 #[cfg(feature = "sabotage")]
@@ -33,7 +33,7 @@ pub struct DeadTask {
 #[derive(Debug, Clone)]
 pub struct Supervisor {
     dead: Arc<watch::Sender<Option<DeadTask>>>,
-    /// Tasks of these names are to panic as soon as the test says so. No program has this.
+    /// Makes tasks panic. No program has this.
     #[cfg(feature = "sabotage")]
     pub sabotage: Arc<sabotage::Sabotage>,
 }
@@ -49,7 +49,7 @@ impl Default for Supervisor {
 }
 
 impl Supervisor {
-    /// Starts a task. To abort it is no unexpected end. Needs a tokio run-time.
+    /// Starts a task. Aborting it is not an unexpected end. Needs a tokio run-time.
     #[expect(clippy::disallowed_methods, reason = "this is where it is allowed")]
     pub fn spawn(
         &self,
@@ -98,7 +98,7 @@ impl Supervisor {
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "it does not say why".to_owned())
+    text.unwrap_or_else(|| "the panic has no message".to_owned())
 }
 
 #[cfg(test)]

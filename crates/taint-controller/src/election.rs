@@ -1,17 +1,17 @@
 //! Who of several replicas acts: the one that holds the Lease. Pure.
 //!
 //! Clocks of different machines are never compared. Who waits goes by how long the Lease has not changed before its own eyes; who leads stops some
-//! seconds before anybody else may think that it has gone.
+//! seconds before another replica may consider it gone.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// For how long others believe a leader that says nothing more.
+/// How long the other replicas trust a silent leader.
 pub const LEASE: Duration = Duration::from_secs(15);
-/// For how long a leader that is not heard acts. A request that it has begun by then ends before the lease does.
+/// How long a leader acts without a response. A request that it has begun in that time ends before the lease does.
 pub const ACTS: Duration = Duration::from_secs(8);
-/// How often the Lease is looked at and renewed.
+/// How often the Lease is read and renewed.
 pub const PAUSE: Duration = Duration::from_secs(2);
 /// The most that is believed of what a Lease says of its duration.
 const LONGEST_LEASE: Duration = Duration::from_secs(120);
@@ -21,9 +21,9 @@ const LONGEST_LEASE: Duration = Duration::from_secs(120);
 pub enum LeaseWrite {
     /// Make it.
     Create(Value),
-    /// Replace the one that was looked at.
+    /// Replace the one that was read.
     Replace(Value),
-    /// Nothing: somebody else leads.
+    /// Nothing: another replica leads.
     Wait,
 }
 
@@ -57,7 +57,7 @@ impl Candidate {
         &self.name
     }
 
-    /// What to do about the Lease as it was found; none where there is none. `time` is a time as the API server writes it.
+    /// What to do about the Lease as it was read, if it exists. `time` is a time as the API server writes it.
     pub fn consider(&mut self, lease: Option<&Value>, now: Instant, time: &str) -> LeaseWrite {
         let Some(lease) = lease else {
             self.seen = None;
@@ -80,7 +80,7 @@ impl Candidate {
         self.acts_until = Some(asked + ACTS);
     }
 
-    /// Somebody else has it.
+    /// Another replica has it.
     pub const fn lost(&mut self) {
         self.acts_until = None;
     }
@@ -103,7 +103,7 @@ impl Candidate {
         })
     }
 
-    /// As it is to be. The version of the one that was looked at is kept, so that the server refuses if somebody else was faster.
+    /// As it should be. It keeps the version that was read, so that the API server refuses if another replica was faster.
     fn lease(&self, old: &Value, time: &str) -> Value {
         let of = |key: &str| old["spec"][key].clone();
         let is_mine = of("holderIdentity") == self.me.as_str();
@@ -153,9 +153,9 @@ mod tests {
         );
         lease["metadata"]["resourceVersion"] = json!("7");
         assert_eq!(b.consider(Some(&lease), now, "t0"), LeaseWrite::Wait);
-        // The holder renews it: the others wait anew.
+        // The holder renews it: the others start waiting again.
         let renewed = replaced(a.consider(Some(&lease), now + PAUSE, "t1"));
-        assert_eq!(renewed["metadata"]["resourceVersion"], "7", "the one that was looked at");
+        assert_eq!(renewed["metadata"]["resourceVersion"], "7", "the one that was read");
         assert_eq!(
             (&renewed["spec"]["acquireTime"], &renewed["spec"]["renewTime"]),
             (&json!("t0"), &json!("t1"))
@@ -202,7 +202,7 @@ mod tests {
                 let step = me.consider(found.as_ref().map(|(lease, _)| lease), now, &format!("t{index}"));
                 let (asked, version) = (now, found.map(|(_, version)| version));
                 if is_slow {
-                    // It stood still between asking for it and being heard.
+                    // It stood still between the request and its response.
                     now += Duration::from_secs(4);
                 }
                 match step {

@@ -17,9 +17,9 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use crate::metrics::ControllerMetrics;
-use crate::model::{AgentPod, Model, Placement, TaintAction, TaintReason, Watched};
+use crate::model::{AgentPlacement, AgentPod, Model, TaintAction, TaintReason, Watched};
 use crate::placement::DaemonSetTracker;
-use crate::queue::Queue;
+use crate::queue::NodeQueue;
 use crate::requirement::Requirement;
 
 /// The component of its events.
@@ -49,7 +49,7 @@ pub struct Leader {
     /// Until when it may act.
     acts_until: watch::Receiver<Option<Instant>>,
     model: Mutex<Model>,
-    queue: Mutex<Queue>,
+    queue: Mutex<NodeQueue>,
     failures: Mutex<BTreeMap<String, Pauses>>,
     outage: Mutex<OutageLog>,
     /// A node was added to the queue.
@@ -160,7 +160,7 @@ impl Leader {
             let placement = if self.asks_daemon_set {
                 self.placement(&mut tracker).await
             } else {
-                Some(Placement::Everywhere)
+                Some(AgentPlacement::Everywhere)
             };
             if let Some(placement) = placement
                 && self.model().place(placement)
@@ -172,7 +172,7 @@ impl Leader {
     }
 
     /// None if it cannot be determined: the last answer counts.
-    async fn placement(&self, tracker: &mut DaemonSetTracker) -> Option<Placement> {
+    async fn placement(&self, tracker: &mut DaemonSetTracker) -> Option<AgentPlacement> {
         let found = daemon_set::find(&self.connection.get().ok()?).await;
         if let Err(failure) = &found {
             log::debug!(target: SCOPE, "cannot read the agents' DaemonSet: {failure}");

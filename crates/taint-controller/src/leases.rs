@@ -18,13 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub enum Round {
     /// The Lease is ours for another while.
     Won,
-    /// Somebody else has it.
+    /// Another replica has it.
     Waits,
-    /// Somebody else wrote it in this moment.
+    /// Another replica wrote it at this moment.
     Conflict,
 }
 
-/// One round: looks at the Lease, and makes, renews or takes it where that is allowed.
+/// One round: reads the Lease, and creates, renews or takes it if that is allowed.
 ///
 /// # Errors
 /// The API server does not answer, or refuses.
@@ -62,7 +62,7 @@ pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round
     }
 }
 
-/// Gives the Lease up, so that another replica need not wait until it runs out. Nobody is told whether that worked.
+/// Releases the Lease, so that another replica need not wait until it expires. A failure does not matter.
 pub async fn step_down(cluster: &Cluster, candidate: &Candidate) {
     let leases = || Request::new(path(candidate));
     let get = leases().get(candidate.name(), &GetParams::default());

@@ -44,16 +44,16 @@ use requirement::Requirement;
 const LEASE_NAME: &str = "istio-taint-lock";
 /// The pods of the agents, as every chart labels them.
 const AGENTS: &str = "k8s-app=istio-cni-node";
-/// How long an answer of the API server makes the controller ready.
-const HEARD: Duration = Duration::from_secs(30);
-/// The longest that is waited with the Lease where the server asks for that: less than the Lease lasts.
-const LONGEST_WISH: Duration = Duration::from_secs(10);
+/// How long a response of the API server makes the controller ready.
+const RESPONSE_COUNTS: Duration = Duration::from_secs(30);
+/// The longest pause that the API server may ask for: less than the Lease lasts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How long the last request may take.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the controller is asked to do.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ControllerSettings {
     /// Which replica this is, and where the agents are.
     pub identity: Identity,
     /// The API server, and how to authenticate there.
@@ -72,12 +72,12 @@ pub struct Settings {
 ///
 /// # Errors
 /// It does not know who it is, cannot serve health, cannot use the ConfigMap, or one of its tasks has ended.
-pub async fn run(settings: Settings) -> anyhow::Result<()> {
+pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
     run_with(settings, Supervisor::default()).await
 }
 
-async fn run_with(settings: Settings, tasks: Supervisor) -> anyhow::Result<()> {
-    let Settings { identity, account, marking, config_map, health, monitoring } = settings;
+async fn run_with(settings: ControllerSettings, tasks: Supervisor) -> anyhow::Result<()> {
+    let ControllerSettings { identity, account, marking, config_map, health, monitoring } = settings;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     if identity.pod.is_empty() || identity.namespace.is_empty() {
         bail!("set POD_NAME and POD_NAMESPACE: they identify this replica to the others");
@@ -86,13 +86,13 @@ async fn run_with(settings: Settings, tasks: Supervisor) -> anyhow::Result<()> {
     let own = identity.namespace.clone();
     let connection = Arc::new(Connection::new(account, identity));
     let metrics = Arc::new(ControllerMetrics::default());
-    let (heard, is_heard) = watch::channel(None);
-    serve(health, monitoring, &tasks, &metrics, is_heard).await?;
+    let (responded, responses) = watch::channel(None);
+    serve(health, monitoring, &tasks, &metrics, responses).await?;
     let outage = OutageLog::new(
         format!("cannot use Lease {LEASE_NAME}, which needs the verbs get, create and update on leases"),
         "the Lease can be used again",
     );
-    let mut election = Election { candidate, connection: connection.clone(), metrics, heard, outage };
+    let mut election = Election { candidate, connection: connection.clone(), metrics, responded, outage };
     let done = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
@@ -145,8 +145,8 @@ struct Election {
     candidate: Candidate,
     connection: Arc<Connection>,
     metrics: Arc<ControllerMetrics>,
-    /// When the API server answered last.
-    heard: watch::Sender<Option<Instant>>,
+    /// The last response of the API server.
+    responded: watch::Sender<Option<Instant>>,
     outage: OutageLog,
 }
 
@@ -156,7 +156,7 @@ impl Election {
         let mut pause = PAUSE;
         let round = match self.connection.get() {
             Ok(cluster) => leases::round(&cluster, &mut self.candidate).await.map_err(|failure| {
-                pause = PAUSE.max(failure.retry_after().unwrap_or_default().min(LONGEST_WISH));
+                pause = PAUSE.max(failure.retry_after().unwrap_or_default().min(LONGEST_PAUSE));
                 failure.to_string()
             }),
             Err(error) => Err(error.to_string()),
@@ -171,7 +171,7 @@ impl Election {
         }
         match round {
             Ok(_) => {
-                self.heard.send_replace(Some(Instant::now()));
+                self.responded.send_replace(Some(Instant::now()));
                 self.outage.worked();
             }
             Err(error) => self.outage.failed(&error, &[]),
@@ -220,7 +220,7 @@ async fn serve(
     monitoring: Option<Address>,
     tasks: &Supervisor,
     metrics: &Arc<ControllerMetrics>,
-    heard: watch::Receiver<Option<Instant>>,
+    responses: watch::Receiver<Option<Instant>>,
 ) -> anyhow::Result<()> {
     if let Some(address) = monitoring {
         let registry = Arc::new(metrics.registry());
@@ -232,7 +232,7 @@ async fn serve(
     }
     let alive = tasks.clone();
     serve::start(tasks, "health server", health, move |request| {
-        let answer = report(&request, *heard.borrow(), &alive);
+        let answer = report(&request, *responses.borrow(), &alive);
         async move { answer }
     })
     .await
@@ -246,11 +246,11 @@ fn show(request: &hyper::Request<Incoming>, registry: &Registry) -> Answer {
     }
 }
 
-fn report(request: &hyper::Request<Incoming>, heard: Option<Instant>, tasks: &Supervisor) -> Answer {
-    let is_heard = heard.is_some_and(|at| at.elapsed() < HEARD);
+fn report(request: &hyper::Request<Incoming>, responded: Option<Instant>, tasks: &Supervisor) -> Answer {
+    let is_ready = responded.is_some_and(|at| at.elapsed() < RESPONSE_COUNTS);
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/healthz") => serve::healthz(tasks),
-        (&Method::GET | &Method::HEAD, "/readyz") if is_heard => text(StatusCode::OK, "ready\n"),
+        (&Method::GET | &Method::HEAD, "/readyz") if is_ready => text(StatusCode::OK, "ready\n"),
         (&Method::GET | &Method::HEAD, "/readyz") => {
             text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the API server denied access to the Lease\n")
         }
@@ -269,12 +269,12 @@ mod tests {
     /// For what must come, however slow the machine.
     const LONG: Duration = Duration::from_secs(600);
 
-    fn settings() -> Settings {
+    fn settings() -> ControllerSettings {
         let text = str::to_owned;
         let taint = Taint { key: text("k"), value: String::new(), effect: Effect::NoSchedule };
         let marking =
             NodeMarking { taint, old_keys: Vec::new(), condition_type: text("t"), after: Duration::ZERO };
-        Settings {
+        ControllerSettings {
             identity: Identity {
                 namespace: text("istio-system"),
                 pod: text("taint-controller-x"),
@@ -304,7 +304,7 @@ mod tests {
     async fn all_that_a_leader_does_is_supervised() {
         let all = ["leader", "node watch", "pod watch", "watch of the agents' DaemonSet"];
         for name in all {
-            let Settings { identity, account, marking, config_map, .. } = settings();
+            let ControllerSettings { identity, account, marking, config_map, .. } = settings();
             let connection = Arc::new(Connection::new(account, identity));
             let needed = requirements(&config_map, "istio-system", &connection).await.expect("requirements");
             let (_acts_until, leads) = watch::channel(None);

@@ -36,11 +36,11 @@ pub enum TaintReason {
     Joined,
     /// No agent has been ready there for a while.
     AgentGone,
-    /// The agent there says that pods would not be redirected.
+    /// The agent there reports that pods would not be redirected.
     AgentSaysNo,
     /// An agent is ready there, and does not say otherwise.
     AgentReady,
-    /// There are to be no agents any more.
+    /// The agents were removed.
     AgentsRemoved,
 }
 
@@ -51,27 +51,27 @@ impl TaintReason {
         match self {
             Self::Joined => "the node has joined, and no agent is ready there yet",
             Self::AgentGone => "no agent is ready there any more",
-            Self::AgentSaysNo => "the agent there says that pods would not be redirected",
+            Self::AgentSaysNo => "the agent there reports that pods would not be redirected",
             Self::AgentReady => "the agent there is ready",
             Self::AgentsRemoved => "the agents' DaemonSet is gone",
         }
     }
 }
 
-/// What the agent of a node says about it, by its condition.
+/// What the agent of a node reports about it, by its condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReportedCondition {
     Yes,
     No,
     Unknown,
-    /// There is no such condition: an agent that does not keep one, or none.
+    /// The node lacks this condition: its agent does not publish it, or does not exist.
     Nothing,
 }
 
 /// Where agents are to be.
 #[derive(Clone)]
-pub enum Placement {
-    /// On every node, as far as anybody knows.
+pub enum AgentPlacement {
+    /// On every node, as far as known.
     Everywhere,
     /// On the nodes that a DaemonSet wants.
     On {
@@ -80,7 +80,7 @@ pub enum Placement {
         /// Whether it wants a node, by name and labels.
         wants: Wants,
     },
-    /// Nobody has said yet: there may be agents to come.
+    /// Unknown yet: agents may follow.
     NotSaid,
     /// Nowhere any more.
     Nowhere,
@@ -89,7 +89,7 @@ pub enum Placement {
 /// Whether a node is wanted, by its name and labels.
 pub type Wants = Arc<dyn Fn(&str, &BTreeMap<String, String>) -> bool + Send + Sync>;
 
-impl Placement {
+impl AgentPlacement {
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::On { generation, .. }, Self::On { generation: other, .. }) => generation == other,
@@ -167,8 +167,8 @@ pub struct Model {
     nodes: Option<BTreeMap<String, Known>>,
     /// Of every requirement.
     pods: Vec<Option<Pods>>,
-    placement: Option<Placement>,
-    /// What has not been listed since it was lost sight of.
+    placement: Option<AgentPlacement>,
+    /// What has not been listed since its watch broke.
     stale: BTreeSet<Watched>,
 }
 
@@ -190,7 +190,7 @@ impl Model {
         self.nodes.is_some() && self.placement.is_some() && self.pods.iter().all(Option::is_some)
     }
 
-    /// All nodes there are.
+    /// All nodes.
     pub fn list_nodes(&mut self, nodes: Vec<Node>) {
         let is_first = self.nodes.is_none();
         let mut before = self.nodes.take().unwrap_or_default();
@@ -215,7 +215,7 @@ impl Model {
         let Some(old) = old.filter(|old| old.node.uid() == node.uid()) else {
             return Known { node, is_new, unfit_since: None };
         };
-        // Whoever frees a node, or says that it is fit, has the time to be proved right.
+        // An agent that frees a node, or reports it as fit, gets the time to be proved right.
         let reports_yes = |node: &Node| self.reported(node) == ReportedCondition::Yes;
         let is_freed = self.is_held(&old.node) && !self.is_held(&node);
         let is_anew = is_freed || (reports_yes(&node) && !reports_yes(&old.node));
@@ -250,7 +250,7 @@ impl Model {
     }
 
     /// Where agents are to be; whether that is another answer than before.
-    pub fn place(&mut self, placement: Placement) -> bool {
+    pub fn place(&mut self, placement: AgentPlacement) -> bool {
         let is_news = self.placement.as_ref().is_none_or(|old| !old.is_like(&placement));
         self.placement = Some(placement);
         is_news
@@ -261,7 +261,7 @@ impl Model {
         self.nodes.iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// How many nodes there are, and how many of them have the taint.
+    /// The number of nodes, and of those with the taint.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         let nodes = || self.nodes.iter().flatten();
@@ -286,12 +286,12 @@ impl Model {
         let is_held = self.is_held(&known.node);
         let free = |reason| if is_held { TaintAction::Free(reason) } else { TaintAction::Leave };
         match &self.placement {
-            Some(Placement::Nowhere) => return free(TaintReason::AgentsRemoved),
-            Some(Placement::NotSaid) => return TaintAction::Leave,
-            Some(Placement::On { wants, .. }) if !wants(name, known.node.labels()) => {
+            Some(AgentPlacement::Nowhere) => return free(TaintReason::AgentsRemoved),
+            Some(AgentPlacement::NotSaid) => return TaintAction::Leave,
+            Some(AgentPlacement::On { wants, .. }) if !wants(name, known.node.labels()) => {
                 return self.is_well(name);
             }
-            Some(Placement::On { .. } | Placement::Everywhere) | None => {}
+            Some(AgentPlacement::On { .. } | AgentPlacement::Everywhere) | None => {}
         }
         let (reported, has_taint, is_new) =
             (self.reported(&known.node), known.node.has(&self.marking.taint), known.is_new);
@@ -308,7 +308,7 @@ impl Model {
                 (known.is_new, known.unfit_since) = (false, None);
                 return free(TaintReason::AgentReady);
             }
-            // It is there, and cannot tell.
+            // It is ready, with an unknown state.
             (true, ReportedCondition::Unknown) => return self.is_well(name),
             (_, ReportedCondition::No) | (false, _) => {}
         }

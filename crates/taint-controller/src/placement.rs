@@ -1,4 +1,4 @@
-//! What the agents' DaemonSet says of where agents are to be, and when that is believed. Pure.
+//! Where agents should run according to their DaemonSet, and when that counts. Pure.
 
 use std::sync::Arc;
 
@@ -6,42 +6,42 @@ use cluster_client::Failure;
 use controller_runtime::daemon_set::wants;
 use k8s_openapi::api::apps::v1::DaemonSet;
 
-use crate::model::Placement;
+use crate::model::AgentPlacement;
 
-/// What bad news about it is.
+/// A loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DaemonSetLoss {
     Gone,
     Refused,
 }
 
-/// Goes by what is heard of the DaemonSet. That it is gone, or may not be read, is believed when it is said twice: one that is replaced is gone for a
+/// Tracks the DaemonSet. Its loss, or a denial, counts when it is reported twice: one that is replaced is gone for a
 /// moment, and an API server that starts refuses what it allows a second later.
 #[derive(Debug, Default)]
 pub struct DaemonSetTracker {
-    /// Whether there ever was one.
+    /// Whether it ever existed.
     has_been: bool,
-    /// Whether it was ever said whether there is one.
+    /// Whether its existence was ever known.
     is_told: bool,
-    /// What was said last, if it was bad.
+    /// The last report, if it was a loss.
     last: Option<DaemonSetLoss>,
 }
 
 impl DaemonSetTracker {
-    /// Where agents are to be; none where what was true before counts.
-    pub fn receive(&mut self, found: Result<Option<DaemonSet>, Failure>) -> Option<Placement> {
+    /// Where agents should run; none if the last answer counts.
+    pub fn receive(&mut self, found: Result<Option<DaemonSet>, Failure>) -> Option<AgentPlacement> {
         let bad = match found {
             Ok(Some(set)) => {
                 *self = Self { has_been: true, is_told: true, last: None };
-                return Some(Placement::On {
+                return Some(AgentPlacement::On {
                     generation: set.metadata.generation.unwrap_or_default(),
                     wants: Arc::new(move |name, labels| wants(&set, name, labels)),
                 });
             }
-            // Nodes that are born tainted wait for agents that are yet to be deployed.
+            // Nodes that join with the taint wait for agents that are yet to be deployed.
             Ok(None) if !self.has_been => {
                 self.is_told = true;
-                return Some(Placement::NotSaid);
+                return Some(AgentPlacement::NotSaid);
             }
             Ok(None) => DaemonSetLoss::Gone,
             Err(failure) if failure.is_refusal() => DaemonSetLoss::Refused,
@@ -49,9 +49,9 @@ impl DaemonSetTracker {
         };
         let is_said_again = self.last.replace(bad) == Some(bad);
         match bad {
-            DaemonSetLoss::Gone => is_said_again.then_some(Placement::Nowhere),
-            // It may be that nobody has given the right to read it: then every node is to have an agent.
-            DaemonSetLoss::Refused => (is_said_again && !self.is_told).then_some(Placement::Everywhere),
+            DaemonSetLoss::Gone => is_said_again.then_some(AgentPlacement::Nowhere),
+            // The right to read it may be missing: then every node should have an agent.
+            DaemonSetLoss::Refused => (is_said_again && !self.is_told).then_some(AgentPlacement::Everywhere),
         }
     }
 }
@@ -65,18 +65,18 @@ mod tests {
         Err(Failure::Forbidden(Words { text: "no".into(), by_api: true }))
     }
 
-    fn word(placement: Option<&Placement>) -> &'static str {
+    fn word(placement: Option<&AgentPlacement>) -> &'static str {
         match placement {
             None => "as before",
-            Some(Placement::Everywhere) => "everywhere",
-            Some(Placement::On { .. }) => "on",
-            Some(Placement::NotSaid) => "not said",
-            Some(Placement::Nowhere) => "nowhere",
+            Some(AgentPlacement::Everywhere) => "everywhere",
+            Some(AgentPlacement::On { .. }) => "on",
+            Some(AgentPlacement::NotSaid) => "not said",
+            Some(AgentPlacement::Nowhere) => "nowhere",
         }
     }
 
     #[test]
-    fn bad_news_is_believed_when_it_is_said_twice() {
+    fn a_loss_counts_when_it_is_reported_twice() {
         let there = || Ok(Some(DaemonSet::default()));
         let silent = || Err(Failure::Impossible("silence".into()));
         let mut tracker = DaemonSetTracker::default();

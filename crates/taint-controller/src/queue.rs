@@ -1,4 +1,4 @@
-//! Nodes that are to be looked at, each once, and when. Has a limit. Pure.
+//! Nodes to check, each once, and when. Has a limit. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -8,13 +8,13 @@ pub const MOST: usize = 10_000;
 
 /// Nodes, by when they are due.
 #[derive(Debug, Default)]
-pub struct Queue {
+pub struct NodeQueue {
     due: BTreeMap<String, Instant>,
     order: BTreeSet<(Instant, String)>,
     left_out: Option<String>,
 }
 
-impl Queue {
+impl NodeQueue {
     /// Puts a node in; one that is in already is due at the earlier of both times. False where it did not fit.
     pub fn put(&mut self, name: &str, at: Instant) -> bool {
         let old = self.due.get(name).copied();
@@ -62,7 +62,7 @@ impl Queue {
         self.due.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.due.is_empty()
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn each_is_in_it_once_and_the_earlier_time_counts() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (NodeQueue::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
         for (name, seconds) in [("a", 5), ("b", 3), ("a", 1), ("b", 9)] {
             assert!(queue.put(name, at(seconds)));
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_remembered_as_such() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (NodeQueue::default(), Instant::now());
         assert!((0..MOST).all(|number| queue.put(&number.to_string(), now)));
         assert_eq!(queue.take_left_out(), None);
         assert!(queue.put("7", now), "it is in already");
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn however_many_do_not_fit_each_has_its_turn_once() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (NodeQueue::default(), Instant::now());
         let names: Vec<String> = (0..2 * MOST + 7).map(|number| format!("node-{number:06}")).collect();
         let (mut looked_at, mut from) = (Vec::new(), Some(String::new()));
         while let Some(first) = from {

@@ -17,18 +17,18 @@ pub struct Requirement {
     pub selector: LabelSelector,
 }
 
-/// Why a ConfigMap says nothing that can be used.
+/// Why a ConfigMap cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequirementError {
-    /// It is no list of these.
-    #[error("key {key:?} is no list of name, selector and namespace: {what}")]
+    /// It is not a list of these.
+    #[error("key {key:?} is not a list of name, selector and namespace: {what}")]
     NoList {
         /// Where.
         key: String,
         /// What is wrong.
         what: String,
     },
-    /// A part is no selector.
+    /// A part is not a selector.
     #[error("key {key:?}, {name}: {what}")]
     Selector {
         /// Where.
@@ -39,7 +39,7 @@ pub enum RequirementError {
         what: String,
     },
     /// It names nothing, so that every node would be fit.
-    #[error("it names no pods, so that every node would count as ready")]
+    #[error("it names no pods, so every node would count as ready")]
     Empty,
     /// It names too much.
     #[error("it names {0} selectors, and {MOST} are the most")]
@@ -47,7 +47,7 @@ pub enum RequirementError {
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct SelectorEntry {
     /// Whatever it is: some names are booleans to YAML.
     #[serde(default)]
     name: Value,
@@ -64,11 +64,12 @@ pub fn read(data: &Value, own: &str) -> Result<Vec<Requirement>, RequirementErro
     let mut requirements = Vec::new();
     for (key, text) in data.as_object().into_iter().flatten() {
         let no_list = |what: String| RequirementError::NoList { key: key.clone(), what };
-        let text = text.as_str().ok_or_else(|| no_list("it is no text".to_owned()))?;
+        let text = text.as_str().ok_or_else(|| no_list("it is not text".to_owned()))?;
         let documents = Value::Array(yaml::documents(text).map_err(no_list)?);
-        let lists = Vec::<Vec<Entry>>::deserialize(documents).map_err(|error| no_list(error.to_string()))?;
+        let lists =
+            Vec::<Vec<SelectorEntry>>::deserialize(documents).map_err(|error| no_list(error.to_string()))?;
         let entries = lists.into_iter().flatten();
-        for Entry { name, selector, namespace } in entries {
+        for SelectorEntry { name, selector, namespace } in entries {
             let wrong =
                 |what: String| RequirementError::Selector { key: key.clone(), name: name.to_string(), what };
             let parts = split(&selector);
@@ -131,8 +132,8 @@ mod tests {
             (json!({}), "names no pods"),
             (Value::Null, "names no pods"),
             (json!({"a": "[]"}), "names no pods"),
-            (json!({"a": "- {name: n"}), "\"a\" is no list"),
-            (json!({"a": "text"}), "\"a\" is no list"),
+            (json!({"a": "- {name: n"}), "\"a\" is not a list"),
+            (json!({"a": "text"}), "\"a\" is not a list"),
             (json!({"a": "- {name: n}"}), "selector"),
             (json!({"a": "- {name: n, selector: ''}"}), "empty"),
             (json!({"a": "- {name: n, selector: 'a b'}"}), "no condition"),

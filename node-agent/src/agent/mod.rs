@@ -1,4 +1,4 @@
-//! The agent's loop: watch, look, put right, wait.
+//! The agent's loop: watch, compare, correct, wait.
 
 mod reload;
 mod shutdown;
@@ -31,7 +31,7 @@ use crate::metrics::{KindLabel, Metrics};
 use crate::plan::{Directory, Edit, Obstacle};
 use crate::plugin::Program;
 use crate::plugin_token::{PluginToken, TokenRenewer};
-use crate::ready::{Phase, State};
+use crate::ready::{AgentState, Phase};
 use crate::reload::Reloader;
 use crate::repair;
 use crate::serve::{self, Served};
@@ -43,14 +43,14 @@ use shutdown::{ShutdownSignals, follow_daemon_set, shut_down};
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
 /// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
 const FIRST_TOKEN: Duration = Duration::from_secs(5);
-/// How often the node's files are looked at where they cannot be watched, or one of them cannot be loaded.
+/// How often the node's files are checked if they cannot be watched, or one of them cannot be loaded.
 const POLL: Duration = Duration::from_secs(5);
-/// How often to see whether the node's directories are still those that are mounted. No event tells.
+/// How often to check that the node's directories are still the mounted ones. inotify does not report that.
 const TICK: Duration = Duration::from_secs(10);
 /// The longest wait after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Runs the agent until it is told to end. Settings that the reloader reads again change meanwhile.
+/// Runs the agent until a signal ends it. The reloader may change settings while it runs.
 ///
 /// # Errors
 /// When it cannot serve health or the log socket, when a directory of the node is not the one it sees any more, or when one of its tasks has ended. What
@@ -74,7 +74,7 @@ async fn run_with(
     let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
     let installer = Arc::new(installer.with_token(token.clone()));
     let (metrics, registry) = Metrics::new();
-    let (state, connection) = (Arc::new(State::default()), Arc::new(cluster::connection(&settings)));
+    let (state, connection) = (Arc::new(AgentState::default()), Arc::new(cluster::connection(&settings)));
     let served = Arc::new(Served {
         installer: installer.clone(),
         state: state.clone(),
@@ -104,11 +104,11 @@ async fn run_with(
         ExitCause::Signal => {}
         ExitCause::Died(dead) => bail!("{dead}; ending, so that the kubelet starts a new container"),
         ExitCause::Lost(directory) => bail!(
-            "the node's directory behind {} was removed and made anew, and this container still sees the old one; ending, so that the kubelet starts a container that sees the new one",
+            "the node's directory behind {} was recreated; exiting so that a new container mounts it",
             directory.display()
         ),
         ExitCause::Moved(directory) => bail!(
-            "{} is another directory than the one that this process confined itself to (LANDLOCK), so it may not write there; ending, so that whoever started it starts another",
+            "{} is another directory than the one that this process confined itself to (LANDLOCK), so it may not write there; ending, so that its supervisor starts another",
             directory.display()
         ),
     }
@@ -129,7 +129,7 @@ fn start_work(
 ) -> [AbortHandle; 5] {
     let Served { installer, connection, metrics, summary, tasks, .. } = &**served;
     let (handle, healer) = heal::link(settings, connection.clone(), metrics.clone(), tasks);
-    let watch = drift::Watch::new(
+    let watch = drift::DriftWatch::new(
         settings.clone(),
         installer.clone(),
         connection.clone(),
@@ -137,7 +137,7 @@ fn start_work(
         summary.clone(),
         handle,
     );
-    let repair = repair::Controller::run(
+    let repair = repair::RepairController::run(
         settings.clone(),
         drift.subscribe(),
         installer.clone(),
@@ -157,7 +157,7 @@ fn start_work(
 /// Why the agent stops working.
 #[derive(Debug)]
 enum ExitCause {
-    /// It was told to.
+    /// A signal.
     Signal,
     /// One of its tasks ended unexpectedly.
     Died(DeadTask),
@@ -167,7 +167,7 @@ enum ExitCause {
     Moved(PathBuf),
 }
 
-/// A file that is left to another writer for a while.
+/// A file that the agent does not change for a while, because another program does.
 struct WriteBackoff {
     file: String,
     until: Instant,
@@ -175,7 +175,7 @@ struct WriteBackoff {
     who: String,
 }
 
-/// Where settings that change come from, and who is told.
+/// Where settings that change come from, and which parts receive them.
 struct Changes {
     reloader: Option<Reloader>,
     levels: Option<logging::Handle>,
@@ -185,7 +185,7 @@ struct Changes {
 struct Agent {
     settings: Settings,
     installer: Arc<Installer>,
-    state: Arc<State>,
+    state: Arc<AgentState>,
     metrics: Arc<Metrics>,
     connection: Arc<Connection>,
     logs: LogServer,
@@ -234,13 +234,13 @@ impl Agent {
         }
     }
 
-    /// Works until there is a reason to end.
+    /// Works until an exit cause arises.
     async fn work(&mut self, signals: &mut ShutdownSignals) -> ExitCause {
         let installer = self.installer.clone();
         match tokio::task::spawn_blocking(move || installer.sweep()).await {
             Ok(Ok(0)) => {}
             Ok(Ok(count)) => {
-                log::info!(target: SCOPE, files = count; "removed what an agent before left half-written");
+                log::info!(target: SCOPE, files = count; "removed temporary files of an earlier agent");
             }
             Ok(Err(error)) => log::warn!(target: SCOPE, "{error}"),
             Err(error) => log::warn!(target: SCOPE, "sweeping panicked: {error}"),
@@ -256,7 +256,7 @@ impl Agent {
             if watch.is_none() {
                 watch = self.watch();
             }
-            let again = self.look().await;
+            let again = self.reconcile().await;
             let again = if watch.is_none() { Some(again.map_or(POLL, |wait| wait.min(POLL))) } else { again };
             if let Some(end) = self.wait(&mut watch, &mut tokens, again, signals).await {
                 return end;
@@ -271,7 +271,7 @@ impl Agent {
         let blind = made.as_ref().err().map(ToString::to_string);
         match &blind {
             Some(error) if self.blind.as_ref() != Some(error) => {
-                log::warn!(target: SCOPE, "cannot watch the node's directories, and looks every {} s instead: {error}", POLL.as_secs());
+                log::warn!(target: SCOPE, "cannot watch the node's directories; polling every {} s: {error}", POLL.as_secs());
             }
             None if self.blind.is_some() => {
                 log::info!(target: SCOPE, "watching the node's directories again");
@@ -363,7 +363,7 @@ impl Agent {
     }
 
     /// One pass, and how long to wait for the next if nothing changes.
-    async fn look(&mut self) -> Option<Duration> {
+    async fn reconcile(&mut self) -> Option<Duration> {
         self.logs.keep();
         self.reload().await;
         let now = Instant::now();
@@ -418,7 +418,7 @@ impl Agent {
             && old != new
         {
             let text = format!(
-                "the runtime's network configuration is {new} instead of {old}; the entry follows it"
+                "the runtime's network configuration is {new} instead of {old}; moving the entry there"
             );
             self.metrics.obstacles.get_or_create(&KindLabel { kind: "preempted" }).inc();
             self.warn("NetworkConfigPreempted", text);
@@ -426,12 +426,12 @@ impl Agent {
         if is_contested {
             self.contest(pass);
         }
-        // A read that failed once, or a file elsewhere that a link leads to: the kernel does not tell when that is over.
+        // A read that failed once, or the target of a link: the kernel does not report when that is over.
         let may_heal_unseen = (!pass.invalid.is_empty()).then_some(POLL);
         self.phase_after_pass().or(may_heal_unseen)
     }
 
-    /// Another writer undid what we did.
+    /// Another program undid our change.
     fn contest(&mut self, pass: &Pass) {
         let now = Instant::now();
         if let (Some(wait), Some(file)) = (self.conflict.restored(now), &pass.target) {

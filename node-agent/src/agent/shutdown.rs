@@ -1,4 +1,4 @@
-//! The agent's end: who tells it to, and whether the plugin stays.
+//! The agent's shutdown: its signals, and whether the plugin stays.
 
 use std::io;
 use std::sync::Arc;
@@ -77,10 +77,10 @@ pub(super) async fn shut_down(
                     log::warn!(target: SCOPE, "cannot write the plugin's new token: {error}");
                 }
             }
-            log::info!(target: SCOPE, "ending; the plugin stays: {because}");
+            log::info!(target: SCOPE, "shutting down; keeping the plugin: {because}");
         }
         Departure::Remove(because) => {
-            log::info!(target: SCOPE, "ending; the plugin is removed: {because}");
+            log::info!(target: SCOPE, "shutting down; removing the plugin: {because}");
             let removed = tokio::task::spawn_blocking(move || leave::remove_patiently(&installer)).await;
             match removed {
                 Ok(Ok(())) => {

@@ -10,7 +10,7 @@ use netns_apply::netns::NetnsId;
 
 use crate::pod_check::{Basis, Comparison, ExpectedRules, MeshPod};
 
-/// How many looks in a row may go by a fingerprint. What a fingerprint does not show (packets that fill a set of others) is found by the next.
+/// How many checks in a row may rely on a fingerprint. The next one finds what a fingerprint does not show (packets that fill another program's set).
 const MOST_UNREAD: u32 = 11;
 
 /// The fingerprints of the namespaces that were as planned, by the UIDs of their pods.
@@ -26,7 +26,7 @@ struct CachedFingerprint {
     namespace: NetnsId,
     pod: Arc<MeshPod>,
     rules: Arc<ExpectedRules>,
-    /// Looks since its rules were read.
+    /// Checks since its rules were read.
     unread: u32,
 }
 
@@ -45,7 +45,7 @@ impl Fingerprints {
         (is_the_same && known.unread < MOST_UNREAD).then_some(known.fingerprint)
     }
 
-    /// Takes note of a look.
+    /// Takes note of a check.
     pub fn note(
         &mut self,
         pod: &Arc<MeshPod>,
@@ -104,7 +104,7 @@ mod tests {
         let taken = namespace.enter(|| Fingerprint::now(&known.keys())).expect("enters");
         let taken = taken.expect("a fingerprint");
         let (web, all) = (pod("1"), rules(false));
-        assert_eq!(known.of(&web, &all, here), None, "nobody has looked");
+        assert_eq!(known.of(&web, &all, here), None, "not checked yet");
         known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
         assert_eq!(known.of(&web, &all, here), Some(taken));
         assert_eq!(known.of(&web, &all, elsewhere), None);

@@ -1,10 +1,10 @@
-//! The drift watch: compares every pod of the node with what the plugin made of it, at an interval, and says where they differ. It changes
-//! nothing; [`crate::heal`] is told of every pod, and mends what has drifted where it is asked to.
+//! The drift watch: compares every pod of the node with its plan, at an interval, and reports differences. It is
+//! read-only; [`crate::heal`] receives every pod, and repairs drifted ones if the settings ask for that.
 //!
-//! A round reads the node's pods and looks at those of the mesh one after the other, spread over the interval. Where a namespace is as it was when all was as
-//! planned, its rules are not read again (`fingerprints`). What looks bad for the first
-//! time is looked at again at the end of the round, with the pod read anew before and after, so that a pod that starts, ends or is changed at that
-//! moment is no false alarm.
+//! A round reads the node's pods and checks those of the mesh one after the other, spread over the interval. If a namespace has not changed since everything was as
+//! planned, its rules are not read again (`fingerprints`). A pod that drifted for the first
+//! time is checked again at the end of the round, with the pod read again before and after, so that a pod that starts, ends or changes at that
+//! moment is not a false alarm.
 
 mod fingerprints;
 mod pod_state;
@@ -38,7 +38,7 @@ pub use pod_state::NodeSummary;
 use pod_state::{PodState, PodStates};
 use tracker::{DriftReport, DriftTracker};
 
-/// The longest time between a bad look and the next: enough for a pod that ends to say so.
+/// The longest time between a bad check and the next: enough for the API server to report a pod's end.
 const LONGEST_RECHECK: Duration = Duration::from_secs(5);
 /// The longest wait before the first round.
 const LONGEST_START: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ const LONGEST_START: Duration = Duration::from_secs(60);
 /// Where a difference comes from.
 const CHANGED: &str =
     "Its rules were changed after it started, or its annotations were; a new pod is redirected as planned";
-/// Where rules of others come from.
+/// The origin of other programs' rules.
 const INTERFERENCE: &str = "A container with NET_ADMIN, or a program on the node, has made them; a new pod is redirected as planned unless it does so again";
 
 /// Why a round could not be made.
@@ -100,7 +100,7 @@ struct RoundContext {
 }
 
 /// The drift watch.
-pub struct Watch {
+pub struct DriftWatch {
     settings: Settings,
     installer: Arc<Installer>,
     connection: Arc<Connection>,
@@ -109,7 +109,7 @@ pub struct Watch {
     tracker: DriftTracker,
     states: PodStates,
     fingerprints: Fingerprints,
-    /// Who mends what has drifted, and is told of every pod.
+    /// Receives every pod, and heals it.
     healer: HealHandle,
     /// Why the last round could not be made.
     blind: Option<&'static str>,
@@ -117,8 +117,8 @@ pub struct Watch {
     mute: bool,
 }
 
-impl Watch {
-    /// Nothing is looked at yet.
+impl DriftWatch {
+    /// Checks nothing yet.
     #[must_use]
     pub fn new(
         settings: Settings,
@@ -147,7 +147,7 @@ impl Watch {
         }
     }
 
-    /// Watches as the settings say at any time, until nobody can change them any more.
+    /// Watches according to the current settings, until they cannot change any more.
     pub async fn run(mut self, mut settings: Receiver<DriftSettings>) -> Unneeded {
         loop {
             self.settings.drift = settings.borrow_and_update().clone();
@@ -190,7 +190,7 @@ impl Watch {
         // The agents of many nodes start together.
         let share = spread(&self.settings.identity.node);
         if self.heals() {
-            // Whoever mends knows all pods soon; it is the interval of later rounds that is spread.
+            // Healing knows all pods soon; only later rounds are spread over the interval.
             tokio::time::sleep(interval.min(LONGEST_RECHECK).mul_f64(share)).await;
             let done =
                 self.run_requested_checks(&CheckRequests { new: true, ..CheckRequests::default() }).await;
@@ -205,7 +205,7 @@ impl Watch {
         }
     }
 
-    /// Waits, and meanwhile looks at the pods that somebody requests to be looked at.
+    /// Waits, and runs requested checks.
     async fn rest_until(&mut self, end: tokio::time::Instant) {
         loop {
             let requests = tokio::select! {
@@ -242,7 +242,7 @@ impl Watch {
         let mut unconfirmed = Vec::new();
         let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
         for (index, pod) in (0..).zip(pods) {
-            // A quarter is left for the second looks.
+            // A quarter is left for the second checks.
             self.rest_until(start + self.interval() / 4 * 3 / count * index).await;
             let survey = match &survey {
                 Some(survey) => Arc::clone(survey),
@@ -253,7 +253,7 @@ impl Watch {
         self.check_again(&cluster, &unconfirmed, &ground).await
     }
 
-    /// Looks at some pods at once, without waiting for their turn.
+    /// Checks some pods at once, out of turn.
     async fn run_requested_checks(&mut self, requests: &CheckRequests) -> Result<(), RoundError> {
         let (cluster, ground, pods) = self.begin().await?;
         let is_requested = |pod: &MeshPod| {
@@ -271,7 +271,7 @@ impl Watch {
         self.check_again(&cluster, &unconfirmed, &ground).await
     }
 
-    /// What there is to look at, and how.
+    /// Which pods to check, and how.
     async fn begin(&mut self) -> Result<(Cluster, RoundContext, Vec<MeshPod>), RoundError> {
         require([NET_ADMIN, SYS_ADMIN]).map_err(RoundError::Capability)?;
         if self.settings.identity.node.is_empty() {
@@ -287,7 +287,7 @@ impl Watch {
         Ok((cluster, RoundContext { conf, rules, wanted }, pods))
     }
 
-    /// Looks at one pod; returns it where that has to be done a second time.
+    /// Checks one pod; returns it if a second check has to confirm the result.
     async fn check_one(
         &mut self,
         pod: MeshPod,
@@ -304,7 +304,7 @@ impl Watch {
         None
     }
 
-    /// Looks at one pod, and remembers how its namespace looked if it is as planned.
+    /// Checks one pod, and keeps its namespace's fingerprint if it is as planned.
     async fn compare(
         &mut self,
         pod: &Arc<MeshPod>,
@@ -329,7 +329,7 @@ impl Watch {
         seen
     }
 
-    /// Hands a pod over to be watched, and mended where it has drifted.
+    /// Hands a pod over to healing.
     async fn entrust(
         &self,
         pod: &Arc<MeshPod>,
@@ -344,7 +344,7 @@ impl Watch {
         };
         if let (true, Ok(sandbox)) = (self.heals(), survey.find(&pod.addresses)) {
             let (pod, rules, sandbox) = (pod.clone(), rules.clone(), sandbox.clone());
-            self.healer.send(HealRequest::Seen { pod, rules, sandbox, is_verified }).await;
+            self.healer.send(HealRequest::Checked { pod, rules, sandbox, is_verified }).await;
         }
     }
 
@@ -374,7 +374,7 @@ impl Watch {
         Ok(Arc::new(survey))
     }
 
-    /// Looks a second time at the pods that looked bad.
+    /// Checks a second time the pods that seemed drifted.
     async fn check_again(
         &mut self,
         cluster: &Cluster,
@@ -405,7 +405,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Counts what a look has shown, and says what is new.
+    /// Counts the result of a check, and reports what is new.
     async fn settle(&mut self, pod: &MeshPod, seen: &Comparison) {
         self.count(match seen {
             Comparison::AsPlanned => "as_planned",
@@ -424,10 +424,10 @@ impl Watch {
                 log::info!(target: SCOPE, pod = name; "the pod is redirected as planned again");
             }
             Some(DriftReport::Visible) => {
-                log::info!(target: SCOPE, pod = name; "the pod can be compared again, and is redirected as planned");
+                log::info!(target: SCOPE, pod = name; "the pod can be checked again, and is redirected as planned");
             }
             Some(DriftReport::Unknown(error)) => {
-                log::warn!(target: SCOPE, pod = name; "cannot tell whether the pod is redirected as planned: {error}");
+                log::warn!(target: SCOPE, pod = name; "cannot determine whether the pod is redirected as planned: {error}");
             }
             Some(DriftReport::Drifted { difference, event }) => {
                 log::warn!(target: SCOPE, pod = name; "the pod is not redirected as planned: {difference}");
@@ -474,7 +474,7 @@ impl Watch {
     }
 }
 
-/// The pod as it is now, if it is still the same, where it was, and still to be looked at.
+/// The pod in its current state, if it still has its UID and addresses and is still to be checked.
 async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<MeshPod>, ReadError> {
     let now = pods::get(cluster, &pod.name.namespace, &pod.name.name).await?;
     Ok(now

@@ -12,15 +12,15 @@ use crate::pod_check::Comparison;
 /// What is known of one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PodState {
-    /// It is redirected as planned, and nothing comes in the way.
+    /// It is redirected as planned, and other rules do not interfere.
     Verified,
     /// Nothing of the mesh is in its network namespace.
     NotRedirected,
     /// It is redirected otherwise than planned.
     Drifted,
-    /// It cannot be told.
+    /// It cannot be determined.
     Unknown,
-    /// Nobody has looked yet.
+    /// It was not checked yet.
     Unseen,
 }
 
@@ -66,7 +66,7 @@ impl PodState {
 pub struct PodStates(BTreeMap<String, PodState>);
 
 impl PodStates {
-    /// These are the pods that there are.
+    /// These are all pods.
     pub fn keep(&mut self, uids: &BTreeSet<&str>) {
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
         for uid in uids {
@@ -76,12 +76,12 @@ impl PodStates {
         }
     }
 
-    /// Takes note of a look.
+    /// Takes note of a check.
     pub fn note(&mut self, uid: &str, state: PodState) {
         self.0.insert(uid.to_owned(), state);
     }
 
-    /// Whether nobody has looked at a pod yet.
+    /// Whether a pod was not checked yet.
     #[must_use]
     pub fn is_unseen(&self, uid: &str) -> bool {
         self.0.get(uid).is_none_or(|state| *state == PodState::Unseen)
@@ -175,13 +175,13 @@ mod tests {
             states.words(),
             "1 of 6 meshed pods verified: 1 not redirected, 2 drifted, 1 unknown, 1 not yet checked"
         );
-        assert!(states.is_unseen("f") && states.is_unseen("never heard of") && !states.is_unseen("a"));
+        assert!(states.is_unseen("f") && states.is_unseen("unknown") && !states.is_unseen("a"));
         states.keep(&BTreeSet::from(["a"]));
         assert_eq!(states.words(), "1 of 1 meshed pods verified");
     }
 
     #[test]
-    fn where_nobody_looks_nothing_is_claimed() {
+    fn while_the_watch_is_off_nothing_is_claimed() {
         let (metrics, _) = Metrics::new();
         let (node, mut states) = (NodeSummary::new(metrics.clone()), PodStates::default());
         let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();

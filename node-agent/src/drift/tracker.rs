@@ -9,9 +9,9 @@ use cni_core::pod_source::PodName;
 
 use crate::pod_check::{CheckError, Comparison};
 
-/// For how long the same difference of the same pod is no event again.
+/// How long the same difference of the same pod is not an event again.
 const EVENT_PAUSE: Duration = Duration::from_secs(6 * 3600);
-/// The most events about one pod in that time. Somebody in the pod may make a new difference every second.
+/// The most events about one pod in that time. A process in the pod may make a new difference every second.
 const MOST_EVENTS: usize = 4;
 
 /// The pods that are not, or were not, as they should be, by their UIDs.
@@ -23,9 +23,9 @@ pub struct DriftTracker {
 #[derive(Debug)]
 struct DriftHistory {
     name: PodName,
-    /// The difference, while there is one.
+    /// The current difference, if any.
     drift: Option<String>,
-    /// The kind of error, while there is one.
+    /// The kind of the current error, if any.
     error: Option<&'static str>,
     /// Differences that were events, and when.
     events: Vec<(u64, Instant)>,
@@ -43,14 +43,14 @@ pub enum DriftReport {
     },
     /// It is as planned again.
     Recovered,
-    /// It cannot be told.
+    /// It cannot be determined.
     Unknown(CheckError),
-    /// It can be told again.
+    /// It can be determined again.
     Visible,
 }
 
 impl DriftTracker {
-    /// Whether a look says something new and bad, which has to be looked at again before it is believed.
+    /// Whether a check found a new problem, which a second check has to confirm.
     #[must_use]
     pub fn is_news(&self, uid: &str, look: &Comparison) -> bool {
         let history = self.histories.get(uid);

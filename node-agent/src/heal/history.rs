@@ -1,4 +1,4 @@
-//! What became of a pod that is watched, what is worth saying of it, and when it is looked at again. Pure: time comes from outside.
+//! The history of a monitored pod: what to report, and when to check it again. Pure: time comes from outside.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use super::INTERFERENCE;
 use super::repair::HealOutcome;
 use crate::conflict::WriteConflict;
 
-/// Changes that are put right at once within a minute: one a second. Whoever makes more keeps making them.
+/// Changes that are reverted at once within a minute: one a second. A program that makes more keeps making them.
 const PATIENCE: usize = 60;
-/// How long nothing is to be put right until a conflict counts as ended: the longest wait and the minute that counts.
+/// How long nothing is reverted until a conflict counts as ended: the longest wait and the minute that counts.
 const CALM: Duration = Duration::from_secs(120);
-/// The pauses after the first tries that fail. Most of these fail because somebody went on changing rules meanwhile, as a script of several commands does, and the
+/// The pauses after the first attempts that fail. Most of these fail because another program is still changing rules, as a script of several commands does, and the
 /// next one works: all of them fit into a second. Until then nothing is said.
 const SOON: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 /// How often what does not work is tried again by itself after these, and the longest wait. After that, a change or the drift watch has to ask for it.
@@ -30,32 +30,32 @@ pub struct HealHistory {
     contested: Option<Instant>,
     /// How many tries have failed, one after the other.
     failures: usize,
-    /// The reason of the failure that was said.
+    /// The reason of the failure that was reported.
     said: Option<&'static str>,
     events: Vec<Instant>,
 }
 
-/// Something worth telling an operator.
+/// Something worth reporting to an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HealReport {
-    /// It was put right.
+    /// It was restored.
     Healed,
-    /// Somebody undoes it again and again; the next change is answered so much later.
+    /// Another program undoes it repeatedly; the next change is reverted so much later.
     Contested(Duration),
-    /// It could not be put right, for another reason than before.
+    /// It could not be restored, for another reason than before.
     Failed,
-    /// It is as planned, and could not be put right before.
+    /// It is as planned, and could not be restored before.
     Recovered,
 }
 
-/// What follows from a look.
+/// What follows from a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealDecision {
     /// What to say, and whether it is worth an event.
     pub report: Option<(HealReport, bool)>,
     /// How long to do nothing.
     pub wait: Duration,
-    /// When to look again although nobody asks for it.
+    /// When to check again without a request.
     pub retry: Option<Duration>,
 }
 
@@ -72,7 +72,7 @@ impl HealHistory {
         }
     }
 
-    /// Whether another writer undoes what is done.
+    /// Whether another program undoes repairs.
     #[must_use]
     pub const fn is_contested(&self) -> bool {
         self.contested.is_some()
@@ -89,7 +89,7 @@ impl HealHistory {
         self.contested = self.contested.filter(|last| now.duration_since(*last) < CALM);
     }
 
-    /// Takes note of a look.
+    /// Takes note of a check.
     pub fn ended(&mut self, outcome: &HealOutcome, now: Instant) -> HealDecision {
         self.calm_down(now);
         match outcome {
@@ -99,7 +99,7 @@ impl HealHistory {
                 HealDecision { report, ..HealDecision::default() }
             }
             HealOutcome::Healed { .. } => self.healed(now),
-            // What others have done is theirs to undo; the kernel tells when they do.
+            // Other programs have to undo their rules; the kernel reports when they do.
             HealOutcome::Interference(_) => {
                 HealDecision { report: self.worse(INTERFERENCE, now), ..HealDecision::default() }
             }
@@ -133,7 +133,7 @@ impl HealHistory {
         let later = before - SOON.len();
         let pause = Duration::from_secs(1 << later.min(6)).min(LONGEST_WAIT);
         let retry = (later < MOST_LATER).then_some(pause);
-        // Whoever fails is not asked more often because something changes there.
+        // Attempts that fail are not repeated more often because something changes there.
         HealDecision { report: self.worse(reason, now), wait: pause.min(Duration::from_secs(1)), retry }
     }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn another_writer_is_answered_later_and_later_and_said_once() {
+    fn another_program_is_backed_off_from_and_reported_once() {
         let (mut history, mut now) = (HealHistory::new(), Instant::now());
         let (mut contested, mut waited) = (0, Duration::ZERO);
         for count in 1..=100 {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_spoils_is_mended_within_a_second_and_nothing_is_said_of_it() {
+    fn a_transient_failure_is_repaired_within_a_second_and_not_reported() {
         let (mut history, mut now) = (HealHistory::new(), Instant::now());
         let start = now;
         for _ in SOON {
@@ -214,16 +214,16 @@ mod tests {
         assert!(now.duration_since(start) < Duration::from_millis(500));
         assert_eq!(history.ended(&healed(), now).report, Some((HealReport::Healed, true)));
         let again = history.ended(&failed("not_verified"), now);
-        assert_eq!((again.report, again.retry), (None, Some(SOON[0])), "it begins anew");
+        assert_eq!((again.report, again.retry), (None, Some(SOON[0])), "it starts again");
         assert_eq!(
             history.ended(&HealOutcome::AsPlanned, now),
             HealDecision::default(),
-            "nobody has heard of a failure"
+            "the failure was not reported"
         );
     }
 
     #[test]
-    fn what_does_not_work_is_tried_again_with_pauses_and_not_for_ever() {
+    fn failed_repairs_are_repeated_with_pauses_and_a_limit() {
         let (mut history, now) = (HealHistory::new(), Instant::now());
         let nexts: Vec<HealDecision> = (0..14).map(|_| history.ended(&failed("not_found"), now)).collect();
         let pauses: Vec<u128> =
@@ -243,11 +243,11 @@ mod tests {
         );
         assert_eq!(history.ended(&HealOutcome::AsPlanned, now).report, Some((HealReport::Recovered, false)));
         assert_eq!(history.ended(&HealOutcome::AsPlanned, now), HealDecision::default());
-        assert_eq!(history.ended(&failed("not_found"), now).retry, Some(SOON[0]), "it begins anew");
+        assert_eq!(history.ended(&failed("not_found"), now).retry, Some(SOON[0]), "it starts again");
     }
 
     #[test]
-    fn rules_of_others_are_said_once_and_not_waited_for() {
+    fn interference_is_reported_once_and_not_waited_for() {
         let (mut history, now) = (HealHistory::new(), Instant::now());
         let look = HealOutcome::Interference("table ip theirs".into());
         let next = history.ended(&look, now);

@@ -1,13 +1,13 @@
-//! Healing drift: pods that are not redirected as planned any more are so again, as soon as the kernel tells of the change.
+//! Healing drift: a pod that drifted is redirected as planned again as soon as the kernel reports the change.
 //!
 //! ```text
-//! drift watch ──► healer ──► ward, one for each pod ──► look ──► mend ──► metrics, event
+//! drift watch ──► healer ──► monitor, one for each pod ──► check ──► repair ──► metrics, event
 //!      ▲             │        ▲ nf_tables, routing of the pod's network namespace
-//!      └── wishes ───┴────────┘
+//!      └─ requests ──┴────────┘
 //! ```
 //!
-//! The drift watch says which pods there are and where. For each of them a ward listens in the pod's network namespace; it is a task, not a thread. Its two
-//! sockets would keep that namespace alive, so the ward goes as soon as the runtime has taken its file away. `record` and `pace` decide, and
+//! The drift watch reports all pods and their namespaces. For each of them a monitor subscribes in the pod's network namespace; it is a task, not a thread. Its two
+//! sockets would keep that namespace alive, so the monitor goes as soon as the runtime has removed its file. `history` and `backoff` decide, and
 //! are pure.
 
 mod backoff;
@@ -40,27 +40,27 @@ use crate::settings::{Paths, Settings};
 use events::EventPublisher;
 use monitor::{DesiredRedirect, PodMonitor};
 
-/// The most pods that are listened to. No node has as many.
+/// The most pods that are monitored. No node has as many.
 const MOST_MONITORS: u64 = 1024;
 /// Descriptors that are left to everything else.
 const RESERVED: u64 = 256;
-/// Descriptors of one ward.
+/// Descriptors of one monitor.
 const PER_MONITOR: u64 = 2;
-/// How many namespaces are looked into at the same time.
+/// How many namespaces are checked at the same time.
 const AT_ONCE: usize = 4;
 /// How many messages of the drift watch may wait.
 const MOST_WAITING: usize = 16;
-/// How long wishes are gathered before the drift watch hears of them.
+/// How long requests are collected before the drift watch receives them.
 const GATHER: Duration = Duration::from_secs(1);
-/// When the drift watch is to look for pods whose namespaces have appeared: they have no address at first, and do not run yet.
+/// When the drift watch should check pods whose namespaces have appeared: they have no address at first, and do not run yet.
 const RECHECKS_AFTER: [Duration; 3] =
     [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(40)];
-/// How often files are compared with wards where the directory is watched: a runtime may unmount a file and leave it there.
+/// How often files are compared with monitors if the directory is watched: a runtime may unmount a file and leave it there.
 const TICK: Duration = Duration::from_secs(30);
 /// How often, where it cannot be watched.
 const POLL: Duration = Duration::from_secs(2);
 
-/// How the mending of a pod may end.
+/// How the healing of a pod may end.
 pub const REASONS: [&str; 13] = [
     HEALED,
     INTERFERENCE,
@@ -78,35 +78,35 @@ pub const REASONS: [&str; 13] = [
 ];
 /// It is redirected as planned again.
 pub const HEALED: &str = "healed";
-/// Rules of others come in the way, and they stay.
+/// Other programs' rules interfere, and stay.
 pub const INTERFERENCE: &str = "interference";
 
-/// What the drift watch tells.
+/// A message of the drift watch.
 #[derive(Debug)]
 pub enum HealRequest {
-    /// It has looked at a pod.
-    Seen {
+    /// It has checked a pod.
+    Checked {
         /// The pod as it is now.
         pod: Arc<MeshPod>,
         /// What holds for all pods now.
         rules: Arc<ExpectedRules>,
         /// Its network namespace.
         sandbox: Sandbox,
-        /// Whether it is redirected as planned; otherwise it is not, for sure.
+        /// Whether it is redirected as planned; otherwise it certainly is not.
         is_verified: bool,
     },
-    /// The UIDs of all pods that there are.
+    /// The UIDs of all pods.
     Pods(BTreeSet<String>),
-    /// Nothing is to be mended any more.
+    /// Healing is off.
     Off,
 }
 
-/// Pods that somebody wishes the drift watch to look at, out of turn.
+/// Pods that the drift watch should check out of turn.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct CheckRequests {
     /// Their UIDs.
     pub pods: BTreeSet<String>,
-    /// And all that nobody has looked at yet.
+    /// And all that were not checked yet.
     pub new: bool,
 }
 
@@ -127,7 +127,7 @@ impl CheckQueue {
     }
 }
 
-/// The drift watch's end of the link.
+/// The drift watch's handle of the healer.
 #[derive(Debug)]
 pub struct HealHandle {
     sender: mpsc::Sender<HealRequest>,
@@ -135,13 +135,13 @@ pub struct HealHandle {
 }
 
 impl HealHandle {
-    /// Tells the healer.
+    /// Sends a message to the healer.
     pub async fn send(&self, request: HealRequest) {
-        // Who has ended mends nothing.
+        // A healer that has ended needs no messages.
         let _ = self.sender.send(request).await;
     }
 
-    /// Waits until there are wishes. May be dropped and called again.
+    /// Waits for requests. May be dropped and called again.
     pub async fn requests(&self) -> CheckRequests {
         while self.queue.is_empty() {
             self.queue.added.notified().await;
@@ -151,7 +151,7 @@ impl HealHandle {
     }
 }
 
-/// Makes a healer, and the drift watch's link to it.
+/// Makes a healer, and the drift watch's handle of it.
 #[must_use]
 pub fn link(
     settings: &Settings,
@@ -183,7 +183,7 @@ pub fn link(
     (HealHandle { sender, queue }, healer)
 }
 
-/// What all wards have in common.
+/// What all monitors share.
 #[derive(Debug)]
 struct HealContext {
     paths: Paths,
@@ -193,7 +193,7 @@ struct HealContext {
     requests: Arc<CheckQueue>,
 }
 
-/// Has a ward for each pod.
+/// Has a monitor for each pod.
 #[derive(Debug)]
 pub struct Healer {
     requests: mpsc::Receiver<HealRequest>,
@@ -202,11 +202,11 @@ pub struct Healer {
     /// Pods that have none and should.
     unwatched: BTreeSet<String>,
     directory: Option<NamespaceDirectory>,
-    /// When to look at the directory again, if nothing happens; none while nothing is to be mended.
+    /// When to read the directory again, if nothing happens; none while healing is off.
     next: Option<Instant>,
     /// When to ask the drift watch for new pods.
     rechecks: Vec<Instant>,
-    /// Why pods have no ward, as far as it was said.
+    /// The reasons for pods without a monitor that were logged.
     logged: BTreeSet<&'static str>,
 }
 
@@ -243,9 +243,9 @@ impl Healer {
                     if !matches!(change, Ok(FileEvent::Files)) {
                         self.directory = None;
                     }
-                    self.look_around();
+                    self.scan_directory();
                 }
-                () = time => self.look_around(),
+                () = time => self.scan_directory(),
             }
             self.show();
         }
@@ -260,7 +260,7 @@ impl Healer {
             return;
         }
         if self.directory.is_none() {
-            self.look_around();
+            self.scan_directory();
         }
         match request {
             HealRequest::Off => {}
@@ -268,7 +268,7 @@ impl Healer {
                 self.monitors.retain(|uid, _| uids.contains(uid));
                 self.unwatched.retain(|uid| uids.contains(uid));
             }
-            HealRequest::Seen { pod, rules, sandbox, is_verified } => {
+            HealRequest::Checked { pod, rules, sandbox, is_verified } => {
                 let uid = pod.uid.clone();
                 let is_there =
                     |monitor: &&PodMonitor| !monitor.is_over() && monitor.sandbox().id() == sandbox.id();
@@ -280,15 +280,12 @@ impl Healer {
         }
     }
 
-    /// Gives a pod a ward, if that is possible.
+    /// Gives a pod a monitor, if that is possible.
     async fn monitor(&mut self, uid: &str, desired: DesiredRedirect, sandbox: Sandbox) {
         self.monitors.remove(uid);
         let is_anothers = self.monitors.values().any(|monitor| monitor.sandbox().id() == sandbox.id());
         let made = if self.monitors.len() >= most_monitors() {
-            Err((
-                "too_many",
-                "there are too many pods, or too few file descriptors (RLIMIT_NOFILE)".to_owned(),
-            ))
+            Err(("too_many", "too many pods, or too few file descriptors (RLIMIT_NOFILE)".to_owned()))
         } else if is_anothers {
             let text = format!("{} has the addresses of two pods", sandbox.path().display());
             Err(("ambiguous", text))
@@ -303,14 +300,14 @@ impl Healer {
             Err((reason, text)) => {
                 self.unwatched.insert(uid.to_owned());
                 if self.logged.insert(reason) {
-                    log::warn!(target: SCOPE, uid = uid; "cannot listen for changes in the network namespace of a pod, so only the drift watch looks at it: {text}");
+                    log::warn!(target: SCOPE, uid = uid; "cannot monitor the network namespace of a pod, so only the drift watch checks it: {text}");
                 }
             }
         }
     }
 
-    /// Lets go of namespaces whose files are gone, and asks for the pods of those that have come.
-    fn look_around(&mut self) {
+    /// Releases namespaces whose files are gone, and requests checks of those that appeared.
+    fn scan_directory(&mut self) {
         let now = Instant::now();
         self.monitors.retain(|_, monitor| {
             let sandbox = monitor.sandbox();
@@ -346,7 +343,7 @@ fn watch(path: &Path, logged: &mut BTreeSet<&'static str>) -> Option<FileWatch> 
         Ok(watch) => Some(watch),
         Err(error) => {
             if logged.insert("no_watch") {
-                log::warn!(target: SCOPE, "cannot watch the directory of network namespaces, and looks every {} s instead: {error}", POLL.as_secs());
+                log::warn!(target: SCOPE, "cannot watch the directory of network namespaces; polling every {} s: {error}", POLL.as_secs());
             }
             None
         }
@@ -358,7 +355,7 @@ fn names(path: &Path) -> BTreeSet<OsString> {
     entries.map(|entry| entry.file_name()).collect()
 }
 
-/// As many as there are descriptors for.
+/// As many as the file descriptors allow.
 fn most_monitors() -> usize {
     let most = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, _)) => (soft.saturating_sub(RESERVED) / PER_MONITOR).min(MOST_MONITORS),

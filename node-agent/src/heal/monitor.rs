@@ -1,4 +1,4 @@
-//! One pod that is listened to: a task with two sockets in the pod's network namespace. When the value is dropped, the sockets are closed.
+//! The monitor of one pod: a task with two sockets in the pod's network namespace. Dropping the monitor closes the sockets.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,15 +27,15 @@ use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNVERIFIABLE};
 const BURST: Duration = Duration::from_millis(5);
 /// How many datagrams are read at a time. More of them say no more.
 const MOST_READ: usize = 64;
-/// The name of the threads that enter namespaces, under which our own changes are told.
+/// The name of the threads that enter namespaces, with which the kernel reports our own changes.
 const OWN_NAME: &str = "netns";
 
-/// How a pod is to be.
+/// How a pod should be redirected.
 #[derive(Debug, Clone)]
 pub struct DesiredRedirect {
     pod: Arc<MeshPod>,
     rules: Arc<ExpectedRules>,
-    /// Whether it was seen to be so.
+    /// Whether it was verified to be so.
     is_verified: bool,
 }
 
@@ -45,7 +45,7 @@ impl DesiredRedirect {
         Self { pod, rules, is_verified }
     }
 
-    /// Takes note of a later look. What was verified once stays what is wanted: a pod's annotations, and what all pods get, may change while it runs, and
+    /// Takes note of a later check. A verified state stays the desired one: a pod's annotations, and the settings of all pods, may change while it runs, and
     /// neither is a reason to redirect it otherwise.
     fn update(&mut self, later: Self) {
         if later.is_verified || !self.is_verified {
@@ -54,18 +54,18 @@ impl DesiredRedirect {
     }
 }
 
-/// What the healer and the ward's task share.
+/// What the healer and the monitor's task share.
 #[derive(Debug)]
 struct MonitorState {
     desired: Mutex<DesiredRedirect>,
     sandbox: Sandbox,
-    /// Somebody wants it to be looked at.
+    /// Requests a check.
     recheck: Notify,
-    /// The drift watch has said that it has drifted.
+    /// The drift watch has reported that it drifted.
     is_reported: AtomicBool,
 }
 
-/// A pod that is listened to.
+/// A monitored pod.
 #[derive(Debug)]
 pub struct PodMonitor {
     state: Arc<MonitorState>,
@@ -73,7 +73,7 @@ pub struct PodMonitor {
 }
 
 impl PodMonitor {
-    /// Begins to listen, then looks at the pod.
+    /// Subscribes, then checks the pod.
     pub(super) async fn start(
         context: &Arc<HealContext>,
         desired: DesiredRedirect,
@@ -102,7 +102,7 @@ impl PodMonitor {
         };
         #[expect(
             clippy::disallowed_methods,
-            reason = "a pod without a ward gets one at the drift watch's next look"
+            reason = "a pod without a monitor gets one at the drift watch's next check"
         )]
         let task = tokio::spawn(task_state.run()).abort_handle();
         Ok(Self { state, task })
@@ -114,13 +114,13 @@ impl PodMonitor {
         &self.state.sandbox
     }
 
-    /// Whether nobody listens any more.
+    /// Whether its task has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.task.is_finished()
     }
 
-    /// The drift watch has looked at it again.
+    /// The drift watch has checked it again.
     pub fn update(&self, pod: Arc<MeshPod>, rules: Arc<ExpectedRules>, is_verified: bool) {
         let later = DesiredRedirect::new(pod, rules, is_verified);
         self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).update(later);
@@ -151,27 +151,27 @@ impl ChangeSubscriptions {
         Ok(Self([register(rules)?, register(routing)?]))
     }
 
-    /// Waits until something is told, and for the end of the burst it belongs to.
+    /// Waits for a notification, and for the end of its burst.
     async fn receive(&self) -> io::Result<(Instant, Heard)> {
         let [rules, routing] = &self.0;
-        let mut heard = Heard::default();
-        while heard.is_nothing() {
+        let mut notification = Heard::default();
+        while notification.is_nothing() {
             let mut ready: AsyncFdReadyGuard<'_, Subscription> = tokio::select! {
                 ready = rules.readable() => ready?,
                 ready = routing.readable() => ready?,
             };
-            if ready.get_inner().drain(&mut heard, MOST_READ)? {
+            if ready.get_inner().drain(&mut notification, MOST_READ)? {
                 ready.clear_ready();
             }
         }
         let since = Instant::now();
         sleep(BURST).await;
-        self.drain(&mut heard)?;
-        Ok((since, heard))
+        self.drain(&mut notification)?;
+        Ok((since, notification))
     }
 
-    fn drain(&self, heard: &mut Heard) -> io::Result<()> {
-        self.0.iter().try_for_each(|one| one.get_ref().drain(heard, MOST_READ).map(drop))
+    fn drain(&self, notification: &mut Heard) -> io::Result<()> {
+        self.0.iter().try_for_each(|one| one.get_ref().drain(notification, MOST_READ).map(drop))
     }
 }
 
@@ -199,7 +199,7 @@ impl Drop for Contested {
     }
 }
 
-/// The ward's task.
+/// The monitor's task.
 struct MonitorTask {
     context: Arc<HealContext>,
     state: Arc<MonitorState>,
@@ -212,23 +212,23 @@ struct MonitorTask {
 }
 
 impl MonitorTask {
-    /// Looks at the pod now, and whenever something was told, until the namespace is gone.
+    /// Checks the pod now, and after every notification, until the namespace is gone.
     async fn run(mut self) {
         let mut cause = Some((Instant::now(), Heard::default()));
         let mut retry: Option<Instant> = None;
         loop {
-            let (since, heard) = match cause.take() {
+            let (since, notification) = match cause.take() {
                 Some(cause) => cause,
                 None => match self.wait(retry).await {
                     Ok(Some(cause)) => cause,
                     Ok(None) => continue,
                     Err(error) => {
-                        log::warn!(target: SCOPE, pod = self.desired().pod.name.to_string(); "cannot listen to the pod's network namespace any more, so only the drift watch looks at it: {error}");
+                        log::warn!(target: SCOPE, pod = self.desired().pod.name.to_string(); "cannot monitor the pod's network namespace any more, so only the drift watch checks it: {error}");
                         return;
                     }
                 },
             };
-            if heard.lost {
+            if notification.lost {
                 self.context.metrics.heal_lost.inc();
             }
             let desired = self.desired();
@@ -236,7 +236,7 @@ impl MonitorTask {
             if outcome == HealOutcome::Gone {
                 return;
             }
-            let next = self.settle(&desired, &outcome, since, &heard);
+            let next = self.settle(&desired, &outcome, since, &notification);
             let now = Instant::now();
             retry = next.retry.map(|after| now + after);
             let pause = self.backoff.checked(now.into_std()).max(next.wait);
@@ -248,7 +248,7 @@ impl MonitorTask {
         self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for a reason to look.
+    /// Waits for a reason to check.
     async fn wait(&mut self, retry: Option<Instant>) -> io::Result<Option<(Instant, Heard)>> {
         let calm = self.history.calm_at().map(Instant::from_std);
         let at = |time: Option<Instant>| async move {
@@ -258,7 +258,7 @@ impl MonitorTask {
             }
         };
         tokio::select! {
-            heard = self.subscriptions.receive() => heard.map(Some),
+            notification = self.subscriptions.receive() => notification.map(Some),
             () = self.state.recheck.notified() => Ok(Some((Instant::now(), Heard::default()))),
             () = at(retry) => Ok(Some((Instant::now(), Heard::default()))),
             () = at(calm) => {
@@ -290,13 +290,13 @@ impl MonitorTask {
         outcome
     }
 
-    /// Counts what came of a look, and says what is new.
+    /// Counts the result of a check, and reports what is new.
     fn settle(
         &mut self,
         desired: &DesiredRedirect,
         outcome: &HealOutcome,
         since: Instant,
-        heard: &Heard,
+        notification: &Heard,
     ) -> HealDecision {
         self.count(outcome, since);
         let next = self.history.ended(outcome, Instant::now().into_std());
@@ -316,16 +316,16 @@ impl MonitorTask {
         };
         let is_new = match next.report {
             Some((HealReport::Failed | HealReport::Recovered, _)) => true,
-            // Nobody was told of it before.
+            // It was not reported before.
             Some((HealReport::Healed | HealReport::Contested(_), _)) | None => false,
         };
         if was_reported || is_new {
-            // It is the drift watch that says how pods are.
+            // Only the drift watch reports the state of pods.
             let uid = desired.pod.uid.clone();
             self.context.requests.add(|requests| requests.pods.extend([uid]));
         }
         if let Some((report, is_event)) = &next.report {
-            self.report(desired, outcome, report, *is_event, heard);
+            self.report(desired, outcome, report, *is_event, notification);
         }
         next
     }
@@ -354,16 +354,16 @@ impl MonitorTask {
         outcome: &HealOutcome,
         report: &HealReport,
         is_event: bool,
-        heard: &Heard,
+        notification: &Heard,
     ) {
         let (difference, words) = match outcome {
             HealOutcome::Healed { difference, words } => (difference.as_str(), words.as_str()),
-            // The drift watch says it.
+            // The drift watch reports it.
             HealOutcome::Interference(_) => return,
             HealOutcome::Failed(error) => (error.text.as_str(), ""),
             HealOutcome::AsPlanned | HealOutcome::Gone => ("", ""),
         };
-        let by = writers(heard);
+        let by = writers(notification);
         let (kind, reason, message) = match report {
             HealReport::Recovered => {
                 log::info!(target: SCOPE, pod = desired.pod.name.to_string(); "the pod is redirected as planned again");
@@ -372,13 +372,13 @@ impl MonitorTask {
             HealReport::Healed => (
                 "Normal",
                 "RedirectHealed",
-                format!("the pod was not redirected as planned, and is again: {difference}{by}. {words}"),
+                format!("restored the pod's redirection: {difference}{by}. {words}"),
             ),
             HealReport::Contested(wait) => (
                 "Warning",
                 "RedirectContested",
                 format!(
-                    "another writer keeps changing the pod's rules{by}; from now on they are put right only after some time, {} s at first and a minute at most, in which traffic may bypass the proxy. The last difference: {difference}",
+                    "another program keeps changing the pod's rules{by}; backing off {} s (at most 60 s); traffic may bypass the proxy. Last difference: {difference}",
                     wait.as_secs()
                 ),
             ),
@@ -390,9 +390,7 @@ impl MonitorTask {
             HealReport::Failed => (
                 "Warning",
                 "RedirectNotHealed",
-                format!(
-                    "the pod is not redirected as planned, or that cannot be told, and it could not be mended: {difference}{by}"
-                ),
+                format!("the pod is not redirected as planned, and repair failed: {difference}{by}"),
             ),
         };
         log::warn!(target: SCOPE, pod = desired.pod.name.to_string(); "{message}");
@@ -402,9 +400,9 @@ impl MonitorTask {
     }
 }
 
-/// Who has changed rules, as far as the kernel told. Names are what processes call themselves.
-fn writers(heard: &Heard) -> String {
-    let others = heard.writers.iter().filter(|(_, name)| name != OWN_NAME);
+/// Which programs changed rules, if the kernel reported it. Names are those that processes give themselves.
+fn writers(notification: &Heard) -> String {
+    let others = notification.writers.iter().filter(|(_, name)| name != OWN_NAME);
     let named: Vec<String> =
         others.map(|(process, name)| format!("{} (process {process})", name.escape_debug())).collect();
     if named.is_empty() { String::new() } else { format!("; rules were changed by {}", named.join(", ")) }
@@ -442,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_verified_once_stays_what_is_wanted() {
+    fn a_verified_state_stays_the_desired_one() {
         let mut now = order("1", false, false);
         now.update(order("2", true, false));
         assert_eq!(wants(&now), ("2".into(), true), "nothing was verified yet");

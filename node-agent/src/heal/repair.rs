@@ -11,7 +11,7 @@ use crate::pod_check::{
 };
 use crate::settings::Paths;
 
-/// What is to be looked at, and how it is to be.
+/// What to check, and how it should be.
 #[derive(Debug, Clone)]
 pub struct HealJob {
     /// The pod.
@@ -20,7 +20,7 @@ pub struct HealJob {
     pub rules: Arc<ExpectedRules>,
     /// Its network namespace.
     pub sandbox: Sandbox,
-    /// Whether it is known from the pod's processes that it is the pod's.
+    /// Whether the pod's processes have proved that it is the pod's.
     pub is_sure: bool,
     /// The rules are in force, but connections may go on beside the proxy.
     pub is_unfinished: bool,
@@ -40,16 +40,16 @@ pub enum HealOutcome {
         /// What was done.
         words: String,
     },
-    /// The mesh's rules are in force, but rules of others come in their way.
+    /// The mesh's rules are in force, but other programs' rules interfere.
     Interference(String),
-    /// It is not as planned, or that cannot be told, and nothing could be done about it.
+    /// It is not as planned, or that is unknown, and repair failed.
     Failed(RepairError),
     /// The namespace is gone.
     Gone,
 }
 
 impl HealOutcome {
-    /// The word for metrics, one of [`REASONS`](super::REASONS), if there was anything to mend.
+    /// The word for metrics, one of [`REASONS`](super::REASONS), if a repair was due.
     #[must_use]
     pub const fn reason(&self) -> Option<&'static str> {
         match self {
@@ -61,7 +61,7 @@ impl HealOutcome {
     }
 }
 
-/// Does it. The pod's network namespace is known by device and inode, and its file is opened anew each time.
+/// Checks and repairs it. The pod's network namespace is known by device and inode, and its file is reopened each time.
 #[must_use]
 pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     let Ok(netns) = job.sandbox.open() else { return HealOutcome::Gone };

@@ -30,7 +30,7 @@ pub struct RepairReport {
     severed: Severed,
 }
 
-/// Redirects a pod whose network namespace has to be found. Takes milliseconds: not for an async thread.
+/// Redirects a pod after finding its network namespace. Takes milliseconds: not for an async thread.
 ///
 /// # Errors
 /// Why it is not redirected, or not verified.

@@ -74,9 +74,9 @@ pub enum Comparison {
     Different(String),
     /// Nothing of the mesh is there; this is the first thing that is missing.
     NotRedirected(String),
-    /// All are, but rules of other programs come in their way.
+    /// All are, but rules of other programs interfere.
     Interference(String),
-    /// It cannot be told.
+    /// It cannot be determined.
     Unknown(CheckError),
 }
 
@@ -98,7 +98,7 @@ pub enum CheckError {
     /// More than one may be its network namespace.
     #[error("{0}")]
     Ambiguous(String),
-    /// Its rules are in force, but there are others that cannot be read.
+    /// Its rules are in force, but other rules cannot be read.
     #[error("{0}")]
     Unverifiable(String),
     /// Its network namespace cannot be compared with its plan.
@@ -171,7 +171,7 @@ pub fn check(
 /// Compares the calling thread's network namespace, which is to be the pod's, with the pod's plan.
 ///
 /// # Errors
-/// Why it cannot be told.
+/// Why it cannot be determined.
 pub fn compare_here(
     pod: &MeshPod,
     rules: &ExpectedRules,
@@ -201,7 +201,7 @@ fn judge(mismatch: &Mismatch, options: &ApplyOptions) -> Result<Comparison, Chec
     if !hidden.is_empty() {
         let hidden = hidden.join(", ");
         return Err(CheckError::Failed(format!(
-            "{mismatch}; but there are legacy tables ({hidden}), and no iptables-legacy-save here to read them"
+            "{mismatch}; but legacy tables exist ({hidden}), and iptables-legacy-save is not installed"
         )));
     }
     let is_bare = cleanup_preview(options).is_ok_and(|ours| ours.is_empty());

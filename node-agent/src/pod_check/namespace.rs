@@ -1,8 +1,8 @@
 //! Finding the network namespace of a pod, surely or not at all.
 //!
 //! The pod's cgroup says in which namespaces its processes are; the pod's status says which addresses its namespace has. The one that both
-//! name is the pod's. The runtime's directory of mounted namespaces says beside whether there is one with the pod's addresses in which
-//! nobody lives at present.
+//! name is the pod's. The runtime's directory of mounted namespaces shows whether a namespace with the pod's addresses exists
+//! without processes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ pub fn open(pod: &MeshPod, paths: &Paths) -> Result<Netns, RepairError> {
 fn find(pod: &MeshPod, mounted: &Path, proc: &Path) -> Result<Netns, RepairError> {
     let unknown = |error: std::io::Error| {
         let text = format!(
-            "cannot tell which processes are the pod's: {error}; mount the host's /proc there, or name it in MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities"
+            "cannot determine the pod's processes: {error}; mount the host's /proc there, or name it in MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities"
         );
         RepairError::new("not_found", text)
     };
@@ -65,13 +65,13 @@ fn find(pod: &MeshPod, mounted: &Path, proc: &Path) -> Result<Netns, RepairError
         (0, None) => Err(nowhere(pod, mounted, &processes)),
         (_, Some(other)) => {
             let text = format!(
-                "processes of another pod (UID {other}) are in the network namespace that has the pod's addresses; it is left alone"
+                "processes of another pod (UID {other}) are in the network namespace that has the pod's addresses; not changing it"
             );
             Err(RepairError::new("other_pod", text))
         }
         (several, None) => {
             let text = format!(
-                "processes of the pod are in {several} network namespaces that have its addresses; which one is the pod's cannot be told"
+                "processes of the pod are in {several} network namespaces that have its addresses; ownership is ambiguous"
             );
             Err(RepairError::new("ambiguous", text))
         }
@@ -93,11 +93,10 @@ fn belongs_to_pod(
     Ok(addresses.iter().all(|address| there.contains(address)))
 }
 
-/// Why there is none.
+/// Why none was found.
 fn nowhere(pod: &MeshPod, mounted: &Path, processes: &ProcessIndex) -> RepairError {
     if let Some(error) = processes.hidden.get(&pod.uid) {
-        let text =
-            format!("processes of the pod cannot be looked at: {error}; add SYS_PTRACE to the capabilities");
+        let text = format!("cannot read the pod's processes: {error}; add SYS_PTRACE to the capabilities");
         return RepairError::new("not_found", text);
     }
     let addresses: BTreeSet<IpAddr> = pod.addresses.iter().copied().collect();
@@ -105,18 +104,20 @@ fn nowhere(pod: &MeshPod, mounted: &Path, processes: &ProcessIndex) -> RepairErr
     match survey.as_ref().map(|survey| survey.find(&pod.addresses)) {
         Ok(Ok(sandbox)) => {
             let text = format!(
-                "{} has the pod's addresses, but no process of the pod is in it at present, so it may be another one's; it is looked at again when a container of the pod runs",
+                "{} has the pod's addresses, but no process of the pod is in it, so it may belong to another pod; the agent retries when a container of the pod runs",
                 sandbox.path().display()
             );
             RepairError::new("no_process", text)
         }
         Ok(Err(unfound)) => RepairError::new(
             if matches!(unfound, Unfound::Ambiguous { .. }) { "ambiguous" } else { "not_found" },
-            format!("no process of the pod is in a network namespace that has its addresses; {unfound}"),
+            format!(
+                "none of the pod's processes is in a network namespace that has its addresses; {unfound}"
+            ),
         ),
         Err(error) => RepairError::new(
             "not_found",
-            format!("no process of the pod is in a network namespace that has its addresses; {error}"),
+            format!("none of the pod's processes is in a network namespace that has its addresses; {error}"),
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! What the plugin is told on this node, read by the plugin's own parser.
+//! The plugin's configuration on this node, read by the plugin's own parser.
 
 use cni_core::conf::{Conf, Envelope};
 use cni_core::wire::Command;
@@ -9,7 +9,7 @@ use crate::install::Installer;
 /// The plugin's configuration, as the runtime hands it over.
 ///
 /// # Errors
-/// There is no entry at present, or the plugin would refuse it.
+/// The entry does not exist now, or the plugin would reject it.
 pub fn plugin_conf(installer: &Installer) -> Result<Conf, String> {
     let wrong = |error: &dyn std::fmt::Display| error.to_string();
     let entry = installer.want().map_err(|error| wrong(&error))?.entry;

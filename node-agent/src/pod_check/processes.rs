@@ -1,7 +1,7 @@
 //! Which processes of the node belong to which pod, and in which network namespaces they are.
 //!
-//! A container with CAP_NET_ADMIN can give its network namespace any address; into another pod's cgroup no container can get. So the cgroup says
-//! whose a namespace is.
+//! A container with CAP_NET_ADMIN can give its network namespace any address; into another pod's cgroup no container can get. So the cgroup shows
+//! the owner of a namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -24,12 +24,12 @@ pub struct NamespaceProcesses {
     pub process: u32,
 }
 
-/// Who lives in which network namespace, the host's aside.
+/// Which processes are in which network namespace, except the host's.
 #[derive(Debug, Default)]
 pub struct ProcessIndex {
     /// By namespace.
     pub namespaces: BTreeMap<NetnsId, NamespaceProcesses>,
-    /// Processes of pods that cannot be looked at, by the pod's UID, with what the kernel says.
+    /// Processes of pods that cannot be read, by the pod's UID, with the kernel's error.
     pub hidden: BTreeMap<String, String>,
     /// The host's network namespace.
     pub hosts: Option<NetnsId>,
@@ -39,7 +39,7 @@ impl ProcessIndex {
     /// Asks a mounted procfs, which is to be the host's.
     ///
     /// # Errors
-    /// It cannot be read, or does not tell the host's network namespace.
+    /// It cannot be read, or lacks the host's network namespace.
     pub fn of(proc: &Path) -> io::Result<Self> {
         let unreadable = |path: &Path, error: &dyn std::fmt::Display| {
             io::Error::other(format!("{}: {error}", path.display()))
@@ -55,7 +55,7 @@ impl ProcessIndex {
         Ok(index)
     }
 
-    /// A process that ends meanwhile is nobody's.
+    /// A process that ends concurrently does not count.
     fn count(&mut self, proc: &Path, process: u32) {
         let pod = cgroups(&proc.join(process.to_string()).join("cgroup")).ok();
         let pod = pod.and_then(|text| pod_uid(&text));

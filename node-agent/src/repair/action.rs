@@ -10,18 +10,18 @@ use crate::settings::RepairSettings;
 
 use super::queue::AttemptEnd;
 
-/// What is done with a broken pod. One of them: whoever asks for several gets the first.
+/// What is done with a broken pod. If the settings ask for several, the first one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Action {
-    /// It is redirected where it stands.
+pub enum RepairAction {
+    /// It is redirected in place.
     Repair,
-    /// It is deleted, so that whoever made it makes another one.
+    /// It is deleted, so that its controller creates another one.
     Delete,
-    /// It is labelled, for somebody else to deal with it.
+    /// It is labelled, for another controller to handle it.
     Label,
 }
 
-impl Action {
+impl RepairAction {
     /// What the settings ask for.
     #[must_use]
     pub const fn of(settings: &RepairSettings) -> Option<Self> {
@@ -87,14 +87,14 @@ impl Action {
 
 /// How one try ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is done; in words what it came to, where there is more to say.
+pub enum RepairOutcome {
+    /// It is done; with details, if any.
     Done(String),
     /// The label was there already.
     HadLabel,
     /// The pod is gone, or another one has its name.
     Gone,
-    /// The pod is not as it was seen; it will be seen anew.
+    /// The pod changed since it was read; the watch reports it again.
     Changed,
     /// The API server gave no answer that says whether it was done.
     Unanswered {
@@ -103,7 +103,7 @@ pub enum Outcome {
         /// When it wants to be asked again.
         retry_after: Option<Duration>,
     },
-    /// It cannot be done, at present at least.
+    /// It cannot be done, at least now.
     Failed(RepairError),
 }
 
@@ -130,13 +130,13 @@ pub const REASONS: [&str; 19] = [
     "no_process",
 ];
 
-impl From<RepairError> for Outcome {
+impl From<RepairError> for RepairOutcome {
     fn from(error: RepairError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl Outcome {
+impl RepairOutcome {
     /// The word for metrics, one of [`REASONS`].
     #[must_use]
     pub const fn reason(&self) -> &'static str {
@@ -166,7 +166,7 @@ impl Outcome {
     pub fn ended(&self) -> AttemptEnd {
         match self {
             Self::Done(_) | Self::HadLabel | Self::Gone => AttemptEnd::Settled,
-            // It says nothing about the pod, and may last: the pod has processes for moments only.
+            // That is not about the pod, and may last: the pod has processes for moments only.
             Self::Failed(error) if error.reason == "no_process" => AttemptEnd::Unanswered(None),
             Self::Failed(_) => AttemptEnd::Failed,
             Self::Changed => AttemptEnd::Unanswered(None),
@@ -176,7 +176,7 @@ impl Outcome {
 
     /// From a change of the pod's object.
     #[must_use]
-    pub fn of_change(action: Action, changed: Result<(), ChangeError>) -> Self {
+    pub fn of_change(action: RepairAction, changed: Result<(), ChangeError>) -> Self {
         match changed {
             Ok(()) => Self::Done(String::new()),
             Err(ChangeError::Gone) => Self::Gone,
@@ -205,16 +205,19 @@ mod tests {
         Settings::read(&no_flags, &env.collect::<Vec<_>>()).expect("settings").0.repair
     }
 
-    /// Whoever reads one of these words can have it explained.
+    /// `redirectctl why` explains each of these words.
     #[test]
-    fn every_word_that_others_read_is_explained() {
+    fn every_published_word_is_explained() {
         let explained = |word: &str, signs: &[signs::Sign]| signs.iter().any(|sign| sign.word == word);
         let reasons: Vec<&str> = REASONS.iter().chain(&crate::heal::REASONS).copied().collect();
         for reason in &reasons {
             assert!(explained(reason, &signs::REPAIRS), "{reason}");
         }
-        assert!(signs::REPAIRS.iter().all(|sign| reasons.contains(&sign.word)), "no word that nobody says");
-        for action in [Action::Repair, Action::Delete, Action::Label] {
+        assert!(
+            signs::REPAIRS.iter().all(|sign| reasons.contains(&sign.word)),
+            "every explained word is used"
+        );
+        for action in [RepairAction::Repair, RepairAction::Delete, RepairAction::Label] {
             assert!(explained(action.event(), &signs::EVENTS), "{action:?}");
         }
     }
@@ -230,23 +233,24 @@ mod tests {
                 .filter(|(index, _)| on(*index))
                 .map(|(_, name)| (*name, "true"))
                 .collect();
-            let first = [Action::Repair, Action::Delete, Action::Label].into_iter().enumerate();
+            let first =
+                [RepairAction::Repair, RepairAction::Delete, RepairAction::Label].into_iter().enumerate();
             let wanted = first.filter(|(index, _)| on(*index)).map(|(_, action)| action).next();
-            assert_eq!(Action::of(&settings(&env)), wanted, "{env:?}");
+            assert_eq!(RepairAction::of(&settings(&env)), wanted, "{env:?}");
             let off: Vec<(&str, &str)> = env.iter().copied().chain([("REPAIR_ENABLED", "false")]).collect();
-            assert_eq!(Action::of(&settings(&off)), None, "{off:?}");
+            assert_eq!(RepairAction::of(&settings(&off)), None, "{off:?}");
         }
     }
 
     #[test]
     fn every_outcome_has_its_word_and_its_consequence() {
         let all = [
-            (Outcome::Done(String::new()), Some("success"), AttemptEnd::Settled),
-            (Outcome::HadLabel, Some("skip"), AttemptEnd::Settled),
-            (Outcome::Gone, None, AttemptEnd::Settled),
-            (Outcome::Changed, None, AttemptEnd::Unanswered(None)),
+            (RepairOutcome::Done(String::new()), Some("success"), AttemptEnd::Settled),
+            (RepairOutcome::HadLabel, Some("skip"), AttemptEnd::Settled),
+            (RepairOutcome::Gone, None, AttemptEnd::Settled),
+            (RepairOutcome::Changed, None, AttemptEnd::Unanswered(None)),
             (
-                Outcome::Unanswered { text: String::new(), retry_after: Some(Duration::from_secs(3)) },
+                RepairOutcome::Unanswered { text: String::new(), retry_after: Some(Duration::from_secs(3)) },
                 None,
                 AttemptEnd::Unanswered(Some(Duration::from_secs(3))),
             ),

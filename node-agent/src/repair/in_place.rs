@@ -7,7 +7,7 @@ use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
 use serde_json::Value;
 use tokio::sync::watch::Receiver;
 
-use super::action::Outcome;
+use super::action::RepairOutcome;
 use super::filter::{Broken, BrokenCheck, Filter};
 use crate::cluster::{Cluster, pods};
 use crate::install::Installer;
@@ -32,9 +32,9 @@ impl InPlaceRepairer {
     }
 
     /// Redirects a broken pod, if it is still broken.
-    pub async fn repair(&self, cluster: &Cluster, filter: &Filter, broken: &Broken) -> Outcome {
+    pub async fn repair(&self, cluster: &Cluster, filter: &Filter, broken: &Broken) -> RepairOutcome {
         match self.try_repair(cluster, filter, broken).await {
-            Ok(report) => Outcome::Done(report.words()),
+            Ok(report) => RepairOutcome::Done(report.words()),
             Err(outcome) => outcome,
         }
     }
@@ -44,7 +44,7 @@ impl InPlaceRepairer {
         cluster: &Cluster,
         filter: &Filter,
         broken: &Broken,
-    ) -> Result<RepairReport, Outcome> {
+    ) -> Result<RepairReport, RepairOutcome> {
         require([NET_ADMIN, SYS_ADMIN, SYS_PTRACE]).map_err(|missing| {
             let text = format!("the agent's container lacks {}", missing.join(" and "));
             RepairError::new("no_capability", text)
@@ -56,11 +56,11 @@ impl InPlaceRepairer {
         let pod = pods::get(cluster, &broken.name.namespace, &broken.name.name)
             .await
             .map_err(|error| unread(&error))?;
-        let pod = pod.ok_or(Outcome::Gone)?;
+        let pod = pod.ok_or(RepairOutcome::Gone)?;
         match filter.check(&pod) {
             BrokenCheck::Broken(now) if now.uid == broken.uid => {}
-            BrokenCheck::Broken(_) => return Err(Outcome::Gone),
-            BrokenCheck::Sound(_) => return Err(Outcome::Changed),
+            BrokenCheck::Broken(_) => return Err(RepairOutcome::Gone),
+            BrokenCheck::Sound(_) => return Err(RepairOutcome::Changed),
         }
         can_restart(&pod)?;
         let pod = MeshPod::read(&pod, &conf).map_err(not_meshed)?;
@@ -74,7 +74,7 @@ impl InPlaceRepairer {
     }
 }
 
-fn unread(error: &ReadError) -> Outcome {
+fn unread(error: &ReadError) -> RepairOutcome {
     match error {
         ReadError::Denied { .. } => RepairError::new(
             "refused",
@@ -82,7 +82,7 @@ fn unread(error: &ReadError) -> Outcome {
         )
         .into(),
         ReadError::NoClient(_) | ReadError::Expired | ReadError::Failed { .. } => {
-            Outcome::Unanswered { text: error.to_string(), retry_after: error.retry_after() }
+            RepairOutcome::Unanswered { text: error.to_string(), retry_after: error.retry_after() }
         }
     }
 }

@@ -33,23 +33,23 @@ use crate::install::Installer;
 use crate::metrics::{AttemptLabels, Metrics, RepairedLabels, TypeLabel};
 use crate::pod_check::{RepairError, UNVERIFIABLE};
 use crate::settings::{DriftSettings, Settings};
-use action::{Action, Outcome, REASONS};
+use action::{REASONS, RepairAction, RepairOutcome};
 use filter::{Broken, BrokenCheck, Filter, NotBroken};
 use in_place::InPlaceRepairer;
-use queue::{Noted, Queue, Task};
+use queue::{Noted, RepairQueue, RepairTask};
 
 /// The component of the events.
 const COMPONENT: &str = "cni-repair";
 
 /// The repair controller.
-pub struct Controller {
-    action: Action,
+pub struct RepairController {
+    action: RepairAction,
     filter: Filter,
     label: (String, String),
     repairer: InPlaceRepairer,
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
-    queue: Mutex<Queue>,
+    queue: Mutex<RepairQueue>,
     /// A pod was added to the queue.
     added: Notify,
     /// The queue has room again.
@@ -58,7 +58,7 @@ pub struct Controller {
     outage: Mutex<OutageLog>,
 }
 
-impl Controller {
+impl RepairController {
     /// Works for ever, if the settings ask for anything.
     pub async fn run(
         settings: Settings,
@@ -67,7 +67,7 @@ impl Controller {
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
     ) -> Unneeded {
-        let Some(action) = Action::of(&settings.repair) else { return Unneeded };
+        let Some(action) = RepairAction::of(&settings.repair) else { return Unneeded };
         let repair = &settings.repair;
         if repair.node.is_empty() {
             log::warn!(target: SCOPE, "repair is off: set NODE_NAME or REPAIR_NODE_NAME to identify the node's pods");
@@ -163,12 +163,12 @@ impl Controller {
         }
     }
 
-    async fn handle(&self, task: &Task) {
+    async fn handle(&self, task: &RepairTask) {
         let start = Instant::now();
         let cluster = self.connection.get();
         let outcome = match &cluster {
             Ok(cluster) => self.act(cluster, &task.pod).await,
-            Err(error) => Outcome::Unanswered { text: error.to_string(), retry_after: None },
+            Err(error) => RepairOutcome::Unanswered { text: error.to_string(), retry_after: None },
         };
         let end = Instant::now();
         self.count(task, &outcome, end.duration_since(start), end.duration_since(task.since));
@@ -180,30 +180,32 @@ impl Controller {
         self.report(task, &outcome, gave_up).await;
     }
 
-    async fn act(&self, cluster: &Cluster, broken: &Broken) -> Outcome {
+    async fn act(&self, cluster: &Cluster, broken: &Broken) -> RepairOutcome {
         let (key, value) = (self.label.0.as_str(), self.label.1.as_str());
         match self.action {
-            Action::Repair => self.repairer.repair(cluster, &self.filter, broken).await,
-            Action::Delete => Outcome::of_change(self.action, pods::delete(cluster, &observed(broken)).await),
-            Action::Label if broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key)) => {
-                Outcome::HadLabel
+            RepairAction::Repair => self.repairer.repair(cluster, &self.filter, broken).await,
+            RepairAction::Delete => {
+                RepairOutcome::of_change(self.action, pods::delete(cluster, &observed(broken)).await)
             }
-            Action::Label => {
+            RepairAction::Label if broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key)) => {
+                RepairOutcome::HadLabel
+            }
+            RepairAction::Label => {
                 let done =
                     pods::label(cluster, &observed(broken), broken.labels.is_some(), (key, value)).await;
-                Outcome::of_change(self.action, done)
+                RepairOutcome::of_change(self.action, done)
             }
         }
     }
 
-    fn count(&self, task: &Task, outcome: &Outcome, took: Duration, since: Duration) {
+    fn count(&self, task: &RepairTask, outcome: &RepairOutcome, took: Duration, since: Duration) {
         let (metrics, r#type) = (&self.metrics, self.action.word());
         metrics.repair_attempts.get_or_create(&AttemptLabels { r#type, reason: outcome.reason() }).inc();
         metrics.repair_durations.get_or_create(&self.type_label()).observe(took.as_secs_f64());
         if let Some(result) = outcome.result() {
             metrics.repaired.get_or_create(&RepairedLabels { r#type, result }).inc();
         }
-        if matches!(outcome, Outcome::Done(_)) {
+        if matches!(outcome, RepairOutcome::Done(_)) {
             metrics.repair_delays.get_or_create(&self.type_label()).observe(since.as_secs_f64());
         }
         log::debug!(target: SCOPE, pod = task.pod.name.to_string(), action = r#type, r#try = task.tries; "{outcome:?}");
@@ -214,29 +216,32 @@ impl Controller {
     }
 
     /// Reports what is new: in the log, and if it is about the pod, in an event of it.
-    async fn report(&self, task: &Task, outcome: &Outcome, gave_up: bool) {
+    async fn report(&self, task: &RepairTask, outcome: &RepairOutcome, gave_up: bool) {
         let pod = task.pod.name.to_string();
-        if let Outcome::Unanswered { text, .. } = outcome {
+        if let RepairOutcome::Unanswered { text, .. } = outcome {
             self.outage().failed(text, &[("pod", &pod), ("action", self.action.word())]);
             return;
         }
         self.outage().worked();
         let failure = &task.pod.failure;
         match outcome {
-            Outcome::Done(more) => {
+            RepairOutcome::Done(more) => {
                 let more = if more.is_empty() { String::new() } else { format!(": {more}") };
                 let message = format!("pod detected as broken ({failure}), {}{more}", self.action.past());
                 log::info!(target: SCOPE, pod = pod, action = self.action.word(); "{message}");
                 // Nothing is left to be done about a pod that is redirected.
-                let kind = if self.action == Action::Repair { "Normal" } else { "Warning" };
+                let kind = if self.action == RepairAction::Repair { "Normal" } else { "Warning" };
                 self.send(task, kind, &message).await;
             }
-            Outcome::Failed(error) => self.report_failure(task, error, gave_up).await,
-            Outcome::HadLabel | Outcome::Gone | Outcome::Changed | Outcome::Unanswered { .. } => {}
+            RepairOutcome::Failed(error) => self.report_failure(task, error, gave_up).await,
+            RepairOutcome::HadLabel
+            | RepairOutcome::Gone
+            | RepairOutcome::Changed
+            | RepairOutcome::Unanswered { .. } => {}
         }
     }
 
-    async fn report_failure(&self, task: &Task, error: &RepairError, gave_up: bool) {
+    async fn report_failure(&self, task: &RepairTask, error: &RepairError, gave_up: bool) {
         let is_new = self.queue().is_news(&task.pod.uid, error.reason);
         if !is_new && !gave_up {
             return;
@@ -253,13 +258,13 @@ impl Controller {
         self.send(task, "Warning", &message).await;
     }
 
-    async fn send(&self, task: &Task, kind: &str, message: &str) {
+    async fn send(&self, task: &RepairTask, kind: &str, message: &str) {
         let event = EventBody { component: COMPONENT, kind, reason: self.action.event(), message };
         let about = observed(&task.pod).reference();
         let _ = self.connection.publish(&self.metrics.events, about, &event).await;
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, RepairQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -268,7 +273,7 @@ impl Controller {
     }
 }
 
-impl Replica for Controller {
+impl Replica for RepairController {
     type Item = Broken;
 
     fn parser(&self) -> impl Fn(&Value) -> Option<Broken> + Clone + Send + Sync + 'static {

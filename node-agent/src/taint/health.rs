@@ -100,11 +100,11 @@ impl FlapDamper {
     }
 }
 
-/// How long a taint that somebody else has removed is left so, at first and at most.
+/// How long the agent leaves a taint off that another controller removed, at first and at most.
 const FIRST_BACKOFF: Duration = Duration::from_secs(60);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(960);
 
-/// Gives way to somebody who removes the taint that this agent has put there: each time for longer.
+/// Backs off from a controller that removes this agent's taint, longer each time.
 #[derive(Debug, Default)]
 pub struct TaintBackoff {
     /// The UID of the node where this agent has put it.
@@ -118,9 +118,9 @@ pub struct TaintBackoff {
 pub enum TaintPermission {
     /// It may.
     Granted,
-    /// Somebody else has removed it, which is new; it is left so for this long.
+    /// Another controller has just removed it; the agent leaves it off for this long.
     Begins(Duration),
-    /// It is left so.
+    /// The agent leaves it off.
     Goes,
 }
 
@@ -134,7 +134,7 @@ impl TaintBackoff {
         }
     }
 
-    /// Whether a taint that is missing may be put on a node. From another node of its name nobody has removed anything.
+    /// Whether a missing taint may be put on a node. A new node of the same name never had it.
     pub fn ask(&mut self, uid: &str, now: Instant) -> TaintPermission {
         if self.is_ours_on.as_deref() != Some(uid) {
             *self = Self::default();
@@ -188,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn whoever_removes_the_taint_again_and_again_is_given_way_for_longer() {
+    fn the_agent_backs_off_longer_from_each_removal() {
         let (start, mut backoff) = (Instant::now(), TaintBackoff::default());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(backoff.ask("u", at(0)), TaintPermission::Granted, "nobody has removed anything");
+        assert_eq!(backoff.ask("u", at(0)), TaintPermission::Granted, "it was not removed");
         backoff.note(true, "u");
         assert_eq!(backoff.ask("u", at(10)), TaintPermission::Begins(Duration::from_secs(60)));
         assert_eq!(backoff.ask("u", at(69)), TaintPermission::Goes);

@@ -36,7 +36,7 @@ const LOOK_FIT: Duration = Duration::from_secs(10);
 /// How long it holds, of the same rules, that a probe namespace was redirected, and that it was not.
 const PROBE_HOLDS: Duration = Duration::from_secs(300);
 const FAILURE_HOLDS: Duration = Duration::from_secs(10);
-/// How often the node's object is looked at although nothing has changed here.
+/// How often the node's object is read although nothing has changed here.
 const REREAD: Duration = Duration::from_secs(60);
 /// How long the agent's end may take here.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -59,13 +59,13 @@ pub struct NodeTaintManager {
 /// A redirection that was tried.
 struct ProbeResult {
     at: Instant,
-    /// What pods' rules were to be, or why that could not be told.
+    /// The rules that pods would get, or why they are unknown.
     rules: Result<ExpectedRules, String>,
     health: NodeHealth,
 }
 
 impl ProbeResult {
-    /// Whether trying again would say nothing new.
+    /// Whether another probe would have the same result.
     fn holds(&self, rules: &Result<ExpectedRules, String>) -> bool {
         let holds = if self.health == NodeHealth::Verified { PROBE_HOLDS } else { FAILURE_HOLDS };
         self.rules == *rules && self.at.elapsed() < holds
@@ -73,7 +73,7 @@ impl ProbeResult {
 }
 
 impl NodeTaintManager {
-    /// Nothing is looked at yet.
+    /// Checks nothing yet.
     #[must_use]
     pub fn new(settings: &Settings, drift: Receiver<DriftSettings>, served: Arc<Served>) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl NodeTaintManager {
             return Unneeded;
         }
         if self.settings.identity.node.is_empty() {
-            log::warn!(target: SCOPE, "the node's taint and condition are left alone: set NODE_NAME, so that the agent knows its node");
+            log::warn!(target: SCOPE, "not keeping the node's taint and condition: set NODE_NAME");
             return Unneeded;
         }
         self.metrics.start_taint();
@@ -175,7 +175,7 @@ impl NodeTaintManager {
         health
     }
 
-    /// Makes the node's object say what was found out. The condition comes first, so that whoever goes by it never contradicts the taint.
+    /// Publishes the node's health. The condition comes first, so that a controller that reads it never contradicts the taint.
     async fn settle(&mut self, health: &NodeHealth, decision: TaintDecision) -> Result<(), NodeError> {
         let cluster = self.served.connection.get()?;
         let node = cluster.node(&self.settings.identity.node).await?;
@@ -198,7 +198,7 @@ impl NodeTaintManager {
         }
     }
 
-    /// What is not settled yet is not said, unless the node says nothing at all.
+    /// Publishes only decided states, unless the node has no condition yet.
     async fn report_condition(
         &self,
         cluster: &Cluster,
@@ -259,7 +259,7 @@ impl NodeTaintManager {
         Ok(())
     }
 
-    /// Whether somebody else has removed the taint that this agent had put there; then it is left so for a while, which gets longer.
+    /// Whether another controller has removed this agent's taint; then the agent leaves it off for a while, longer each time.
     async fn backs_off(&mut self, node: &Node) -> bool {
         if node.has(&self.settings.taint.marking.taint) {
             return false;

@@ -19,7 +19,7 @@ pub enum ProbeError {
     #[error("cannot try a redirection: {0}; or set TAINT_PROBE=false")]
     Impossible(String),
     /// A pod would fare alike.
-    #[error("a network namespace made for the purpose could not be redirected: {0}")]
+    #[error("a network namespace created as a test could not be redirected: {0}")]
     Failed(String),
 }
 

@@ -26,7 +26,7 @@ pub const METRICS: &[Described] = &[
 
 /// Adds the metrics of this process, which must have started just now.
 pub fn register(registry: &mut Registry) {
-    // Noted once: worked out anew for every scrape it would waver by a second, and each wavering would count as a restart.
+    // Noted once: computed for every scrape it would vary by a second, and each variation would count as a restart.
     let started = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64());
     registry.register_collector(Box::new(Process { started }));
 }
@@ -37,7 +37,7 @@ struct Process {
 }
 
 impl Collector for Process {
-    /// What cannot be read is left out: a 0 would be believed.
+    /// Unreadable values are omitted: a 0 would seem real.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let values = [cpu_seconds(), resident_bytes(), open_fds(), max_fds(), self.started];
         for (row, value) in METRICS.iter().zip(values) {
@@ -69,7 +69,7 @@ fn resident_bytes() -> Option<f64> {
 }
 
 /// Without the one that is open to count them.
-#[allow(clippy::cast_precision_loss, reason = "there are never that many")]
+#[allow(clippy::cast_precision_loss, reason = "no process has that many")]
 fn open_fds() -> Option<f64> {
     Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as f64)
 }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn memory_and_processor_time_rise_with_their_use() {
         let (memory, time) = (value("process_resident_memory_bytes"), value("process_cpu_seconds_total"));
-        // Far more than what other tests of this process give back meanwhile.
+        // Far more than other tests of this process free in between.
         let used = std::hint::black_box(vec![1_u8; 256 << 20]);
         let rise = value("process_resident_memory_bytes") - memory;
         assert!((1e8..1e9).contains(&rise), "{rise} of {}", used.len());

@@ -34,7 +34,7 @@ pub struct Selection {
     pub labels: String,
 }
 
-/// How new a list has to be.
+/// How current a list must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freshness {
     /// As the API server has it in its cache, where pods are sorted by node; in its store it would search all pods for a node's. It may be older
@@ -97,7 +97,7 @@ impl Cluster {
         loop {
             // The whole list has its own limit.
             let Some(piece) = answer.piece(LIST_PATIENCE).await? else { break };
-            // The parser ends early where it finds that this is no list.
+            // The parser ends early if the response is not a list.
             if send.send(piece).await.is_err() {
                 break;
             }
@@ -177,7 +177,7 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for PageSeed<'_, T, K> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Metadata {
+        struct ListMetadata {
             r#continue: Option<String>,
             resource_version: Option<String>,
         }
@@ -185,7 +185,7 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for PageSeed<'_, T, K> {
             match key.as_str() {
                 "items" => map.next_value_seed(ItemsSeed { kept: &mut self.page.kept, keep: self.keep })?,
                 "metadata" => {
-                    let metadata = map.next_value::<Metadata>()?;
+                    let metadata = map.next_value::<ListMetadata>()?;
                     self.page.rest = metadata.r#continue.filter(|token| !token.is_empty());
                     self.page.version = metadata.resource_version.unwrap_or_default();
                 }

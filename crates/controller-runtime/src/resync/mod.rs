@@ -19,7 +19,7 @@ pub use watch::{ObjectEvent, WATCH_PATIENCE};
 /// Why a collection cannot be read or watched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// There is no client.
+    /// A client cannot be made.
     #[error("no working API client: {0}")]
     NoClient(String),
     /// The API server refuses (401, 403).
@@ -92,7 +92,7 @@ pub struct Collection {
     pub path: String,
     /// Which of its objects.
     pub selection: Selection,
-    /// How new its list has to be.
+    /// How current its list must be.
     pub freshness: Freshness,
     /// The rights that a controller needs, for one that is denied them.
     pub remedy: &'static str,

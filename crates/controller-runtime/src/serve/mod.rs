@@ -145,7 +145,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// Answers requests for ever. However many clients say nothing, whoever asks is answered.
+/// Answers requests for ever. Silent clients, however many, do not block others.
 pub async fn connections<L, A, F>(listener: L, answer: A) -> Infallible
 where
     L: Listener,
@@ -181,7 +181,7 @@ where
                 .header_read_timeout(HEAD_PATIENCE)
                 .max_buf_size(16 * 1024)
                 .serve_connection(TokioIo::new(stream), service);
-            // What a client does wrong is its own affair.
+            // Errors of a client do not matter here.
             let _ = tokio::time::timeout(CONNECTION_PATIENCE, connection).await;
             drop(slot);
         });

@@ -1,4 +1,4 @@
-//! The connections that a server has open: a bounded number, in which whoever does nothing makes room for whoever comes.
+//! The connections that a server has open: a bounded number, in which an idle connection makes room for a new one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,11 +18,11 @@ pub(super) struct Slots {
 struct Open {
     /// How often a connection became idle or was opened: the order of idleness.
     moments: u64,
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, OpenConnection>,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct OpenConnection {
     /// Since when it has waited for a request; none while one is answered.
     idle_since: Option<u64>,
     task: Option<AbortHandle>,
@@ -65,7 +65,7 @@ impl Slots {
         }
         open.moments += 1;
         let number = open.moments;
-        open.connections.insert(number, Connection { idle_since: Some(number), task: None });
+        open.connections.insert(number, OpenConnection { idle_since: Some(number), task: None });
         Some(Slot { slots: self.clone(), number })
     }
 
@@ -73,7 +73,7 @@ impl Slots {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, number: u64, change: impl FnOnce(u64, &mut Connection)) {
+    fn change(&self, number: u64, change: impl FnOnce(u64, &mut OpenConnection)) {
         let mut open = self.open();
         open.moments += 1;
         let moment = open.moments;

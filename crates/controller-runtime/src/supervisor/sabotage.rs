@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 pub struct Sabotage {
     /// The names of all tasks that were started.
     pub started: Mutex<BTreeSet<&'static str>>,
-    /// The names of those that said that nobody needs them.
+    /// The names of those that returned [`Unneeded`].
     pub unneeded: Mutex<BTreeSet<&'static str>>,
     victim: Mutex<Option<&'static str>>,
     struck: Notify,

@@ -33,7 +33,7 @@ fn model(first: Node, pods: Vec<AgentPod>) -> Model {
     let mut model = Model::new(marking(), 1);
     model.list_nodes(vec![first]);
     model.list_pods(0, pods);
-    model.place(Placement::Everywhere);
+    model.place(AgentPlacement::Everywhere);
     model
 }
 
@@ -92,7 +92,7 @@ fn a_node_that_joins_is_tainted_at_once_and_one_that_was_there_is_not() {
     assert_eq!(model.next_action("old", now), TaintAction::Wait(now + AFTER));
     model.put_node(node("new", &[], ""));
     assert_eq!(model.next_action("new", now), TaintAction::Taint(TaintReason::Joined));
-    // Another of the same name, and one that joined while nobody watched.
+    // Another of the same name, and one that joined while the watch was broken.
     model.put_node(node_of("old", "u2", &[], ""));
     assert_eq!(model.next_action("old", now), TaintAction::Taint(TaintReason::Joined));
     model.list_nodes(vec![node_of("old", "u2", &[], ""), node("third", &[], "")]);
@@ -109,7 +109,7 @@ fn who_frees_a_node_is_given_the_time_to_be_proved_right() {
     let mut model = model(node("there", &[], ""), vec![]);
     model.put_node(node("n", &[KEY], ""));
     assert_eq!(model.next_action("n", now), TaintAction::Leave);
-    // The agent there is verified before the kubelet has found out that its pod is ready.
+    // The agent there is verified before the kubelet reports that its pod is ready.
     let long_after = now + 10 * AFTER;
     model.put_node(node("n", &[KEY], "True"));
     model.put_node(node("n", &[], "True"));
@@ -124,7 +124,7 @@ fn nothing_is_decided_before_everything_is_known() {
     let marking = NodeMarking { old_keys: Vec::new(), after: Duration::ZERO, ..marking() };
     let mut model = Model::new(marking, 2);
     model.list_nodes(vec![node("n", &[], "")]);
-    model.place(Placement::Everywhere);
+    model.place(AgentPlacement::Everywhere);
     assert_eq!(model.next_action("n", now), TaintAction::Leave);
     model.list_pods(0, vec![pod("p", "n", true)]);
     assert_eq!(model.next_action("n", now), TaintAction::Leave);
@@ -141,17 +141,17 @@ fn where_no_agent_is_wanted_nothing_is_tainted_and_where_all_are_gone_nodes_are_
     let mut model = model(node("n", &[], ""), vec![]);
     model.put_node(node("windows", &[], ""));
     model.put_node(node("tainted", &[KEY], ""));
-    let on = |generation| Placement::On { generation, wants: Arc::new(|name, _| name == "n") };
+    let on = |generation| AgentPlacement::On { generation, wants: Arc::new(|name, _| name == "n") };
     assert!(model.place(on(1)) && model.place(on(2)) && !model.place(on(2)));
     assert_eq!(model.next_action("windows", now), TaintAction::Leave);
     assert_eq!(model.next_action("n", now), TaintAction::Wait(now + AFTER));
     assert_eq!(model.next_action("tainted", now), TaintAction::Leave);
-    assert!(model.place(Placement::NotSaid));
+    assert!(model.place(AgentPlacement::NotSaid));
     assert_eq!(
         (model.next_action("n", now + AFTER), model.next_action("tainted", now)),
         (TaintAction::Leave, TaintAction::Leave)
     );
-    model.place(Placement::Nowhere);
+    model.place(AgentPlacement::Nowhere);
     assert_eq!(model.next_action("n", now + AFTER), TaintAction::Leave);
     assert_eq!(model.next_action("tainted", now), TaintAction::Free(TaintReason::AgentsRemoved));
 }
@@ -160,7 +160,7 @@ fn where_no_agent_is_wanted_nothing_is_tainted_and_where_all_are_gone_nodes_are_
 fn what_was_wrong_before_all_was_well_does_not_count_later() {
     let now = Instant::now();
     let long_after = now + 10 * AFTER;
-    // The agent became ready in between, and could not tell.
+    // The agent became ready in between, with an unknown state.
     let mut model = model(node("n", &[], "Unknown"), vec![pod("p", "n", false)]);
     assert_eq!(model.next_action("n", now), TaintAction::Wait(now + AFTER));
     model.put_pod(0, pod("p", "n", true));
@@ -168,9 +168,9 @@ fn what_was_wrong_before_all_was_well_does_not_count_later() {
     model.put_pod(0, pod("p", "n", false));
     assert_eq!(model.next_action("n", long_after), TaintAction::Wait(long_after + AFTER));
     // No agent was wanted there in between.
-    model.place(Placement::On { generation: 1, wants: Arc::new(|_, _| false) });
+    model.place(AgentPlacement::On { generation: 1, wants: Arc::new(|_, _| false) });
     assert_eq!(model.next_action("n", long_after), TaintAction::Leave);
-    model.place(Placement::Everywhere);
+    model.place(AgentPlacement::Everywhere);
     let longer_after = long_after + 10 * AFTER;
     assert_eq!(model.next_action("n", longer_after), TaintAction::Wait(longer_after + AFTER));
 }
@@ -248,7 +248,7 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: who is fit is never tainted, who is unfit is never freed, and there is an end to changing.
+    /// In every order of events: a fit node is never tainted, an unfit one never freed, and changes come to an end.
     #[test]
     fn steps_follow_from_what_is_and_come_to_rest(changes in prop::collection::vec(change(), 0..40)) {
         let mut now = Instant::now();

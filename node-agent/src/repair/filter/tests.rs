@@ -90,7 +90,7 @@ fn the_seventeen_cases_of_the_reference() {
         ("the annotation is there, and the failure", &by_annotation, annotated(waits.clone()), true),
         ("the annotation is there, and no failure", &by_annotation, annotated(fine.clone()), false),
         ("the annotation is not there, but the failure", &by_annotation, waits.clone(), false),
-        ("the annotation is there, all was mended", &by_annotation, annotated(recovered.clone()), false),
+        ("the annotation is there, all was repaired", &by_annotation, annotated(recovered.clone()), false),
         ("the named container failed", &by_name, waits, true),
         ("another container failed", &by_name, beside, false),
         ("the named container ended well", &by_name, fine.clone(), false),
@@ -122,7 +122,7 @@ fn the_seventeen_cases_of_the_reference() {
 
 #[test]
 fn the_first_failure_counts() {
-    // Nobody restarts a container of such a pod: its last state stays empty.
+    // The kubelet does not restart a container of such a pod: its last state stays empty.
     for policy in ["Never", "OnFailure", "Always"] {
         let mut first = pod(&json!([validation(failed(), json!({}))]));
         first["spec"]["restartPolicy"] = json!(policy);
