@@ -4,7 +4,7 @@
 //! number forms, indentation and line ends included. Putting an entry in and taking it out again gives the same bytes.
 //!
 //! ```
-//! use install_cni::conflist::{Entry, NetConf, Without};
+//! use install_cni::conflist::{Entry, NetConf, EntryRemoval};
 //! let text = r#"{ "name": "k8s", "mtu": 1.50e3, "plugins": [ {"type":"calico"} ] }"#;
 //! let ours = Entry::parse(r#"{"type":"istio-cni","pod_namespace":"istio-system"}"#).expect("an entry");
 //! let with = NetConf::parse("10-calico.conflist", text).expect("valid").with(&ours);
@@ -13,7 +13,7 @@
 //!     r#"{ "name": "k8s", "mtu": 1.50e3, "plugins": [ {"type":"calico"}, {"type":"istio-cni","pod_namespace":"istio-system"} ] }"#
 //! );
 //! let without = NetConf::parse("10-calico.conflist", &with).expect("valid").without();
-//! assert_eq!(without, Without::Rest(text.to_owned()));
+//! assert_eq!(without, EntryRemoval::Rest(text.to_owned()));
 //! ```
 
 mod entry;
@@ -27,7 +27,7 @@ pub use entry::{Entry, EntryError, Facts, Template};
 
 /// The plugin's type, which is also its binary's name. The only mark of an entry that is ours.
 pub const PLUGIN_TYPE: &str = "istio-cni";
-/// The specification's version of what we write where nobody else decides.
+/// The specification's version of our own files.
 pub const OWN_VERSION: &str = "0.3.1";
 
 /// A network configuration file that a runtime can load.
@@ -66,19 +66,19 @@ pub enum Invalid {
 pub enum EntryState {
     /// It is the last plugin and says what it should.
     Right,
-    /// There is none.
+    /// It does not exist.
     Absent,
     /// These keys of it differ from what they should be.
     Edited(Vec<String>),
     /// It says what it should, but plugins follow; the first of them is of this type.
     Followed(String),
-    /// There are several.
+    /// It exists several times.
     Repeated,
 }
 
 /// A file with our entry taken out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Without {
+pub enum EntryRemoval {
     /// The rest of it.
     Rest(String),
     /// Nothing else was in it.
@@ -201,25 +201,25 @@ impl<'a> NetConf<'a> {
             | EntryState::Repeated => {}
         }
         match self.without() {
-            Without::Rest(rest) => append_to(&rest, entry),
-            // A list of ours alone is no network; what it says is kept as it is.
-            Without::Nothing => self.text.to_owned(),
+            EntryRemoval::Rest(rest) => append_to(&rest, entry),
+            // A list with our entry alone is not a network; its content stays.
+            EntryRemoval::Nothing => self.text.to_owned(),
         }
     }
 
     /// Its text without our entry. A single plugin of another type becomes a list, which is what our entry needs.
     #[must_use]
-    pub fn without(&self) -> Without {
+    pub fn without(&self) -> EntryRemoval {
         match self.shape {
-            Shape::Single if self.has_ours() => Without::Nothing,
-            Shape::Single => Without::Rest(self.listed()),
+            Shape::Single if self.has_ours() => EntryRemoval::Nothing,
+            Shape::Single => EntryRemoval::Rest(self.listed()),
             Shape::List => match self.cut() {
-                None => Without::Rest(self.text.to_owned()),
-                Some(_) if self.is_only_ours() => Without::Nothing,
+                None => EntryRemoval::Rest(self.text.to_owned()),
+                Some(_) if self.is_only_ours() => EntryRemoval::Nothing,
                 // Each cut makes the text shorter by one entry, so this ends.
                 Some(rest) => match object(&rest) {
                     Ok(root) => NetConf { text: &rest, root, shape: Shape::List }.without(),
-                    Err(_) => Without::Rest(self.text.to_owned()),
+                    Err(_) => EntryRemoval::Rest(self.text.to_owned()),
                 },
             },
         }
@@ -280,7 +280,7 @@ pub fn is_list(text: &str) -> bool {
     NetConf::parse("x.conflist", text).is_ok()
 }
 
-/// Appends our entry to a list that has plugins and none of ours, in the manner of its last plugin.
+/// Appends our entry to a list that has plugins and none of ours, in the style of its last plugin.
 fn append_to(text: &str, entry: &Entry) -> String {
     let Ok(root) = object(text) else { return text.to_owned() };
     let conf = NetConf { text, root, shape: Shape::List };
@@ -291,8 +291,8 @@ fn append_to(text: &str, entry: &Entry) -> String {
         Some(previous) => text[plugins.elements[previous].range().end..last.range().start].to_owned(),
         None => format!(",{}", &text[plugins.range.start + 1..last.range().start]),
     };
-    let manner = format::Manner::of(text, last);
-    format!("{}{separator}{}{}", &text[..end], entry.formatted(&manner), &text[end..])
+    let style = format::JsonStyle::of(text, last);
+    format!("{}{separator}{}{}", &text[..end], entry.formatted(&style), &text[end..])
 }
 
 /// A text as a JSON object with the places of its parts: strict, as the runtime's parser is.

@@ -1,7 +1,7 @@
 //! Effects on files, behind a seam: production has [`Real`], tests put faults and power failures in.
 //!
 //! [`replace`] is the only way a file of the node changes: a complete temporary file, synced, renamed over the old one, the directory
-//! synced. Whoever reads sees the old file or the new one.
+//! synced. A reader sees the old file or the new one.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,7 +34,7 @@ pub trait Disk: Send + Sync {
     /// What is known of a file without opening it; links are followed.
     ///
     /// # Errors
-    /// When there is none.
+    /// It does not exist.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
     /// Whether a path is a link to something that is not there. A disk without links has none.
     fn leads_nowhere(&self, _path: &Path) -> bool {
@@ -58,12 +58,12 @@ pub trait Disk: Send + Sync {
     /// Removes a file.
     ///
     /// # Errors
-    /// When it cannot, also when there is none.
+    /// It cannot be removed, or does not exist.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Keeps other agents from working on directories until the lock is dropped. Those that are not there are passed over.
+    /// Keeps other agents from working on directories until the lock is dropped. Missing ones are skipped.
     ///
     /// # Errors
-    /// When somebody else keeps working on one; the error is [`io::ErrorKind::WouldBlock`].
+    /// Another process keeps working on one; the error is [`io::ErrorKind::WouldBlock`].
     fn lock(&self, directories: &[&Path]) -> io::Result<Lock>;
     /// Makes the names in a directory outlast a power failure.
     ///
@@ -72,7 +72,7 @@ pub trait Disk: Send + Sync {
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
 }
 
-/// A lock on directories, by flock(2) on themselves: a container sees the node's own inodes, and there is no file to be left behind.
+/// A lock on directories, by flock(2) on themselves: a container sees the node's own inodes, and no lock file remains.
 #[derive(Debug, Default)]
 pub struct Lock {
     _held: Vec<File>,
@@ -98,7 +98,7 @@ impl Lock {
             while let Err(refused) = file.try_lock() {
                 match refused {
                     TryLockError::WouldBlock if !left.is_zero() => {
-                        // Not by the clock: while the machine stands still, nobody gives a lock back.
+                        // Not by the clock: while the machine stands still, locks are not released.
                         thread::sleep(LOCK_PAUSE);
                         left = left.saturating_sub(LOCK_PAUSE);
                     }
@@ -204,7 +204,7 @@ impl Output for File {
 
     fn sync(&mut self) -> io::Result<()> {
         self.sync_all()?;
-        // What was written for others to use need not count as this container's memory.
+        // The page cache of these files need not count as this container's memory.
         let _ = nix::fcntl::posix_fadvise(&*self, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         Ok(())
     }
@@ -252,7 +252,7 @@ fn hint(error: &io::Error) -> &'static str {
         ),
         (
             io::ErrorKind::PermissionDenied,
-            " (where this belongs to somebody else, the agent's container needs CAP_DAC_OVERRIDE; where it does not, check the container's user and the node's SELinux labels)",
+            " (if another user owns it, add CAP_DAC_OVERRIDE; otherwise check the container's user and the node's SELinux labels)",
         ),
     ];
     hints.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, hint)| hint)
@@ -282,7 +282,7 @@ pub fn read(disk: &dyn Disk, path: &Path) -> Result<Vec<u8>, DiskError> {
 /// Reads a small file as text.
 ///
 /// # Errors
-/// When it cannot be read or is no text.
+/// It cannot be read or is not text.
 pub fn read_text(disk: &dyn Disk, path: &Path) -> Result<String, DiskError> {
     let text = String::from_utf8(read(disk, path)?);
     let text = text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8"));
@@ -366,12 +366,12 @@ fn write(
     context(file.sync(), "sync", path)
 }
 
-/// The error where somebody else changed a file that was to be changed.
+/// The error for a file that another program changed concurrently.
 pub(crate) fn moved() -> io::Error {
-    io::Error::new(io::ErrorKind::Interrupted, "somebody else changed it at the same time")
+    io::Error::new(io::ErrorKind::Interrupted, "another program changed it concurrently")
 }
 
-/// Removes a file so that it stays away after a power failure. That there is none is fine; that its removal lasts is up to who removed it.
+/// Removes a file so that it stays away after a power failure. A missing file is fine.
 ///
 /// # Errors
 /// When it cannot.
@@ -426,7 +426,7 @@ pub fn mentions(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<bool>
 /// Whether a file has this content.
 ///
 /// # Errors
-/// When one of them cannot be read; that the file is not there is no error.
+/// One of them cannot be read. A missing file is not an error.
 pub fn has_content(disk: &dyn Disk, path: &Path, content: &mut dyn Read) -> io::Result<bool> {
     let mut file = match disk.open(path) {
         Ok(file) => file,
@@ -458,7 +458,7 @@ fn fill(reader: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// A name beside a file that nobody else uses.
+/// An unused name beside a file.
 fn temporary(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -14,12 +14,14 @@ use cni_core::wire::Command;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
-use crate::kubeconfig::{self, Credentials};
+use crate::kubeconfig::Credentials;
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
 use crate::plugin_token::PluginToken;
 use crate::ready::Reason;
-use crate::settings::{EntrySettings, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource};
+use crate::settings::{
+    EntrySettings, KUBECONFIG, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource,
+};
 
 /// How long a yes of the plugin holds where nothing that the agent knows of has changed.
 const ANSWER_HOLDS: Duration = Duration::from_secs(30);
@@ -31,7 +33,7 @@ pub struct Installer {
     disk: Arc<dyn Disk>,
     plugin: Arc<dyn Ask>,
     settings: Settings,
-    /// What the plugin is told, which may change while the agent runs.
+    /// The plugin's entry, which may change while the agent runs.
     entry: RwLock<EntrySettings>,
     token: Arc<PluginToken>,
     /// Binaries whose content was compared, by target: what source and target were then.
@@ -46,7 +48,7 @@ pub struct Installer {
 struct Asked {
     at: Instant,
     conf: String,
-    /// The plugin and the files it looks at.
+    /// The plugin and the files it reads.
     files: Vec<Option<Stat>>,
 }
 
@@ -63,7 +65,7 @@ pub struct Pass {
     pub obstacle: Option<Obstacle>,
     /// The file that has our entry.
     pub target: Option<String>,
-    /// Who else writes that file, as far as its plugins tell.
+    /// The plugins of that file, which hint at its other writers.
     pub neighbours: Vec<String>,
     /// Files in front of it that the runtime cannot load.
     pub invalid: Vec<(String, String)>,
@@ -82,7 +84,7 @@ impl Pass {
 pub enum Conflist {
     /// It may.
     Repair,
-    /// It may, but not if the entry goes into this file, which another writer fights over.
+    /// It may, but not if the entry goes into this file, which another program keeps changing.
     Leave(String),
 }
 
@@ -104,8 +106,8 @@ pub enum InstallError {
     /// Reading the template.
     #[error("the template of the istio-cni entry is wrong: {0}")]
     Template(#[source] EntryError),
-    /// The plugin would refuse what it is to be told.
-    #[error("the plugin would refuse its entry in {file}, so that is not written: {why}")]
+    /// The plugin would reject its entry.
+    #[error("{file} not written: the plugin would reject its entry: {why}")]
     Refused {
         /// Where the entry was to go.
         file: String,
@@ -125,7 +127,7 @@ impl InstallError {
         }
     }
 
-    /// Whether nothing is wrong but that somebody wrote at the same moment.
+    /// Whether the only problem is another program's concurrent write.
     #[must_use]
     pub fn is_collision(&self) -> bool {
         match self {
@@ -179,7 +181,7 @@ impl Installer {
         context(self.disk.lock(&[&paths.net, &paths.bin, &paths.run]), "lock", &paths.net)
     }
 
-    /// Syncs the node's directories, unless that is known to be needless. A name that is as it should be may not be on disk yet: whoever gave
+    /// Syncs the node's directories, unless that is known to be needless. A correct name may not be on disk yet: the process that wrote
     /// it may have been killed, or have failed, before the sync.
     ///
     /// # Errors
@@ -192,7 +194,7 @@ impl Installer {
         // Binaries and kubeconfig before the entry that needs them.
         for directory in [bin, run, net] {
             match self.disk.sync_directory(directory) {
-                // Nothing waits to be written where there is nothing, nothing is written, or the file system has no such thing.
+                // Nothing is pending if the directory does not exist, is read-only, or its file system cannot sync.
                 Err(error) if is_needless(error.kind()) => {}
                 synced => context(synced, "sync", directory)?,
             }
@@ -206,7 +208,7 @@ impl Installer {
         changed.inspect_err(|_| self.is_durable.store(false, Ordering::Relaxed))
     }
 
-    /// The directory of the node that was removed while this container had it mounted: what is done there now, nobody sees.
+    /// The directory of the node that was removed while this container had it mounted: changes there have no effect.
     #[must_use]
     pub fn lost_directory(&self) -> Option<&Path> {
         let Paths { net, bin, run, .. } = &self.settings.paths;
@@ -214,7 +216,7 @@ impl Installer {
         [net, bin, run].into_iter().map(PathBuf::as_path).find(|path| is_lost(path))
     }
 
-    /// Removes what an agent that was killed left half-written: one of ours, or Istio's.
+    /// Removes temporary files of an agent that was killed: one of ours, or Istio's.
     ///
     /// # Errors
     /// When it cannot.
@@ -229,7 +231,7 @@ impl Installer {
         let mut binaries = self.source_names().unwrap_or_default();
         binaries.push(PLUGIN_TYPE.to_owned());
         let is_binary = |name: &str| binaries.iter().any(|binary| binary == name);
-        let is_kubeconfig = |name: &str| [kubeconfig::FILE, OLDER_KUBECONFIG].contains(&name);
+        let is_kubeconfig = |name: &str| [KUBECONFIG, OLDER_KUBECONFIG].contains(&name);
         let is_configuration = |name: &str, half: &str| {
             is_kubeconfig(name)
                 || [OWNED_FILE, STANDALONE_FILE].contains(&name)
@@ -330,7 +332,7 @@ impl Installer {
                 return Ok(replaced);
             }
             if replaced {
-                // Somebody else writes it, too. It is not known to be ours, and their writing wakes the next pass.
+                // Another program writes it, too. It is not known to be ours, and that write wakes the next pass.
                 return Ok(true);
             }
             let mut content = context(self.disk.open(&source), "open", &source)?;
@@ -343,7 +345,7 @@ impl Installer {
         }
     }
 
-    /// Never held while the disk works, so that readiness is answered meanwhile.
+    /// Never held during disk operations, so that readiness is answered in time.
     fn compared(&self) -> MutexGuard<'_, BTreeMap<PathBuf, (Stat, Stat)>> {
         self.compared.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -368,10 +370,9 @@ impl Installer {
         let mut has_written = false;
         // The kubeconfig names the token's file, so that comes first.
         if let Some(token) = &credentials.token {
-            has_written |= self.text(&paths.run.join(kubeconfig::TOKEN_FILE), token, settings.mode)?;
+            has_written |= self.text(&paths.token_file(), token, settings.mode)?;
         }
-        has_written |=
-            self.text(&paths.run.join(kubeconfig::FILE), &credentials.kubeconfig, settings.mode)?;
+        has_written |= self.text(&paths.kubeconfig(), &credentials.kubeconfig, settings.mode)?;
         Ok(has_written)
     }
 
@@ -388,14 +389,14 @@ impl Installer {
     /// What the configuration directory should hold.
     ///
     /// # Errors
-    /// When there is a template and it cannot be read or is none.
+    /// The template cannot be read or is invalid.
     pub fn want(&self) -> Result<Want, InstallError> {
         let entry = self.entry.read().unwrap_or_else(PoisonError::into_inner).clone();
         self.want_with(&entry)
     }
 
-    /// What the plugin is told from now on, by the next pass.
-    pub fn tell(&self, entry: EntrySettings) {
+    /// The next pass writes this entry.
+    pub fn set_entry(&self, entry: EntrySettings) {
         *self.entry.write().unwrap_or_else(PoisonError::into_inner) = entry;
     }
 
@@ -450,7 +451,7 @@ impl Installer {
     /// Reads the configuration directory: files that matter, and what was known of each before it was read.
     ///
     /// # Errors
-    /// When it cannot be listed, or a file that is ours by its name cannot be looked at.
+    /// It cannot be listed, or a file that is ours by its name cannot be read.
     pub fn directory(&self) -> Result<(Directory, BTreeMap<String, Stat>), DiskError> {
         let net = &self.settings.paths.net;
         let names = context(self.disk.list(net), "list", net)?;
@@ -466,7 +467,7 @@ impl Installer {
                     files.push(File { name, text: Err(error.to_string()) });
                     continue;
                 }
-                Err(error) => return context(Err(error), "look at", &path),
+                Err(error) => return context(Err(error), "read", &path),
             };
             if stat.is_file {
                 let text = disk::read_text(self.disk(), &path).map_err(|error| error.error.to_string());
@@ -477,7 +478,7 @@ impl Installer {
         Ok((Directory::new(files), stats))
     }
 
-    /// Makes a change unless it is made already, and says whether it did. What somebody else changed since the directory was read
+    /// Makes a change unless it is made already; true if it did. A file that another program changed since the directory was read
     /// stays as it is.
     pub(crate) fn edit(
         &self,
@@ -494,9 +495,9 @@ impl Installer {
                 let path = net.join(name);
                 let still = |_: &Path| match self.disk.stat(&path).ok() {
                     there if there == stats.get(name).copied() => Ok(()),
-                    Some(there) if !there.is_file => Err(io::Error::other(
-                        "it is no regular file; move it away, and the agent goes on by itself",
-                    )),
+                    Some(there) if !there.is_file => {
+                        Err(io::Error::other("it is not a regular file; move it, and the agent continues"))
+                    }
                     Some(_) | None => Err(disk::moved()),
                 };
                 let own = FileAttributes::Mode(if self.settings.conf_group_read { 0o640 } else { 0o600 });
@@ -519,9 +520,9 @@ impl Installer {
         }
     }
 
-    /// Whether the plugin has a kubeconfig, whoever wrote it.
+    /// Whether the plugin has a kubeconfig, from any writer.
     pub(crate) fn has_kubeconfig(&self) -> bool {
-        let kubeconfig = self.settings.paths.run.join(kubeconfig::FILE);
+        let kubeconfig = self.settings.paths.kubeconfig();
         self.disk.stat(&kubeconfig).is_ok_and(|stat| stat.length > 0)
     }
 
@@ -532,7 +533,7 @@ impl Installer {
     pub fn check(&self) -> Result<(), Reason> {
         self.check_binaries()?;
         if !self.has_kubeconfig() {
-            return Err(Reason::Missing(self.settings.paths.run.join(kubeconfig::FILE)));
+            return Err(Reason::Missing(self.settings.paths.kubeconfig()));
         }
         let Some(conf) = self.handed()? else { return Ok(()) };
         self.ask(conf)
@@ -586,7 +587,7 @@ impl Installer {
     /// Whether the plugin's own parser takes a configuration, and whether it leads to what the agent writes.
     fn accept(&self, conf: &str) -> Result<(), String> {
         let conf = accepted(conf)?;
-        let written = self.settings.paths.run.join(kubeconfig::FILE);
+        let written = self.settings.paths.kubeconfig();
         if conf.manifest_dir.is_none() && conf.kubeconfig != written {
             let (looks, written) = (conf.kubeconfig.display(), written.display());
             return Err(format!("it leads to the kubeconfig {looks}, and the agent writes {written}"));
@@ -598,9 +599,9 @@ impl Installer {
     fn ask(&self, conf: String) -> Result<(), Reason> {
         let paths = &self.settings.paths;
         let binary = paths.bin.join(PLUGIN_TYPE);
-        let looked_at = [&binary, &paths.run.join(kubeconfig::FILE), &paths.run.join(kubeconfig::TOKEN_FILE)];
+        let looked_at = [&binary, &paths.kubeconfig(), &paths.token_file()];
         let files: Vec<Option<Stat>> = looked_at.map(|path| self.disk.stat(path).ok()).into();
-        // One at a time: whoever comes meanwhile gets the same answer.
+        // One at a time: concurrent callers get the same answer.
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known =
             |asked: &Asked| asked.conf == conf && asked.files == files && asked.at.elapsed() < ANSWER_HOLDS;

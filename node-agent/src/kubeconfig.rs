@@ -9,11 +9,6 @@ use crate::disk::{self, Disk, DiskError, context};
 use crate::plugin_token::PluginToken;
 use crate::settings::{KubeconfigSettings, Paths, Trust};
 
-/// Its name in the run directory.
-pub const FILE: &str = "istio-cni-kubeconfig";
-/// The name of the token's own file in the run directory.
-pub const TOKEN_FILE: &str = "istio-cni-token";
-
 /// What the plugin needs to reach the API server. Its `Debug` shows no token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
@@ -48,7 +43,7 @@ impl Credentials {
             Trust::Authority(file) => Some(text(disk, file)?),
             Trust::Anybody => None,
         };
-        let token_file = paths.run.join(TOKEN_FILE);
+        let token_file = paths.token_file();
         let kubeconfig = render(
             &settings.server,
             authority.as_deref(),
@@ -61,14 +56,14 @@ impl Credentials {
 
 /// The token that was written last: in the kubeconfig, or in the file it names.
 fn written(disk: &dyn Disk, paths: &Paths) -> Option<String> {
-    let kubeconfig = disk::read_text(disk, &paths.run.join(FILE)).ok()?;
+    let kubeconfig = disk::read_text(disk, &paths.kubeconfig()).ok()?;
     let value = |key: &str| {
         let line = kubeconfig.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": "));
         serde_json::from_str::<String>(line?).ok()
     };
     value("token").or_else(|| {
         value("tokenFile")?;
-        Some(disk::read_text(disk, &paths.run.join(TOKEN_FILE)).ok()?.trim().to_owned())
+        Some(disk::read_text(disk, &paths.token_file()).ok()?.trim().to_owned())
     })
 }
 

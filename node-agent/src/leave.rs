@@ -2,119 +2,63 @@
 
 use std::path::PathBuf;
 
+use crate::cluster::own::{LastObserved, Lookup, OwnPod};
 use crate::conflist::PLUGIN_TYPE;
 use crate::disk::{self, DiskError};
 use crate::install::Installer;
-use crate::kubeconfig;
 use crate::plan::{self, Edit, Leftover};
-use crate::settings::Paths;
-
-/// What the API server says about the agent's own DaemonSet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lookup {
-    /// It is there.
-    Present {
-        /// Whether it is being deleted.
-        deleting: bool,
-        /// Whether it still wants an agent on this node.
-        wants_node: bool,
-    },
-    /// There is none.
-    Absent,
-    /// We may not ask: the agent's roles or credentials are gone, or never were.
-    Denied {
-        /// Whether the plugin's own credentials still work; none where nobody can tell.
-        plugin_works: Option<bool>,
-        /// What becomes of the agent's pod.
-        pod: OwnPod,
-    },
-    /// Nobody answers.
-    Unreachable(String),
-}
-
-/// What the agent can tell of its own pod, where it may not ask for its DaemonSet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnPod {
-    /// It is not being deleted: its container alone ends.
-    Stays,
-    /// It is being deleted and has a controller, and the agent has kept its rights.
-    Replaced,
-    /// It is being deleted and has no controller.
-    Unowned,
-    /// It is gone already, as after a forced deletion, and the agent has kept its rights.
-    Gone,
-    /// The agent may not look.
-    Refused,
-    /// The agent does not know its pod.
-    Unknown,
-    /// Nobody answers.
-    Silent,
-}
-
-/// What was last seen of the DaemonSet while the agent ran.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Seen {
-    /// Nothing.
-    #[default]
-    Never,
-    /// It was there.
-    Present,
-    /// It was deleted.
-    Gone,
-}
+use crate::settings::{KUBECONFIG, Paths, TOKEN_FILE};
 
 /// What the agent does at its end, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Departure {
     /// Another agent follows; the plugin stays.
     Stay(&'static str),
-    /// Nobody follows; the plugin goes.
+    /// The agent has no successor; the plugin goes.
     Remove(&'static str),
 }
 
-/// Tells an upgrade from removal.
+/// Distinguishes an upgrade from removal.
 ///
 /// Uninstalling deletes the DaemonSet, the roles and the service accounts at nearly the same time, so a refusal means removal as well: a plugin
 /// that stays without credentials would fail every pod of the node. Where the plugin has credentials of its own and these work, only the agent's
 /// pod is gone, as after a forced deletion. An agent that never had the right to ask goes by what it can see of its own pod.
 #[must_use]
-pub const fn decide(lookup: &Lookup, seen: Seen) -> Departure {
-    match (lookup, seen) {
+pub const fn decide(lookup: &Lookup, observed: LastObserved) -> Departure {
+    match (lookup, observed) {
         (Lookup::Present { deleting: true, .. }, _) => Departure::Remove("the DaemonSet is being deleted"),
         (Lookup::Present { wants_node: false, .. }, _) => {
             Departure::Remove("the DaemonSet no longer wants this node")
         }
-        (Lookup::Present { .. }, _) => {
-            Departure::Stay("the DaemonSet is there, so an agent follows this one")
-        }
-        (Lookup::Absent, _) => Departure::Remove("there is no DaemonSet"),
-        (Lookup::Denied { .. }, Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
-        (Lookup::Denied { plugin_works, pod }, Seen::Present | Seen::Never) => {
+        (Lookup::Present { .. }, _) => Departure::Stay("the DaemonSet exists; another agent takes over"),
+        (Lookup::Absent, _) => Departure::Remove("the DaemonSet does not exist"),
+        (Lookup::Denied { .. }, LastObserved::Gone) => Departure::Remove("the DaemonSet was deleted"),
+        (Lookup::Denied { plugin_works, pod }, LastObserved::Present | LastObserved::Never) => {
             without_asking(*plugin_works, *pod)
         }
-        (Lookup::Unreachable(_), Seen::Gone) => Departure::Remove("the DaemonSet was deleted"),
-        (Lookup::Unreachable(_), Seen::Present | Seen::Never) => {
-            Departure::Stay("the API server does not answer, and the DaemonSet was not seen to go")
-        }
+        (Lookup::Unreachable(_), LastObserved::Gone) => Departure::Remove("the DaemonSet was deleted"),
+        (Lookup::Unreachable(_), LastObserved::Present | LastObserved::Never) => Departure::Stay(
+            "the API server does not respond, and the DaemonSet was not observed to be deleted",
+        ),
     }
 }
 
 /// The same for an agent that may not ask for its DaemonSet.
 const fn without_asking(plugin_works: Option<bool>, pod: OwnPod) -> Departure {
     match (pod, plugin_works) {
-        (OwnPod::Stays, _) => Departure::Stay("the container alone ends, and not its pod"),
-        (OwnPod::Unowned, _) => Departure::Remove("the agent's pod belongs to no DaemonSet, so none follows"),
+        (OwnPod::Stays, _) => Departure::Stay("only the container ends, not its pod"),
+        (OwnPod::Unowned, _) => {
+            Departure::Remove("a DaemonSet does not own the agent's pod, so no other agent takes over")
+        }
         (
             OwnPod::Replaced | OwnPod::Gone | OwnPod::Refused | OwnPod::Unknown | OwnPod::Silent,
             Some(true),
-        ) => {
-            Departure::Stay("the agent may not ask for its DaemonSet, and the plugin's own credentials work")
-        }
+        ) => Departure::Stay("the agent may not read its DaemonSet, and the plugin's own credentials work"),
         (OwnPod::Silent, _) | (OwnPod::Refused | OwnPod::Unknown, None) => Departure::Stay(
-            "the agent may not ask for its DaemonSet, and the API server does not answer what would tell a removal from an upgrade",
+            "the agent may not read its DaemonSet, and the API server does not respond, so removal and upgrade look alike",
         ),
         (OwnPod::Replaced | OwnPod::Gone, Some(false) | None) => Departure::Stay(
-            "the agent may not ask for its DaemonSet, and kept its other rights, so its pod is replaced",
+            "the agent may not read its DaemonSet, and kept its other rights, so its pod is replaced",
         ),
         (OwnPod::Refused | OwnPod::Unknown, Some(false)) => {
             Departure::Remove("the agent's credentials or roles are gone, and the plugin's with them")
@@ -137,16 +81,16 @@ pub enum RemovalError {
 }
 
 impl RemovalError {
-    /// Whether somebody else is at work on the directories.
+    /// Whether another process is changing the directories.
     fn is_busy(&self) -> bool {
         matches!(self, Self::Disk(error) if error.error.kind() == std::io::ErrorKind::WouldBlock)
     }
 }
 
-/// How often removal is tried while somebody else is at work on the node's directories; each try waits some seconds for him.
+/// How often removal is tried while another process is changing the node's directories; each attempt waits some seconds.
 const REMOVALS: usize = 4;
 
-/// [`remove`], waiting for whoever is at work on the directories: an agent that ends has the pod's grace period.
+/// [`remove`], waiting for another process that is changing the directories: an agent that shuts down has the pod's grace period.
 ///
 /// # Errors
 /// Everything that could not be removed.
@@ -181,9 +125,8 @@ fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
         errors.push(RemovalError::Kept);
     } else {
         let run = &installer.settings().paths.run;
-        let mut files: Vec<PathBuf> = [kubeconfig::FILE, kubeconfig::TOKEN_FILE, logging::SOCKET_NAME]
-            .map(|name| run.join(name))
-            .into();
+        let mut files: Vec<PathBuf> =
+            [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME].map(|name| run.join(name)).into();
         files.extend(binaries(installer));
         errors.extend(
             files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),
@@ -199,7 +142,7 @@ fn hidden(installer: &Installer) -> impl Iterator<Item = RemovalError> {
     [net, bin, run].into_iter().filter(|path| installer.disk().leads_nowhere(path)).map(|path| {
         let error = std::io::Error::new(
             std::io::ErrorKind::NotFound,
-            "it is a link to something that is not there, or not mounted here; what is behind it stays",
+            "the target of this link does not exist or is not mounted here; it stays",
         );
         DiskError { doing: "remove anything from", path: path.clone(), error }.into()
     })
@@ -229,7 +172,7 @@ fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
     (errors, may_call)
 }
 
-/// Whether a file that cannot be read as text certainly has no entry. Runtimes read more than we do: bytes that are no text, any size.
+/// Whether a file that cannot be read as text certainly lacks the entry. Runtimes read more than we do: invalid text, any size.
 fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
     match leftover {
         Leftover::Corrupt { .. } => false,
@@ -270,12 +213,12 @@ mod tests {
         let unreachable = || Lookup::Unreachable("timeout".into());
         let stays = |lookup: Lookup, seen| matches!(decide(&lookup, seen), Departure::Stay(_));
         let denied = |plugin_works, pod| Lookup::Denied { plugin_works, pod };
-        for seen in [Seen::Never, Seen::Present, Seen::Gone] {
+        for seen in [LastObserved::Never, LastObserved::Present, LastObserved::Gone] {
             assert!(stays(present(false, true), seen));
             assert!(!stays(present(true, true), seen));
             assert!(!stays(present(false, false), seen));
             assert!(!stays(Lookup::Absent, seen));
-            let is_there = seen != Seen::Gone;
+            let is_there = seen != LastObserved::Gone;
             for pod in [OwnPod::Refused, OwnPod::Unknown] {
                 assert!(!stays(denied(Some(false), pod), seen));
                 for plugin_works in [Some(true), None] {
@@ -289,8 +232,8 @@ mod tests {
                 assert!(!stays(denied(plugin_works, OwnPod::Unowned), seen));
             }
         }
-        assert!(stays(unreachable(), Seen::Never));
-        assert!(stays(unreachable(), Seen::Present));
-        assert!(!stays(unreachable(), Seen::Gone));
+        assert!(stays(unreachable(), LastObserved::Never));
+        assert!(stays(unreachable(), LastObserved::Present));
+        assert!(!stays(unreachable(), LastObserved::Gone));
     }
 }

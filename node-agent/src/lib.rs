@@ -9,16 +9,17 @@
 //! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
 //! the loop; [`once`] does the same a single time. [`repair`] deals with pods that started before the plugin was there;
 //! [`taint`] keeps pods off nodes where they would not be redirected;
-//! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] mends what is not so any more, as soon as the kernel tells of it;
+//! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] repairs drifted ones as soon as the kernel reports a change;
 //! `pod-netns` finds their namespaces. [`supervisor`] notices when one of the tasks ends that do all this. [`rights`] says what of its privileges an agent keeps, and [`confine`] to which files it shuts itself in.
 
 pub mod agent;
 pub mod cluster;
 pub mod confine;
+pub mod conflict;
 pub mod conflist;
 pub mod disk;
 pub mod drift;
-pub mod fight;
+pub mod file_watch;
 pub mod heal;
 pub mod install;
 pub mod kubeconfig;
@@ -28,15 +29,12 @@ pub mod metrics;
 pub mod once;
 pub mod plan;
 pub mod plugin;
-mod plugin_conf;
 pub mod plugin_token;
-pub mod process_metrics;
+pub mod pod_check;
 pub mod ready;
 pub mod reload;
 pub mod repair;
 pub mod rights;
 pub mod serve;
 pub mod settings;
-pub mod supervisor;
 pub mod taint;
-pub mod watch;

@@ -3,12 +3,16 @@
 //! A plugin sends `POST /log` with a JSON array of strings, each of which is one JSON log line. Size, rate and number of connections are
 //! bounded, and the answer is 200 whatever the body was: a plugin has nothing better to do with its lines.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use controller_runtime::metrics::ResultLabel;
+use controller_runtime::serve::{self, Answer};
+use controller_runtime::supervisor::Supervisor;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
@@ -18,9 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 
 use crate::disk;
-use crate::metrics::{Metrics, ResultLabel};
-use crate::serve::{self, Answer, Served};
-use crate::supervisor::Supervisor;
+use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
 
 /// The largest body.
 const LARGEST: usize = 1024 * 1024;
@@ -30,6 +32,8 @@ const RATE: f64 = 1000.0;
 const BURST: f64 = 5000.0;
 /// The least time between two lines about refused connections.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// The most combinations of outcome and reason that are counted apart: a faulty plugin must not create labels without limit.
+const MOST_REASONS: usize = 64;
 /// The scope under which plugins' lines are logged.
 const SCOPE: &str = "cni-plugin";
 
@@ -38,6 +42,7 @@ pub struct Receiver {
     metrics: Arc<Metrics>,
     emit: Box<dyn Fn(&Entry) + Send + Sync>,
     bucket: Mutex<Bucket>,
+    reasons: Mutex<BTreeSet<(&'static str, String)>>,
 }
 
 /// How many more entries are taken.
@@ -69,7 +74,8 @@ impl Receiver {
     /// A receiver that logs with `emit`.
     #[must_use]
     pub fn new(metrics: Arc<Metrics>, emit: Box<dyn Fn(&Entry) + Send + Sync>) -> Self {
-        Self { metrics, emit, bucket: Mutex::new(Bucket { left: BURST, filled: Instant::now() }) }
+        let bucket = Mutex::new(Bucket { left: BURST, filled: Instant::now() });
+        Self { metrics, emit, bucket, reasons: Mutex::default() }
     }
 
     /// Takes one body. Its lines are logged one after the other, without those of another plugin in between.
@@ -103,13 +109,28 @@ impl Receiver {
         let seconds = text("ms").split(' ').find_map(|part| part.strip_prefix("total:")?.parse::<f64>().ok());
         let seconds = seconds.filter(|ms| (0.0..1e7).contains(ms)).map(|ms| ms / 1000.0);
         match text("decision") {
-            "redirect" => self.metrics.add("redirect", "", seconds),
-            "skip" => self.metrics.add("skip", text("reason"), seconds),
+            "redirect" => self.add("redirect", "", seconds),
+            "skip" => self.add("skip", text("reason"), seconds),
             "fail" => {
                 let code = label("code").and_then(Value::as_u64).map(|code| code.to_string());
-                self.metrics.add("fail", &code.unwrap_or_default(), seconds);
+                self.add("fail", &code.unwrap_or_default(), seconds);
             }
             _ => {}
+        }
+    }
+
+    fn add(&self, outcome: &'static str, reason: &str, seconds: Option<f64>) {
+        let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (outcome, reason.to_owned());
+        let is_kept = reasons.contains(&key) || (reasons.len() < MOST_REASONS && is_word(reason));
+        let reason = if is_kept { reason } else { "other" };
+        if is_kept {
+            reasons.insert(key);
+        }
+        drop(reasons);
+        self.metrics.adds.get_or_create(&AddLabels { outcome, reason: reason.to_owned() }).inc();
+        if let Some(seconds) = seconds {
+            self.metrics.add_durations.get_or_create(&OutcomeLabel { outcome }).observe(seconds);
         }
     }
 
@@ -131,7 +152,12 @@ impl Receiver {
     }
 }
 
-/// The server of the socket, which can be started anew.
+fn is_word(reason: &str) -> bool {
+    reason.len() <= 40
+        && reason.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
+/// The server of the socket, which can be restarted.
 #[derive(Debug)]
 pub struct LogServer {
     path: PathBuf,
@@ -145,41 +171,44 @@ impl LogServer {
     ///
     /// # Errors
     /// When directory or socket cannot be made.
-    pub fn start(run: &Path, served: &Served) -> anyhow::Result<Self> {
+    pub fn start(
+        run: &Path,
+        metrics: Arc<Metrics>,
+        logs: Option<logging::Handle>,
+        tasks: Supervisor,
+    ) -> anyhow::Result<Self> {
         disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
         let path = run.join(logging::SOCKET_NAME);
-        let logs = served.logs.clone();
         let emit = move |entry: &Entry| {
             if let Some(logs) = &logs {
                 logs.emit(entry);
             }
         };
-        let receiver = Arc::new(Receiver::new(served.metrics.clone(), Box::new(emit)));
+        let receiver = Arc::new(Receiver::new(metrics, Box::new(emit)));
         let listener = disk::context(bind(&path), "make the log socket", &path)?;
-        let tasks = served.tasks.clone();
         let running = run_server(&tasks, listener, &receiver);
         Ok(Self { path, receiver, tasks, running })
     }
 
-    /// Makes the socket anew if its file was removed: nobody could connect to it any more.
+    /// Recreates the socket if its file was removed: plugins could not connect any more.
     pub fn keep(&mut self) {
         if self.path.exists() {
             return;
         }
         match bind(&self.path) {
             Ok(listener) => {
-                log::info!(target: "cni-agent", "the log socket was removed; made it anew");
+                log::info!(target: "cni-agent", "the log socket was removed; recreated it");
                 self.running.abort();
                 self.running = run_server(&self.tasks, listener, &self.receiver);
             }
             Err(error) => {
-                log::warn!(target: "cni-agent", "the log socket was removed and cannot be made anew: {error}");
+                log::warn!(target: "cni-agent", "cannot recreate the log socket: {error}");
             }
         }
     }
 }
 
-/// Makes the socket; a file of that name from an earlier agent goes. Nobody but its owner and root may connect.
+/// Makes the socket; a file of that name from an earlier agent goes. Only its owner and root may connect.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -187,19 +216,19 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     }
     let listener = UnixListener::bind(path)?;
     match std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
-        // Somebody who cleans up removes it at this moment; `keep` makes it anew.
+        // A cleanup removed it at this moment; `keep` recreates it.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(listener),
     }
 }
 
-/// Accepts those who may say what the plugin does: root, which runtimes are, and the agent's own user. Everybody else is hung up on, also where
-/// somebody has changed the socket's mode.
+/// Accepts connections of root, which runtimes run as, and of the agent's own user. All others are closed, even if
+/// the socket's mode was changed.
 struct Peers {
     listener: UnixListener,
     metrics: Arc<Metrics>,
     own: u32,
-    /// When somebody was refused last, of those refusals that were said.
+    /// The last refusal that was logged.
     said: Mutex<Option<Instant>>,
 }
 
@@ -213,7 +242,7 @@ impl Peers {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.is_none_or(|said| said.elapsed() > SAY_AGAIN) {
             let user = user.map_or_else(|error| error.to_string(), |user| user.to_string());
-            log::warn!(target: "cni-agent", user = user; "refused a connection to the log socket: only root may say what the plugin does");
+            log::warn!(target: "cni-agent", user = user; "refused a connection to the log socket: the peer is neither root nor the agent's user");
             *said = Some(Instant::now());
         }
         false
@@ -246,12 +275,14 @@ fn run_server(tasks: &Supervisor, listener: UnixListener, receiver: &Arc<Receive
 #[cfg(test)]
 mod tests {
     use super::*;
+    use controller_runtime::metrics::text;
+    use prometheus_client::registry::Registry;
 
-    fn receiver() -> (Receiver, Arc<Metrics>, Arc<Mutex<Vec<String>>>) {
-        let (metrics, lines) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(Vec::new())));
+    fn receiver() -> (Receiver, Registry, Arc<Mutex<Vec<String>>>) {
+        let ((metrics, registry), lines) = (Metrics::new(), Arc::new(Mutex::new(Vec::new())));
         let kept = lines.clone();
         let emit = move |entry: &Entry| kept.lock().expect("lines").push(entry.console());
-        (Receiver::new(metrics.clone(), Box::new(emit)), metrics, lines)
+        (Receiver::new(metrics, Box::new(emit)), registry, lines)
     }
 
     fn body(lines: &[&str]) -> Vec<u8> {
@@ -262,7 +293,7 @@ mod tests {
 
     #[test]
     fn lines_keep_their_time_and_labels_and_get_the_plugins_scope() {
-        let (receiver, metrics, lines) = receiver();
+        let (receiver, registry, lines) = receiver();
         receiver.take(&body(&[ADD, "{}", "no JSON"]), Instant::now());
         let lines = lines.lock().expect("lines");
         assert_eq!(
@@ -271,7 +302,7 @@ mod tests {
                 "2026-11-21T07:26:50.000001Z\tinfo\tcni-plugin\tredirected\tdecision=redirect ms=\"pod:4.2 total:10.6\" pod=a/b"
             ]
         );
-        let text = metrics.text(true);
+        let text = text(&registry);
         assert!(text.contains("istio_cni_log_entries_total{result=\"malformed\"} 2\n"), "{text}");
         assert!(text.contains("istio_cni_plugin_add_total{outcome=\"redirect\",reason=\"\"} 1\n"), "{text}");
         assert!(
@@ -282,11 +313,11 @@ mod tests {
 
     #[test]
     fn skips_and_failures_are_counted_by_reason_and_code() {
-        let (receiver, metrics, _) = receiver();
+        let (receiver, registry, _) = receiver();
         let skip = ADD.replace("\"redirect\"", "\"skip\",\"reason\":\"no_proxy\"");
         let fail = ADD.replace("\"redirect\"", "\"fail\",\"code\":110").replace("total:10.6", "total:nan");
         receiver.take(&body(&[&skip, &fail]), Instant::now());
-        let text = metrics.text(true);
+        let text = text(&registry);
         assert!(text.contains("{outcome=\"skip\",reason=\"no_proxy\"} 1\n"), "{text}");
         assert!(text.contains("{outcome=\"fail\",reason=\"110\"} 1\n"), "{text}");
         assert!(!text.contains("duration_seconds_count{outcome=\"fail\"}"), "{text}");
@@ -294,12 +325,31 @@ mod tests {
 
     #[test]
     fn a_flood_is_cut_and_counted() {
-        let (receiver, metrics, lines) = receiver();
+        let (receiver, registry, lines) = receiver();
         let now = Instant::now();
         receiver.take(&body(&[ADD; 6000]), now);
         assert_eq!(lines.lock().expect("lines").len(), 5000);
-        assert!(metrics.text(true).contains("{result=\"over_rate\"} 1000\n"));
+        assert!(text(&registry).contains("{result=\"over_rate\"} 1000\n"));
         receiver.take(&body(&[ADD; 1500]), now + Duration::from_secs(1));
         assert_eq!(lines.lock().expect("lines").len(), 6000);
+    }
+
+    #[test]
+    fn adds_are_counted_by_reason_and_labels_have_a_limit() {
+        let (receiver, registry, _) = receiver();
+        receiver.add("skip", "no_proxy", Some(0.003));
+        receiver.add("skip", "no_proxy", Some(0.004));
+        receiver.add("fail", "a\nb{}", None);
+        for count in 0..1000 {
+            receiver.add("fail", &format!("x{count}"), None);
+        }
+        let text = text(&registry);
+        assert!(
+            text.contains("istio_cni_plugin_add_total{outcome=\"skip\",reason=\"no_proxy\"} 2\n"),
+            "{text}"
+        );
+        assert!(text.contains("istio_cni_plugin_add_duration_seconds_count{outcome=\"skip\"} 2\n"), "{text}");
+        assert!(text.contains("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"other\"}"), "{text}");
+        assert!(text.matches("istio_cni_plugin_add_total{").count() <= MOST_REASONS + 2, "{text}");
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
+use controller_runtime::SCOPE;
 use install_cni::agent;
+use install_cni::cluster;
 use install_cni::confine;
 use install_cni::disk::Real;
 use install_cni::install::Installer;
@@ -15,14 +17,10 @@ use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
 use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::rights;
-use install_cni::settings::{Action, Problem, Settings, command_line};
-use install_cni::taint::cluster;
+use install_cni::settings::{AgentCommand, Problem, Settings, command_line};
 use privileges::keep_only;
 use settings_cli::Line;
 use tokio::runtime::Runtime;
-
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
 
 fn main() -> ExitCode {
     let given = match command_line().read(std::env::args_os().skip(1)) {
@@ -33,7 +31,7 @@ fn main() -> ExitCode {
     let env: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    let action = Action::of(&given);
+    let action = AgentCommand::of(&given);
     let Reading { settings, notices, reloader } = match Sources::new(given, env).read() {
         Ok(read) => read,
         Err(problems) => return refuse(&problems),
@@ -47,17 +45,17 @@ fn main() -> ExitCode {
     }
     give_up_what_is_not_needed(action, &settings, reloader.as_ref());
     let done = match action {
-        Action::Run => run(settings, reloader, &logs),
-        Action::Once => install_once(settings),
-        Action::Uninstall => uninstall(settings),
-        Action::TaintController => block_on(cluster::run(settings)),
+        AgentCommand::Run => run(settings, reloader, &logs),
+        AgentCommand::Once => install_once(settings),
+        AgentCommand::Uninstall => uninstall(settings),
+        AgentCommand::TaintController => taint_controller(settings),
     };
     logs.flush();
     done
 }
 
-/// Before there is any other thread.
-fn give_up_what_is_not_needed(action: Action, settings: &Settings, reloader: Option<&Reloader>) {
+/// Before any other thread exists.
+fn give_up_what_is_not_needed(action: AgentCommand, settings: &Settings, reloader: Option<&Reloader>) {
     if let Err(error) = keep_only(rights::needed(action, settings, reloader.is_some())) {
         log::warn!(target: SCOPE, "{error}");
     }
@@ -66,6 +64,18 @@ fn give_up_what_is_not_needed(action: Action, settings: &Settings, reloader: Opt
 
 fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -> ExitCode {
     block_on(agent::run(settings, reloader, Some(logs.clone())))
+}
+
+fn taint_controller(settings: Settings) -> ExitCode {
+    let account = cluster::account(&settings);
+    block_on(taint_controller::run(taint_controller::ControllerSettings {
+        identity: settings.identity,
+        account,
+        marking: settings.taint.marking,
+        config_map: settings.taint.config_map,
+        health: settings.serve.health,
+        monitoring: settings.serve.monitoring,
+    }))
 }
 
 /// How long a thread is kept that has nothing to do: for ever. Where the kernel makes no more (a limit on processes), what waits for one waits for one
@@ -92,7 +102,7 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     }
 }
 
-/// Sees to it that there is a thread beside this one. Where the kernel makes none, tokio panics, and has no other way to say so.
+/// Ensures that a second thread exists. If the kernel cannot create one, tokio panics, and has no other way to report that.
 fn with_a_thread(runtime: Runtime) -> anyhow::Result<Runtime> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));
@@ -101,7 +111,7 @@ fn with_a_thread(runtime: Runtime) -> anyhow::Result<Runtime> {
     let made = made.map_err(|panicked| {
         let why = panicked.downcast_ref::<String>().map_or("the kernel refuses", String::as_str);
         anyhow!(
-            "no thread can be made, so nothing can be done: {why}; look for a limit on processes (pids.max of the container, podPidsLimit, ulimit -u)"
+            "cannot create a thread: {why}; check the limits on processes (pids.max of the container, podPidsLimit, ulimit -u)"
         )
     })?;
     runtime.block_on(made)?;

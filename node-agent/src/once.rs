@@ -13,13 +13,12 @@ use std::time::Duration;
 
 use crate::disk::{DiskError, context};
 use crate::install::{Conflist, InstallError, Installer, Pass};
-use crate::kubeconfig;
 use crate::leave::{self, RemovalError};
 use crate::plan::Obstacle;
 use crate::ready::Reason;
 use crate::settings::Paths;
 
-/// How often it is tried where somebody else writes a file at the same moment.
+/// How often it is tried if another program writes a file at the same moment.
 const ATTEMPTS: u32 = 20;
 /// How long it waits in between.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -50,14 +49,14 @@ pub enum OnceError {
     /// The run directory cannot be made.
     #[error(transparent)]
     RunDirectory(DiskError),
-    /// What an earlier run left half-written cannot be removed.
+    /// Temporary files of an earlier run cannot be removed.
     #[error("cannot begin: {0}")]
     Sweep(#[source] DiskError),
     /// A step failed; those after it were not taken.
     #[error(transparent)]
     Install(#[from] InstallError),
     /// Every step was taken, and pods would not be redirected all the same.
-    #[error("{reason}{}; what can be installed is in place, run it again when that is put right", before(.reason, .obstacle.as_deref()))]
+    #[error("{reason}{}; everything else is installed, fix this and run it again", before(.reason, .obstacle.as_deref()))]
     NotCalled {
         /// Why not.
         reason: Reason,
@@ -122,7 +121,7 @@ pub fn install(installer: &Installer) -> Result<Done, OnceError> {
     if agent(installer).is_some() { Ok(Done::AgentRuns) } else { install_alone(installer) }
 }
 
-/// As [`install`], where it is known that no agent runs.
+/// As [`install`], on a node without a running agent.
 ///
 /// # Errors
 /// The reason why pods would not be redirected.
@@ -153,8 +152,8 @@ fn agent(installer: &Installer) -> Option<PathBuf> {
     is_answered(&socket).then_some(socket)
 }
 
-/// Whether somebody answers at a socket. A file that an agent left behind has nobody who listens; and a child that an agent was about to
-/// start when it was killed holds the socket for a moment, and ends it without an answer. Whoever keeps silent is at work.
+/// Whether a process answers at a socket. The file of an agent that ended has no listener; and a child that an agent was about to
+/// start when it was killed holds the socket for a moment, and ends it without an answer. A silent process is a working agent.
 fn is_answered(socket: &Path) -> bool {
     let Ok(mut agent) = UnixStream::connect(socket) else { return false };
     let asked = agent
@@ -166,7 +165,7 @@ fn is_answered(socket: &Path) -> bool {
     }
 }
 
-/// One pass, and others for as long as somebody else writes at the same time.
+/// One pass, repeated while another program writes at the same time.
 fn pass(installer: &Installer) -> Result<Pass, InstallError> {
     let mut attempt = 1;
     loop {
@@ -206,7 +205,7 @@ impl fmt::Display for Done {
 /// What to say where the plugin has no credentials.
 #[must_use]
 pub fn without_credentials(installer: &Installer) -> String {
-    let file = installer.settings().paths.run.join(kubeconfig::FILE);
+    let file = installer.settings().paths.kubeconfig();
     format!(
         "the plugin has no credentials: KUBERNETES_SERVICE_HOST is not set, and {} is not there. Pods are held back, but for those in \
          EXCLUDE_NAMESPACES and the agent's own, until an agent, or another run with credentials, writes that file",

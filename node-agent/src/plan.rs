@@ -5,7 +5,7 @@
 //! The runtime loads the first file, in byte order of the names, that it can load. Originals of files we edit are kept beside them under
 //! a name that no runtime loads.
 
-use crate::conflist::{self, Entry, EntryState, Invalid, NetConf, Shape, Without};
+use crate::conflist::{self, Entry, EntryRemoval, EntryState, Invalid, NetConf, Shape};
 use crate::settings::{Placement, STANDALONE_FILE};
 
 mod ownership;
@@ -29,7 +29,7 @@ pub struct Directory {
 pub struct File {
     /// Its name.
     pub name: String,
-    /// Its text, or why there is none.
+    /// Its text, or why it cannot be read.
     pub text: Result<String, String>,
 }
 
@@ -108,7 +108,7 @@ pub enum Edit {
         name: String,
         /// Its text.
         text: String,
-        /// The file whose mode and owner it gets; its own by default, ours if there is none.
+        /// The file whose mode and owner it gets; its own by default, ours if it is new.
         like: String,
     },
     /// The file goes.
@@ -121,7 +121,7 @@ pub enum Edit {
 /// Why the runtime does not call the plugin as the entry wants it, or will not for long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// There is no file to chain into.
+    /// A file to chain into does not exist.
     #[error(
         "no network configuration that the runtime can load in the directory{}; waiting for the network plugin to write one",
         in_brackets(.unloadable)
@@ -143,9 +143,9 @@ pub enum Obstacle {
         "the network configuration of which {0} is a copy is gone; the copy stays, waiting for the network plugin to write it again"
     )]
     NoOriginal(String),
-    /// The file that is to be ours is somebody else's.
+    /// The file of our settings belongs to another program.
     #[error(
-        "{file} belongs to somebody else ({whose}) and stays as it is; let {setting} name a file that nobody else uses"
+        "{file} belongs to another program ({whose}) and stays as it is; set {setting} to an unused file"
     )]
     Foreign {
         /// Which.
@@ -191,7 +191,7 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// Whether pods miss the plugin, or get it with other orders, until this is put right.
+    /// Whether pods miss the plugin, or get it with another configuration, until this is corrected.
     #[must_use]
     pub const fn concerns_pods(&self) -> bool {
         match self {
@@ -300,7 +300,7 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
         edits.extend(keep_replaced(directory, name, &target));
         edits.push(Edit::Write { name: target.clone(), text: conf.with(entry), like: name.to_owned() });
         if target != name {
-            // The list is there before the single plugin goes, so there is a network at every moment.
+            // The list exists before the single plugin goes, so a network exists at every moment.
             edits.push(Edit::Delete { name: name.to_owned() });
         }
     }
@@ -309,7 +309,7 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
     let retired = retired.filter(|(name, _)| Some(*name) != pinned && **name != *target);
     edits.extend(retired.flat_map(|(name, _)| removal::retire(directory, name)));
     let obstacle = obstacle(standing, name).or_else(|| match directory.active() {
-        // Multus calls the lists of others itself.
+        // Multus calls other plugins' lists itself.
         Some((active, conf)) if active != name && !is_multus(&conf) => {
             Some(Obstacle::Preempted { active: active.to_owned(), ours: name.to_owned() })
         }
@@ -365,7 +365,7 @@ fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
 }
 
 /// The network that the entry joins: the file the user named, or the one the runtime uses apart from our own. `copy` is the copy in front,
-/// which is no network of its own.
+/// which does not make a network by itself.
 fn network<'d>(
     directory: &'d Directory,
     pinned: Option<&str>,
@@ -420,8 +420,8 @@ fn list_name(name: &str) -> String {
 fn keep_original(directory: &Directory, name: &str, conf: &NetConf<'_>) -> Option<Edit> {
     let original = match (conf.shape(), conf.without()) {
         (Shape::Single, _) => directory.text(name)?.to_owned(),
-        (Shape::List, Without::Rest(rest)) => rest,
-        (Shape::List, Without::Nothing) => return None,
+        (Shape::List, EntryRemoval::Rest(rest)) => rest,
+        (Shape::List, EntryRemoval::Nothing) => return None,
     };
     let kept = format!("{name}{ORIGINAL}");
     // Of a list that was made of a single plugin the single plugin is the original.
@@ -430,14 +430,14 @@ fn keep_original(directory: &Directory, name: &str, conf: &NetConf<'_>) -> Optio
     (!is_made && !is_kept).then(|| Edit::Write { name: kept, text: original, like: name.to_owned() })
 }
 
-/// The edit that keeps a list of somebody else's that a single plugin has to replace.
+/// The edit that keeps another program's list that a single plugin has to replace.
 fn keep_replaced(directory: &Directory, name: &str, target: &str) -> Option<Edit> {
     let text = directory.text(target).filter(|_| name != target)?;
     let without = NetConf::parse(target, text).map(|conf| conf.without());
     let text = match without {
-        Ok(Without::Rest(rest)) if removal::is_made_by_us(directory, target, &rest) => return None,
-        Ok(Without::Rest(rest)) => rest,
-        Ok(Without::Nothing) | Err(_) => text.to_owned(),
+        Ok(EntryRemoval::Rest(rest)) if removal::is_made_by_us(directory, target, &rest) => return None,
+        Ok(EntryRemoval::Rest(rest)) => rest,
+        Ok(EntryRemoval::Nothing) | Err(_) => text.to_owned(),
     };
     let kept = format!("{target}{ORIGINAL}");
     let is_kept = directory.text(&kept) == Some(text.as_str());
@@ -446,7 +446,7 @@ fn keep_replaced(directory: &Directory, name: &str, target: &str) -> Option<Edit
 
 /// The edit that ends a change from a single plugin to a list which was cut short: the plugin was to go and is still there.
 fn finish(directory: &Directory, list: &str, conf: &NetConf<'_>) -> Option<Edit> {
-    let Without::Rest(rest) = conf.without() else { return None };
+    let EntryRemoval::Rest(rest) = conf.without() else { return None };
     let left = single_names(list).find(|single| {
         let text = directory.text(single);
         text.is_some() && text == directory.text(&format!("{single}{ORIGINAL}"))

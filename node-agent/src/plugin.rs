@@ -1,7 +1,7 @@
 //! The plugin as a runtime meets it: a program that is given a command and a network configuration, and answers.
 //!
-//! The agent asks it twice: for its VERSION before it becomes the node's, and for its STATUS with the installed entry when somebody
-//! wants to know whether the agent is ready.
+//! The agent asks it twice: for its VERSION before it becomes the node's, and for its STATUS with the installed entry when a probe
+//! asks whether the agent is ready.
 
 use std::io;
 use std::path::Path;

@@ -8,23 +8,24 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster_client::{Outage, Pauses};
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::ResultLabel;
+use controller_runtime::supervisor::Unneeded;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use crate::cluster::{Connection, Granted, TokenError};
-use crate::metrics::{Metrics, ResultLabel};
+use crate::cluster::token::{self, Granted, TokenError};
+use crate::cluster::{Connection, EventBody};
+use crate::metrics::Metrics;
 use crate::settings::{Identity, PluginAccount};
-use crate::supervisor::Unneeded;
 
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
 /// How much of its time a token has to have left to be of use.
 const LEAST_LEFT: Duration = Duration::from_secs(60);
 /// A token is renewed when this part of its time has passed: whenever the agent ends, three quarters at least are left.
 const RENEWED_AFTER: u32 = 4;
 /// How often it is looked whether a token is to be renewed, at least: clocks stand still while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(60);
-/// The pauses between tries: while nobody answers, and while the agent is refused, which somebody has to change.
+/// The pauses between attempts: while the API server does not respond, and while it denies access, until an operator changes that.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
@@ -36,20 +37,20 @@ const WORKS_PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 pub struct PluginToken {
     /// `system:serviceaccount:NAMESPACE:NAME`; none where the plugin uses the agent's token.
     subject: Option<String>,
-    held: Mutex<Held>,
-    /// One that an agent before wrote down, while it is in use.
+    source: Mutex<TokenSource>,
+    /// One that an earlier agent wrote, while it is in use.
     inherited: Mutex<Option<String>>,
-    /// How often the answer changed; 0 until there is one.
+    /// How often the answer changed; 0 until the first one.
     answers: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
-enum Held {
-    /// Nobody has answered yet: one that an agent before wrote down is as good as any.
+enum TokenSource {
+    /// The API server has not responded yet: the token that an earlier agent wrote is as good as any.
     Unknown,
     /// One that was granted.
     Own(Token),
-    /// There is none, and those of before are dead.
+    /// No token exists, and earlier ones are invalid.
     Nothing,
 }
 
@@ -105,7 +106,7 @@ impl Default for PluginToken {
     fn default() -> Self {
         Self {
             subject: None,
-            held: Mutex::new(Held::Unknown),
+            source: Mutex::new(TokenSource::Unknown),
             inherited: Mutex::default(),
             answers: watch::Sender::new(0),
         }
@@ -122,27 +123,27 @@ impl PluginToken {
         Self { subject, ..Self::default() }
     }
 
-    /// The token to write down: the granted one; or the one that is written down, while nobody has answered. None means the agent's.
+    /// The token to write: the granted one; or the written one, until the API server responds. None means the agent's.
     #[must_use]
     pub fn choose(&self, written: Option<String>) -> Option<String> {
-        match &*self.held() {
-            Held::Own(token) => (token.left() >= LEAST_LEFT).then(|| token.text.clone()),
-            Held::Unknown => {
+        match &*self.source() {
+            TokenSource::Own(token) => (token.left() >= LEAST_LEFT).then(|| token.text.clone()),
+            TokenSource::Unknown => {
                 let good = written.filter(|token| self.is_good(token));
                 good.inspect(|token| *self.inherited() = Some(token.clone()))
             }
-            Held::Nothing => None,
+            TokenSource::Nothing => None,
         }
     }
 
     /// What the plugin does while no new token is granted, for people.
     fn outlook(&self) -> &'static str {
         let inherited = self.inherited().clone();
-        let is_asked_first = matches!(*self.held(), Held::Unknown);
+        let is_asked_first = matches!(*self.source(), TokenSource::Unknown);
         match self.choose(inherited) {
-            Some(_) => "the plugin goes on with the token it has, which will end",
+            Some(_) => "the plugin keeps using its token until it expires",
             None if is_asked_first => {
-                "unless an agent before has left one that works, the plugin uses the agent's own token, which Kubernetes rejects once this \
+                "unless an earlier agent left a valid token, the plugin uses the agent's own token, which Kubernetes rejects once this \
                  pod is gone: until the next agent runs, no pod of the mesh will start"
             }
             None => {
@@ -152,7 +153,7 @@ impl PluginToken {
         }
     }
 
-    /// Whether a token says that it is of the plugin's account and has time left.
+    /// Whether a token's claims name the plugin's account and leave time.
     fn is_good(&self, token: &str) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         claims(token).is_some_and(|claims| {
@@ -160,14 +161,14 @@ impl PluginToken {
         })
     }
 
-    /// Waits until the first question was answered, if there is to be one.
+    /// Waits for the response to the first request, if any.
     pub async fn first_answer(&self) {
         if self.subject.is_some() {
             let _ = self.answers.subscribe().wait_for(|answers| *answers > 0).await;
         }
     }
 
-    /// Tells of every further answer.
+    /// Reports every further response.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.answers.subscribe()
@@ -179,46 +180,46 @@ impl PluginToken {
         let Some(token) = self.choose(inherited) else { return Some(false) };
         for pause in WORKS_PAUSES {
             tokio::time::sleep(pause).await;
-            if let Some(answer) = connection.takes(&token).await {
+            if let Some(answer) = token::is_accepted(connection, &token).await {
                 return Some(answer.is_ok());
             }
         }
         None
     }
 
-    /// Whether nothing is used but what an agent before wrote down, and the API server does not take it: its account is gone, or was made anew.
+    /// Whether only an earlier agent's token is in use, and the API server rejects it: its account is gone, or was recreated.
     async fn inherited_is_dead(&self, connection: &Connection) -> bool {
-        if !matches!(*self.held(), Held::Unknown) {
+        if !matches!(*self.source(), TokenSource::Unknown) {
             return false;
         }
         let Some(token) = self.inherited().clone() else { return false };
-        matches!(connection.takes(&token).await, Some(Err(_)))
+        matches!(token::is_accepted(connection, &token).await, Some(Err(_)))
     }
 
     fn inherited(&self) -> MutexGuard<'_, Option<String>> {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(&self, held: Held) {
-        *self.held() = held;
+    fn set_source(&self, source: TokenSource) {
+        *self.source() = source;
         self.answers.send_modify(|answers| *answers += 1);
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn source(&self) -> MutexGuard<'_, TokenSource> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Renews the plugin's token.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct TokenRenewer {
     account: PluginAccount,
     token: Arc<PluginToken>,
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
 }
 
-impl Keeper {
+impl TokenRenewer {
     /// Nothing is asked yet.
     #[must_use]
     pub const fn new(
@@ -231,7 +232,7 @@ impl Keeper {
     }
 
     /// Keeps the token fresh for as long as the agent lives.
-    pub async fn keep(&self) -> Unneeded {
+    pub async fn run(&self) -> Unneeded {
         if self.token.subject.is_none() {
             return Unneeded;
         }
@@ -258,7 +259,7 @@ impl Keeper {
         }
     }
 
-    /// Asks for a token, if the plugin has an account of its own; whether there is a new one.
+    /// Requests a token, if the plugin has an account of its own; true if a new one was granted.
     pub async fn renew_if_own(&self) -> bool {
         self.token.subject.is_some() && self.renew().await.is_ok()
     }
@@ -266,12 +267,12 @@ impl Keeper {
     /// Asks for a token and tries it.
     ///
     /// # Errors
-    /// Why there is none. What the plugin has stays, unless it is known to be dead.
+    /// Why none was granted. The plugin keeps its token, unless that is known to be invalid.
     pub async fn renew(&self) -> Result<(), TokenError> {
         let renewed = self.ask().await;
         let result = renewed.as_ref().map_or_else(TokenError::word, |_| "granted");
         self.metrics.plugin_token_requests.get_or_create(&ResultLabel { result }).inc();
-        let held = match &renewed {
+        let source = match &renewed {
             Ok(granted) => {
                 let token = Token::new(granted.text.clone(), self.account.lifetime);
                 let ends = SystemTime::now() + token.lifetime;
@@ -281,19 +282,19 @@ impl Keeper {
                     target: SCOPE, account = self.account.name, hours = token.lifetime.as_secs() / 3600, bound_to_node = granted.of_node;
                     "the plugin has a new token of its own"
                 );
-                Some(Held::Own(token))
+                Some(TokenSource::Own(token))
             }
             Err(TokenError::Useless(_)) => {
                 self.metrics.plugin_token_ends.set(0);
-                Some(Held::Nothing)
+                Some(TokenSource::Nothing)
             }
             Err(TokenError::Refused(_)) if self.token.inherited_is_dead(&self.connection).await => {
-                Some(Held::Nothing)
+                Some(TokenSource::Nothing)
             }
             Err(TokenError::Refused(_) | TokenError::Failed { .. }) => None,
         };
-        match held {
-            Some(held) => self.token.hold(held),
+        match source {
+            Some(source) => self.token.set_source(source),
             None => self.token.answers.send_modify(|answers| *answers += 1),
         }
         renewed.map(drop)
@@ -303,8 +304,8 @@ impl Keeper {
         let cluster = self.connection.get();
         let cluster =
             cluster.map_err(|error| TokenError::Failed { text: error.to_string(), retry_after: None })?;
-        let granted = cluster.token(&self.account.name, self.account.lifetime).await?;
-        match self.connection.takes(&granted.text).await {
+        let granted = token::request(&cluster, &self.account.name, self.account.lifetime).await?;
+        match token::is_accepted(&self.connection, &granted.text).await {
             Some(Err(why)) => Err(TokenError::Useless(format!(
                 "the API server does not let service account {} get pods: {why}",
                 self.account.name
@@ -318,9 +319,9 @@ impl Keeper {
         // The agents of many nodes start together, and need not all ask together.
         let share = 1.0 - cluster_client::random() / 10.0;
         loop {
-            let left = match &*self.token.held() {
-                Held::Own(token) => token.renewed_in().mul_f64(share),
-                Held::Unknown | Held::Nothing => return,
+            let left = match &*self.token.source() {
+                TokenSource::Own(token) => token.renewed_in().mul_f64(share),
+                TokenSource::Unknown | TokenSource::Nothing => return,
             };
             if left.is_zero() {
                 return;
@@ -343,11 +344,13 @@ impl Keeper {
             self.token.outlook()
         );
         log::warn!(target: SCOPE, "{text}");
-        if let Ok(cluster) = self.connection.get() {
-            let sent = cluster.warn("PluginTokenRefused", &text).await;
-            let result = if sent.is_ok() { "sent" } else { "failed" };
-            self.metrics.events.get_or_create(&ResultLabel { result }).inc();
-        }
+        let event = EventBody {
+            component: "install-cni",
+            kind: "Warning",
+            reason: "PluginTokenRefused",
+            message: &text,
+        };
+        let _ = self.connection.publish(&self.metrics.events, self.connection.own_pod(), &event).await;
     }
 }
 
@@ -370,18 +373,18 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_before_wrote_goes_on_while_nobody_answers() {
+    fn an_earlier_agents_token_counts_until_the_api_server_responds() {
         let token = plugin_token();
         let good = jwt(SUBJECT, 3600);
-        assert!(token.outlook().starts_with("unless an agent before"), "nobody has read what is written");
+        assert!(token.outlook().starts_with("unless an earlier agent"), "the written token was not read yet");
         assert_eq!(token.choose(Some(good.clone())), Some(good.clone()));
         for other in [jwt(SUBJECT, 5), jwt("system:serviceaccount:mesh:istio-cni", 3600), "opaque".to_owned()]
         {
             assert_eq!(token.choose(Some(other.clone())), None, "{other}");
         }
         assert_eq!(PluginToken::default().choose(Some(good.clone())), None, "without an account");
-        assert!(token.outlook().starts_with("the plugin goes on with"), "{}", token.outlook());
-        token.hold(Held::Nothing);
+        assert!(token.outlook().starts_with("the plugin keeps using"), "{}", token.outlook());
+        token.set_source(TokenSource::Nothing);
         assert!(token.outlook().starts_with("the plugin uses the agent's own"), "{}", token.outlook());
         assert_eq!(token.choose(Some(good)), None, "the account is gone, and its tokens are");
     }
@@ -391,11 +394,11 @@ mod tests {
         let token = plugin_token();
         // The server's clock is a day behind.
         let text = jwt(SUBJECT, -86400);
-        token.hold(Held::Own(Token::new(text.clone(), Duration::from_secs(60))));
+        token.set_source(TokenSource::Own(Token::new(text.clone(), Duration::from_secs(60))));
         assert_eq!(token.choose(Some("written".to_owned())), Some(text.clone()));
         let mut old = Token::new(text, Duration::from_secs(60));
         old.came.1 -= Duration::from_secs(7200);
-        token.hold(Held::Own(old));
+        token.set_source(TokenSource::Own(old));
         assert_eq!(token.choose(None), None);
     }
 

@@ -11,10 +11,10 @@ use crate::plugin::Refusal;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// The first pass is not done.
-    #[error("starting: the first pass over the node is not done")]
+    #[error("starting: the first reconcile is not finished")]
     Starting,
     /// The agent ends.
-    #[error("the agent is ending")]
+    #[error("the agent is shutting down")]
     Leaving,
     /// The last pass failed.
     #[error("{0}")]
@@ -42,7 +42,7 @@ pub enum Phase {
     Installed,
     /// The last pass failed.
     Failed(String),
-    /// Another writer undoes what we do; we wait.
+    /// Another program undoes our changes; the agent backs off.
     Fighting {
         /// Who that may be, and what to do about it.
         who: String,
@@ -53,42 +53,33 @@ pub enum Phase {
     Leaving,
 }
 
-/// The phase, and why there is no API client if so; shared by the loop and the servers.
+/// The phase, shared by the loop and the servers.
 #[derive(Debug)]
-pub struct State {
-    phase: Mutex<Phase>,
-    no_client: Mutex<Option<String>>,
-}
+pub struct AgentState(Mutex<Phase>);
 
-impl Default for State {
+impl Default for AgentState {
     fn default() -> Self {
-        Self { phase: Mutex::new(Phase::Starting), no_client: Mutex::default() }
+        Self(Mutex::new(Phase::Starting))
     }
 }
 
-impl State {
+impl AgentState {
     /// Changes it.
     pub fn set(&self, phase: Phase) {
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
-    }
-
-    /// Notes whether a client of the API server can be made, and why not.
-    pub fn set_client(&self, problem: Option<String>) {
-        *self.no_client.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
     /// What it is.
     #[must_use]
     pub fn phase(&self) -> Phase {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The verdict from it and from what the node's files say at this moment.
+    /// Whether the agent is ready, from the phase, the node's files at this moment, and the problem with the client of the API server, if any.
     ///
     /// # Errors
     /// The reasons why not, for people.
-    pub fn verdict(&self, files: Result<(), Reason>) -> Result<(), String> {
-        let no_client = self.no_client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    pub fn verdict(&self, files: Result<(), Reason>, no_client: Option<String>) -> Result<(), String> {
         let no_client = no_client.map(|problem| format!("the agent has no working API client: {problem}"));
         match (self.verdict_without_client(files), no_client) {
             (verdict, None) => verdict,

@@ -13,7 +13,7 @@ use settings_cli::Words;
 use crate::settings::table::SETTINGS;
 use crate::settings::{self, Notice, Problem, Settings};
 
-/// The settings that are read from the folder, whenever it changes. Where there is a folder, the environment does not count for them: it may be
+/// The settings that are read from the folder, whenever it changes. If a folder is set, the environment does not count for them: it may be
 /// what the same ConfigMap said when the container started.
 pub const RELOADED: [&str; 12] = [
     "EXCLUDE_NAMESPACES",
@@ -87,7 +87,7 @@ impl Sources {
         let is_reloaded = |name: &str| RELOADED.contains(&name);
         let known = |name: &str| SETTINGS.iter().any(|setting| setting.env.contains(&name));
         let of_environment = self.env.iter().filter(|(name, _)| !is_reloaded(name)).cloned();
-        // What is no setting at all is handed on, so that a misspelt name is noticed.
+        // Names that are not settings are passed on, so that a misspelt one is noticed.
         let of_folder = files.iter().filter(|(name, _)| is_reloaded(name) || !known(name));
         let of_folder = of_folder.map(|(name, value)| (name.clone(), value.clone()));
         Settings::read(&self.given, &of_environment.chain(of_folder).collect::<Vec<_>>())
@@ -129,7 +129,7 @@ pub enum Reload {
     },
 }
 
-/// Reads the folder again and again.
+/// Reads the folder repeatedly.
 #[derive(Debug)]
 pub struct Reloader {
     sources: Sources,
@@ -147,7 +147,7 @@ impl Reloader {
     }
 
     /// Looks whether the folder has changed. Settings have to please `accept` as well.
-    pub fn look(&mut self, accept: impl FnOnce(&Settings) -> Result<(), String>) -> Reload {
+    pub fn read(&mut self, accept: impl FnOnce(&Settings) -> Result<(), String>) -> Reload {
         let now = folder::read(&self.folder()).map_err(|error| error.to_string());
         if now == self.last {
             return Reload::Unchanged;

@@ -2,28 +2,28 @@
 
 use privileges::CapabilitySet;
 
-use crate::settings::{Action, Settings};
+use crate::settings::{AgentCommand, Settings};
 
-/// The capabilities that an agent with these settings needs, of those that it is given. `reloads` is whether settings are read anew while it runs: what they may
+/// The capabilities that an agent with these settings needs, of those that it is given. `reloads`: whether settings are reread while it runs; what they may
 /// switch on then counts.
 #[must_use]
-pub fn needed(action: Action, settings: &Settings, reloads: bool) -> CapabilitySet {
+pub fn needed(action: AgentCommand, settings: &Settings, reloads: bool) -> CapabilitySet {
     let ports = match action {
-        Action::Run | Action::TaintController => of_ports(settings),
-        Action::Once | Action::Uninstall => CapabilitySet::empty(),
+        AgentCommand::Run | AgentCommand::TaintController => of_ports(settings),
+        AgentCommand::Once | AgentCommand::Uninstall => CapabilitySet::empty(),
     };
-    // The node's directories, and files in them, may be somebody else's, and stay theirs.
+    // The node's directories, and files in them, may belong to other users, and keep their owner.
     let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN | CapabilitySet::FOWNER;
     match action {
-        Action::TaintController => ports,
-        Action::Once | Action::Uninstall => files,
-        Action::Run => files | ports | of_pods(settings, reloads),
+        AgentCommand::TaintController => ports,
+        AgentCommand::Once | AgentCommand::Uninstall => files,
+        AgentCommand::Run => files | ports | of_pods(settings, reloads),
     }
 }
 
-/// Whether the agent looks at the node's processes, to know whose a network namespace is, or may have to.
+/// Whether the agent reads the node's processes to find a namespace's owner, or may have to.
 #[must_use]
-pub const fn looks_at_processes(settings: &Settings, reloads: bool) -> bool {
+pub const fn reads_processes(settings: &Settings, reloads: bool) -> bool {
     let in_place = settings.repair.enabled && settings.repair.repair_pods;
     in_place || settings.drift.heal || reloads
 }
@@ -31,7 +31,7 @@ pub const fn looks_at_processes(settings: &Settings, reloads: bool) -> bool {
 /// Entering pods, reading and writing rules there, with the raw socket of iptables' legacy variant; and looking at their processes.
 fn of_pods(settings: &Settings, reloads: bool) -> CapabilitySet {
     let judges = settings.taint.keeps_taint || settings.taint.keeps_condition;
-    let looks = looks_at_processes(settings, reloads);
+    let looks = reads_processes(settings, reloads);
     let mut needed = CapabilitySet::empty();
     if looks || judges || settings.drift.interval.is_some() {
         needed |= CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN | CapabilitySet::NET_RAW;
@@ -42,7 +42,7 @@ fn of_pods(settings: &Settings, reloads: bool) -> CapabilitySet {
     needed
 }
 
-/// The first port that anybody may listen on (ip(7)).
+/// The first unprivileged port (ip(7)).
 const FIRST_FREE_PORT: u16 = 1024;
 
 fn of_ports(settings: &Settings) -> CapabilitySet {
@@ -68,7 +68,7 @@ mod tests {
 
     type Environment<'a> = &'a [(&'a str, &'a str)];
 
-    fn of(action: Action, env: Environment<'_>, reloads: bool) -> CapabilitySet {
+    fn of(action: AgentCommand, env: Environment<'_>, reloads: bool) -> CapabilitySet {
         let required = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
         let env = required.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let Ok(Line::Work(words)) = crate::settings::command_line().read([]) else {
@@ -93,15 +93,15 @@ mod tests {
             (&[("HEALTH_PORT", "80")], false, FILES | CapabilitySet::NET_BIND_SERVICE),
         ];
         for (env, reloads, wanted) in cases {
-            assert_eq!(of(Action::Run, env, reloads), wanted, "{env:?} {reloads}");
+            assert_eq!(of(AgentCommand::Run, env, reloads), wanted, "{env:?} {reloads}");
         }
     }
 
     #[test]
     fn what_only_installs_keeps_no_more_than_files_take() {
-        for action in [Action::Once, Action::Uninstall] {
+        for action in [AgentCommand::Once, AgentCommand::Uninstall] {
             assert_eq!(of(action, &[("DRIFT_WATCH_INTERVAL", "5m")], true), FILES);
         }
-        assert_eq!(of(Action::TaintController, &[], true), CapabilitySet::empty());
+        assert_eq!(of(AgentCommand::TaintController, &[], true), CapabilitySet::empty());
     }
 }

@@ -1,53 +1,41 @@
-//! The agent's HTTP servers: health, metrics, run-time control.
+//! What the agent serves: health, metrics, run-time control, the log socket.
 
-mod slots;
-mod start;
-
-use std::convert::Infallible;
-use std::future::Future;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
+use controller_runtime::SCOPE;
+use controller_runtime::serve::{self, Answer, BODY_PATIENCE, healthz, only, text};
+use controller_runtime::supervisor::Supervisor;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use prometheus_client::registry::Registry;
+
+use crate::cluster::Connection;
+use crate::drift::NodeSummary;
 use crate::install::Installer;
+use crate::log_socket::LogServer;
 use crate::metrics::Metrics;
-use crate::ready::{Reason, State};
-use crate::supervisor::Supervisor;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use slots::Slots;
+use crate::ready::{AgentState, Reason};
+use crate::settings::Settings;
 
-pub use start::{spawn, start};
-use tokio::net::{TcpListener, TcpStream};
-
-/// Connections of one server at a time. The one that has been idle for longest makes room for another.
-const MOST_CONNECTIONS: usize = 32;
-/// How long a request's head may take, also the next one on the same connection.
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a request's body may take.
-pub const BODY_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a connection may last.
-const CONNECTION_PATIENCE: Duration = Duration::from_secs(30);
 /// The largest body of run-time control.
 const LARGEST_CONTROL: usize = 4096;
-
-/// An answer.
-pub type Answer = Response<Full<Bytes>>;
 
 /// What the servers show.
 pub struct Served {
     /// The node's files.
     pub installer: Arc<Installer>,
     /// The loop's phase.
-    pub state: Arc<State>,
+    pub state: Arc<AgentState>,
+    /// The API server.
+    pub connection: Arc<Connection>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// What is scraped.
+    pub registry: Registry,
+    /// The state of the node's pods.
+    pub summary: Arc<NodeSummary>,
     /// Logging, to be changed at run time; none in tests.
     pub logs: Option<logging::Handle>,
     /// Without one of these tasks the agent is neither healthy nor ready.
@@ -66,7 +54,7 @@ impl Served {
         let installer = self.installer.clone();
         let files = tokio::task::spawn_blocking(move || installer.check()).await;
         let files = files.unwrap_or_else(|error| Err(Reason::Failed(format!("the check panicked: {error}"))));
-        self.state.verdict(files)
+        self.state.verdict(files, self.connection.problem())
     }
 
     /// Port 8000.
@@ -74,8 +62,7 @@ impl Served {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/healthz") => healthz(&self.tasks),
             (&Method::GET | &Method::HEAD, "/readyz") => {
-                let more =
-                    if is_verbose(&request) { self.metrics.whole_node.words() + "\n" } else { String::new() };
+                let more = if is_verbose(&request) { self.summary.words() + "\n" } else { String::new() };
                 match self.verdict().await {
                     Ok(()) => text(StatusCode::OK, format!("ready\n{more}")),
                     Err(reason) => {
@@ -84,7 +71,7 @@ impl Served {
                 }
             }
             (_, "/healthz" | "/readyz") => only("GET"),
-            _ => text(StatusCode::NOT_FOUND, "there are /healthz and /readyz\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found; use /healthz or /readyz\n"),
         }
     }
 
@@ -92,21 +79,19 @@ impl Served {
     pub async fn metrics(&self, request: Request<Incoming>) -> Answer {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/metrics") => {
-                let is_ready = self.verdict().await.is_ok();
-                let mut answer = text(StatusCode::OK, self.metrics.text(is_ready));
-                let kind =
-                    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-                answer.headers_mut().insert(CONTENT_TYPE, kind);
-                answer
+                self.metrics.ready.set(i64::from(self.verdict().await.is_ok()));
+                serve::metrics(&self.registry)
             }
             (_, "/metrics") => only("GET"),
-            _ => text(StatusCode::NOT_FOUND, "there is /metrics\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found; use /metrics\n"),
         }
     }
 
     /// Port 9876.
     pub async fn control(&self, request: Request<Incoming>) -> Answer {
-        let Some(logs) = &self.logs else { return text(StatusCode::NOT_FOUND, "there are no logs\n") };
+        let Some(logs) = &self.logs else {
+            return text(StatusCode::NOT_FOUND, "logging is not initialized\n");
+        };
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/logging") => text(StatusCode::OK, format!("{}\n", levels(logs))),
             (&Method::PUT, "/logging") => {
@@ -119,27 +104,53 @@ impl Served {
                 match wanted {
                     Ok(wanted) => {
                         logs.set_levels(cni_core::logs::quiet(wanted));
-                        log::info!(target: "cni-agent", levels = levels(logs); "log levels changed");
+                        log::info!(target: SCOPE, levels = levels(logs); "log levels changed");
                         text(StatusCode::OK, format!("{}\n", levels(logs)))
                     }
                     Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
                 }
             }
             (_, "/logging") => only("GET, PUT"),
-            _ => text(StatusCode::NOT_FOUND, "there is /logging\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found; use /logging\n"),
         }
     }
 }
 
-/// Whether the process works: whether none of its tasks has ended unexpectedly.
-pub fn healthz(tasks: &Supervisor) -> Answer {
-    match tasks.dead() {
-        None => text(StatusCode::OK, "ok\n"),
-        Some(dead) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{dead}\n")),
+/// Starts the servers. Only health and the log socket are necessary.
+///
+/// # Errors
+/// One of these two cannot be opened.
+pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<LogServer> {
+    let tasks = &served.tasks;
+    if let Some(address) = settings.serve.monitoring {
+        let served = served.clone();
+        serve::start_optional(tasks, "metrics server", address, move |request| {
+            let served = served.clone();
+            async move { served.metrics(request).await }
+        })
+        .await;
     }
+    if let Some((address, port)) = settings.serve.control {
+        let served = served.clone();
+        serve::start_optional(tasks, "run-time control", (Some(address), port), move |request| {
+            let served = served.clone();
+            async move { served.control(request).await }
+        })
+        .await;
+    }
+    let (metrics, logs) = (served.metrics.clone(), served.logs.clone());
+    let log_server = LogServer::start(&settings.paths.run, metrics, logs, tasks.clone())?;
+    let health = served.clone();
+    serve::start(tasks, "health server", settings.serve.health, move |request| {
+        let served = health.clone();
+        async move { served.health(request).await }
+    })
+    .await
+    .with_context(|| format!("cannot serve health on port {}", settings.serve.health.1))?;
+    Ok(log_server)
 }
 
-/// Whether somebody wants to know about the pods that run, too: `/readyz?verbose`. Readiness is about those to come.
+/// Whether the request includes the pods that run: `/readyz?verbose`. Readiness is about new pods.
 fn is_verbose(request: &Request<Incoming>) -> bool {
     let parameters = request.uri().query().into_iter().flat_map(|query| query.split('&'));
     parameters.filter_map(|parameter| parameter.split('=').next()).any(|name| name == "verbose")
@@ -152,109 +163,6 @@ fn levels(logs: &logging::Handle) -> String {
     scopes.map(|scope| format!("{scope}:{}", levels.of(scope).name())).join(",")
 }
 
-/// A plain answer.
-pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    answer
-}
-
-fn only(methods: &'static str) -> Answer {
-    let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, format!("only {methods}\n"));
-    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
-    answer
-}
-
-/// How long a port may be taken: an agent that is being replaced holds it for a moment longer.
-const HANDOVER: Duration = Duration::from_secs(3);
-
-/// Listens on a port of an address, or of every address, of both families where the node has both.
-///
-/// # Errors
-/// When the port is taken, and stays so.
-pub async fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
-    let deadline = Instant::now() + HANDOVER;
-    loop {
-        match try_listen(address, port).await {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            result => return result,
-        }
-    }
-}
-
-async fn try_listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
-    match address {
-        Some(address) => TcpListener::bind(SocketAddr::new(address, port)).await,
-        None => match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
-            Ok(listener) => Ok(listener),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
-            Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
-        },
-    }
-}
-
-/// Something that accepts connections.
-pub trait Listener {
-    /// A connection.
-    type Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static;
-    /// The next connection.
-    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-}
-
-impl Listener for TcpListener {
-    type Stream = TcpStream;
-    async fn next(&self) -> io::Result<TcpStream> {
-        self.accept().await.map(|(stream, _)| stream)
-    }
-}
-
-/// Answers requests for ever. However many clients say nothing, whoever asks is answered.
-pub async fn connections<L, A, F>(listener: L, answer: A) -> Infallible
-where
-    L: Listener,
-    A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
-    F: Future<Output = Answer> + Send + 'static,
-{
-    let slots = Slots::new(MOST_CONNECTIONS);
-    loop {
-        let stream = match listener.next().await {
-            Ok(stream) => stream,
-            Err(error) => {
-                // Out of file descriptors, most likely; asking again at once would only burn the processor.
-                log::warn!(target: "cni-agent", "cannot accept a connection: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let slot = slots.take().await;
-        let (answer, number, own) = (answer.clone(), slot.number(), slots.clone());
-        #[expect(clippy::disallowed_methods, reason = "a connection is over soon; who has made it notices")]
-        let task = tokio::spawn(async move {
-            let service = service_fn(move |request| {
-                let (answer, slots) = (answer(request), own.clone());
-                async move {
-                    slots.begin(number);
-                    let answer = answer.await;
-                    slots.end(number);
-                    Ok::<_, Infallible>(answer)
-                }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_PATIENCE)
-                .max_buf_size(16 * 1024)
-                .serve_connection(TokioIo::new(stream), service);
-            // What a client does wrong is its own affair.
-            let _ = tokio::time::timeout(CONNECTION_PATIENCE, connection).await;
-            drop(slot);
-        });
-        slots.served_by(number, task.abort_handle());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,6 +170,7 @@ mod tests {
     use crate::plugin::Program;
     use crate::settings::Settings;
     use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, SocketAddr};
 
     async fn get(address: SocketAddr, path: &'static str) -> String {
         let exchange = move || {
@@ -279,16 +188,20 @@ mod tests {
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let (settings, _) = Settings::read(&settings_cli::Words::default(), &env).expect("settings");
         let tasks = Supervisor::default();
+        let (metrics, registry) = Metrics::new();
         let served = Arc::new(Served {
+            connection: Arc::new(crate::cluster::connection(&settings)),
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Program), settings)),
             state: Arc::default(),
-            metrics: Arc::new(Metrics::new()),
+            summary: Arc::new(NodeSummary::new(metrics.clone())),
+            metrics,
+            registry,
             logs: None,
             tasks: tasks.clone(),
         });
-        let listener = listen(Some(Ipv4Addr::LOCALHOST.into()), 0).await.expect("listens");
+        let listener = serve::listen(Some(Ipv4Addr::LOCALHOST.into()), 0).await.expect("listens");
         let address = listener.local_addr().expect("an address");
-        spawn(&tasks, "health server", listener, move |request| {
+        serve::spawn(&tasks, "health server", listener, move |request| {
             let served = served.clone();
             async move { served.health(request).await }
         });

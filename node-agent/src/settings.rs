@@ -1,4 +1,4 @@
-//! What the agent is told: flags before environment before defaults.
+//! The agent's settings: flags before environment before defaults.
 //!
 //! The environment is a parameter, every error is found before any is reported, and what is unknown, unused or has no effect is a
 //! [`Notice`], not silence.
@@ -13,24 +13,26 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cni_core::selection::PROCESS_WIDE;
+use controller_runtime::selector::{FieldSelector, LabelSelector, is_key, is_value};
+use controller_runtime::serve::Address;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
-use crate::repair::selector::{FieldSelector, LabelSelector, is_key, is_value};
 
 pub use cluster_client::Trust;
+pub use controller_runtime::cluster::Identity;
 pub use notice::Notice;
-pub use raw::{Action, Problem, command_line};
+pub use raw::{AgentCommand, Problem, command_line};
 use raw::{LOCALHOST, Raw};
 pub use taint::TaintSettings;
 
-/// Everything the agent is told.
+/// All settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Where files are.
     pub paths: Paths,
     /// Where the entry goes.
     pub placement: Placement,
-    /// What the plugin is told.
+    /// The plugin's entry.
     pub entry: EntrySettings,
     /// How the plugin reaches the API server.
     pub kubeconfig: KubeconfigSettings,
@@ -42,11 +44,11 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// Who the agent is in the cluster.
     pub identity: Identity,
-    /// What the drift watch is told.
+    /// The drift watch.
     pub drift: DriftSettings,
-    /// What the repair controller is told.
+    /// The repair controller.
     pub repair: RepairSettings,
-    /// What the taint controllers are told.
+    /// The taint controllers.
     pub taint: TaintSettings,
     /// Whether the agent confines itself to its directories.
     pub landlock: bool,
@@ -73,6 +75,25 @@ pub struct Paths {
     pub service_account: PathBuf,
 }
 
+/// The name of the plugin's kubeconfig in the run directory.
+pub const KUBECONFIG: &str = "istio-cni-kubeconfig";
+/// The name of its token's file there, if the token has one.
+pub const TOKEN_FILE: &str = "istio-cni-token";
+
+impl Paths {
+    /// The plugin's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.run.join(KUBECONFIG)
+    }
+
+    /// The file of its token.
+    #[must_use]
+    pub fn token_file(&self) -> PathBuf {
+        self.run.join(TOKEN_FILE)
+    }
+}
+
 /// Where the entry goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
@@ -95,7 +116,7 @@ pub enum Placement {
     },
 }
 
-/// What the plugin is told by its entry.
+/// The content of the plugin's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntrySettings {
     /// The built-in entry.
@@ -118,7 +139,7 @@ pub enum TemplateSource {
 /// How the plugin and the agent reach the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeconfigSettings {
-    /// `https://host:port`; empty where nobody named one, which only what ends at once does without. Then no kubeconfig is written.
+    /// `https://host:port`; empty if not given, which only short-lived commands allow. Then no kubeconfig is written.
     pub server: String,
     /// The host alone.
     pub host: String,
@@ -145,38 +166,25 @@ pub struct PluginAccount {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSettings {
     /// Health: its address, none for all of them, and its port.
-    pub health: (Option<IpAddr>, u16),
+    pub health: Address,
     /// Metrics, if at all, likewise.
-    pub monitoring: Option<(Option<IpAddr>, u16)>,
+    pub monitoring: Option<Address>,
     /// Run-time control, if at all.
     pub control: Option<(IpAddr, u16)>,
 }
 
-/// Who the agent is in the cluster. Empty texts are unknown.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its pod.
-    pub pod: String,
-    /// Its node.
-    pub node: String,
-    /// Its DaemonSet.
-    pub daemon_set: String,
-}
-
-/// What the drift watch is told, and whoever else plans pods as the plugin does.
+/// Settings of the drift watch, and of all that plans pods as the plugin does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriftSettings {
-    /// How often it looks, if at all.
+    /// Its interval, if it is on.
     pub interval: Option<Duration>,
-    /// Whether what has drifted is mended.
+    /// Whether drifted pods are healed.
     pub heal: bool,
-    /// What the container runtime's environment says for all pods: variables and values.
+    /// The container runtime's environment, which counts for all pods: variables and values.
     pub environment: Vec<(&'static str, String)>,
 }
 
-/// What the repair controller is told.
+/// The repair controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepairSettings {
     /// Whether it runs.
@@ -189,7 +197,7 @@ pub struct RepairSettings {
     pub label_pods: bool,
     /// The label.
     pub label: (String, String),
-    /// The node whose pods it watches; empty where nobody says.
+    /// The node whose pods it watches; empty if unknown.
     pub node: String,
     /// The annotation that pods must have; empty for any.
     pub sidecar_annotation: String,
@@ -205,7 +213,7 @@ pub struct RepairSettings {
     pub field_selectors: FieldSelector,
 }
 
-/// The folder whose files are settings that are read anew when they change; none where none is named.
+/// The folder whose files are settings that are reread when they change, if one is set.
 #[must_use]
 pub fn folder(given: &settings_cli::Words, env: &[(String, String)]) -> Option<PathBuf> {
     let folder = Raw::new(given, env).text("SETTINGS_DIR");
@@ -252,7 +260,7 @@ impl EntrySettings {
     /// The entry; `read` gives the text of a template file.
     ///
     /// # Errors
-    /// When the template is none, with where it is from.
+    /// The template is invalid; with its origin.
     pub fn entry(
         &self,
         paths: &Paths,
@@ -265,10 +273,10 @@ impl EntrySettings {
             (Some(TemplateSource::Text(text)), _) => text.as_str(),
             (Some(TemplateSource::File(_)), file) => file.unwrap_or_default(),
         };
-        let kubeconfig = PathBuf::from(&self.facts.run_dir).join(crate::kubeconfig::FILE);
+        let kubeconfig = PathBuf::from(&self.facts.run_dir).join(KUBECONFIG);
         let values = [
             ("KUBECONFIG_FILEPATH", kubeconfig.display().to_string()),
-            ("KUBECONFIG_FILENAME", crate::kubeconfig::FILE.to_owned()),
+            ("KUBECONFIG_FILENAME", KUBECONFIG.to_owned()),
             ("CNI_BIN_DIR", on_node(&paths.bin)),
             ("CNI_NET_DIR", on_node(&paths.net)),
             ("CNI_AGENT_RUN_DIR", self.facts.run_dir.clone()),
@@ -361,7 +369,7 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
     }
 }
 
-/// Whether the agent's pod has the node's address, and so the node's network. Who cannot tell says no: a runtime that waited for an agent on
+/// Whether the agent's pod has the node's address, and so the node's network. If unknown, it does not: a runtime that waited for an agent on
 /// the pods' network would wait for ever.
 fn host_network(raw: &Raw<'_>) -> bool {
     let (pod, host) = (raw.text("POD_IP"), raw.text("HOST_IP"));
@@ -429,7 +437,7 @@ fn drift(raw: &mut Raw<'_>) -> DriftSettings {
     DriftSettings { interval: (!interval.is_zero()).then_some(interval), heal, environment }
 }
 
-/// The shortest time between two looks at a pod.
+/// The shortest time between two checks of a pod.
 const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
 fn repair(raw: &mut Raw<'_>) -> RepairSettings {

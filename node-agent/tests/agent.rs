@@ -129,12 +129,12 @@ fn an_entry_that_is_removed_edited_or_moved_is_put_right() {
         let changed = change(&with);
         assert_ne!(changed, with);
         node.write_conf("10-calico.conflist", &changed);
-        agent.wait("the entry put right", || {
+        agent.wait("the entry restored", || {
             let now = node.conf("10-calico.conflist").unwrap_or_default();
             now != changed && node.calls_us()
         });
         agent.wait_ready();
-        assert_eq!(agent.metric("istio_cni_fights_total"), 0.0, "once is no fight");
+        assert_eq!(agent.metric("istio_cni_fights_total"), 0.0, "once is not a conflict");
     }
 }
 
@@ -327,7 +327,7 @@ fn a_burst_of_events_is_one_pass() {
     agent.wait("a pass", || agent.metric("istio_cni_passes_total") > before);
     let passes = agent.passes_at_rest() - before;
     assert!(passes <= 3.0 + bursts, "{passes} passes in {bursts:.1} bursts");
-    // Files that do not matter wake nobody. What a machine that stands still makes late is over the next time.
+    // Files that do not matter do not cause a pass. A delay by a machine that stands still is over the next time.
     let ignored = || {
         let before = agent.passes_at_rest();
         for count in 0..100 {
@@ -338,7 +338,7 @@ fn a_burst_of_events_is_one_pass() {
         ensure!(passes == 0.0, "{passes} passes");
         Ok(())
     };
-    once_in(5, Cause::Standstill, ignored).expect("files that do not matter wake nobody");
+    once_in(5, Cause::Standstill, ignored).expect("files that do not matter do not cause a pass");
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn a_failed_start_removes_nothing_and_says_why() {
     let before = node.confs();
     fs::remove_file(node.path("account/token")).expect("removes");
     let agent = node.start();
-    // Until the first pass is done, it says of the token that there is no client without it.
+    // Until the first pass is done, the missing token is reported as a missing client.
     let reason = agent.wait_not_ready("cannot write the plugin's kubeconfig");
     assert!(reason.contains("account/token"), "{reason}");
     agent.wait_metric("istio_cni_installs_total{result=\"CREATE_KUBECONFIG_FAILURE\"}", 1.0);
@@ -467,7 +467,7 @@ fn cleanup_is_not_held_up_by_files_of_others_that_cannot_be_read() {
     }
 }
 
-/// Nobody but Istio's agent can have put it there, and a runtime loads it.
+/// Only Istio's agent can have put it there, and a runtime loads it.
 #[test]
 fn cleanup_keeps_what_an_unreadable_file_with_the_entry_needs() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
@@ -607,7 +607,7 @@ fn plugins_lines_are_logged_and_counted() {
     assert_eq!(other.expect("answers").0, 404);
 }
 
-/// Whoever may write there can forge what the log says about pods, and take the places of those who should.
+/// A process that may write there can forge log lines about pods, and use up the connections of real plugins.
 #[test]
 fn the_log_socket_hears_root_and_nobody_else() {
     use std::os::unix::process::CommandExt;
@@ -624,7 +624,7 @@ fn the_log_socket_hears_root_and_nobody_else() {
         curl.args(["-d", forged, "http://x/log"]).uid(user).gid(user).output().expect("curl").status.success()
     };
     assert!(!send(65534), "the mode keeps it out");
-    // Also where the mode does not, as somebody may have changed it.
+    // Also if the mode was changed.
     process::set_mode(&socket, 0o666);
     assert!(!send(65534), "its user keeps it out");
     assert!(!node.log().contains("forged"), "{}", node.log());

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 const SUBJECT: &str = "system:serviceaccount:istio-system:istio-cni-plugin";
 
-/// An API server with the agent's DaemonSet, a service account for the plugin, and pods that nobody has.
+/// An API server with the agent's DaemonSet, a service account for the plugin, and nonexistent pods.
 struct Api {
     state: Arc<Mutex<State>>,
 }
@@ -35,7 +35,7 @@ struct State {
     requests: Vec<Value>,
     granted: Vec<String>,
     events: Vec<String>,
-    /// How often the DaemonSet was watched, which comes after a first look at it.
+    /// How often the DaemonSet was watched, which follows a first read of it.
     watches: usize,
     /// The status of every question for the DaemonSet, where the agent has no right to ask.
     daemon_sets: Option<u16>,
@@ -90,7 +90,7 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
         return (status, failure(status));
     }
     if path.contains("/daemonsets") {
-        // The watch looks at metadata only.
+        // The watch reads metadata only.
         if head.contains("PartialObjectMetadata") {
             state.watches += usize::from(head.contains("watch=true"));
             return (200, daemon_set(false));
@@ -178,8 +178,8 @@ fn a_server_that_does_not_bind_to_nodes_is_asked_without() {
 #[test]
 fn without_its_account_or_roles_the_plugin_is_lent_the_agents_token_and_that_is_said() {
     for (tokens, pods, reason) in [
-        (403, 404, "may not ask for tokens of service account istio-cni-plugin (403)"),
-        (404, 404, "there is no service account istio-cni-plugin"),
+        (403, 404, "may not request tokens of service account istio-cni-plugin (403)"),
+        (404, 404, "service account istio-cni-plugin not found"),
         (201, 403, "does not let service account istio-cni-plugin get pods"),
     ] {
         let mut node = node();
@@ -197,7 +197,7 @@ fn without_its_account_or_roles_the_plugin_is_lent_the_agents_token_and_that_is_
             "{log}"
         );
 
-        // Somebody applies what is missing.
+        // An operator applies the missing objects.
         (api.state().tokens, api.state().pods) = (201, 404);
         agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
         assert_eq!(node.log().matches(reason).count(), 1, "{}", node.log());
@@ -246,7 +246,7 @@ fn an_agent_that_reaches_nobody_leaves_the_plugins_token_as_it_is() {
             !token.is_empty() && credentials(&node).contains(&token)
         });
         agent.kill();
-        // Nobody listens on port 1.
+        // Port 1 has no listener.
         node.set("KUBERNETES_SERVICE_PORT", "1");
         let agent = node.start_ready();
         agent.wait_metric("istio_cni_plugin_token_requests_total{result=\"failed\"}", 1.0);
@@ -309,11 +309,11 @@ fn with_istios_roles_an_upgrade_leaves_the_plugin_and_removal_takes_it() {
         ("a rollout deletes the pod", vec![replaced.clone()], true),
         ("the container alone ends", vec![own_pod(false, true)], true),
         ("the pod was deleted by force", vec![gone], true),
-        ("the roles are applied anew", vec![replaced.clone(), refused.clone(), replaced.clone()], true),
+        ("the roles are applied again", vec![replaced.clone(), refused.clone(), replaced.clone()], true),
         ("the roles go with the DaemonSet", vec![replaced, refused.clone()], false),
         ("the roles are gone already", vec![refused], false),
-        ("the API server says nothing of the pod", vec![(503, failure(503))], true),
-        ("the pod belongs to nobody", vec![own_pod(true, false)], false),
+        ("the API server does not respond about the pod", vec![(503, failure(503))], true),
+        ("the pod has no owner", vec![own_pod(true, false)], false),
     ] {
         let mut node = node();
         let api = Api::start(&mut node);

@@ -4,13 +4,14 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use install_cni::metrics::{Described, METRICS};
-use install_cni::process_metrics::METRICS as PROCESS_METRICS;
+use controller_runtime::metrics::{Described, process};
+use install_cni::metrics::Metrics;
 use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
-use install_cni::taint::cluster::metrics::METRICS as TAINT_METRICS;
+
 use settings_cli::log_rows;
 use settings_table::markdown;
+use taint_controller::metrics::ControllerMetrics;
 
 fn metrics(rows: &[Described]) -> String {
     let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n".to_owned();
@@ -29,12 +30,12 @@ fn metrics(rows: &[Described]) -> String {
 #[test]
 fn the_reference_says_what_the_code_says() {
     let tables = [
-        ("metrics", metrics(&[METRICS, PROCESS_METRICS].concat())),
+        ("metrics", metrics(&[Metrics::ROWS, process::METRICS].concat())),
         ("settings", markdown(SETTINGS)),
         ("logging", markdown(&log_rows())),
     ];
     compare("agent.md", &tables);
-    compare("taint.md", &[("taint-metrics", metrics(&[TAINT_METRICS, PROCESS_METRICS].concat()))]);
+    compare("taint.md", &[("taint-metrics", metrics(&[ControllerMetrics::ROWS, process::METRICS].concat()))]);
 }
 
 fn compare(file: &str, tables: &[(&str, String)]) {

@@ -43,7 +43,7 @@ fn a_deleted_rule_is_drift_until_it_is_put_right() {
     let api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
     wait_at_least(&node, &check("as_planned"), 4.0);
-    assert!(is(&node, DRIFTED, 0.0) && api.state().gets == 0, "what is well is looked at once");
+    assert!(is(&node, DRIFTED, 0.0) && api.state().gets == 0, "a sound pod is checked once");
 
     web.sh(DELETE_RULE).expect("deletes");
     wait(&node, "the gauge", || is(&node, DRIFTED, 1.0));
@@ -80,7 +80,7 @@ fn rules_are_read_only_where_something_may_have_changed_and_any_change_is_seen_b
     let tproxy = &[("sidecar.istio.io/interceptionMode", "TPROXY")][..];
     for (annotations, change) in [
         (&[][..], DELETE_RULE),
-        // The kernel counts no changes of such tables, and tells nobody of them.
+        // The kernel does not count or report changes of such tables.
         (&[][..], "iptables-legacy -t nat -A OUTPUT -p tcp -j REDIRECT --to-ports 1"),
         // No transaction of nf_tables.
         (tproxy, "ip route flush table 133"),
@@ -107,7 +107,7 @@ fn rules_are_read_only_where_something_may_have_changed_and_any_change_is_seen_b
     }
 }
 
-/// Whatever was there before the agent came: nothing tells whether such tables have changed.
+/// With any earlier rules: changes of such tables are not detectable.
 #[test]
 fn legacy_rules_are_read_by_every_look() {
     let mut node = node();
@@ -133,7 +133,7 @@ fn rules_of_others_that_keep_packets_from_the_proxy_are_drift() {
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"]), mesh_pod("shop", &["10.1.0.3"])]);
     let _agent = node.start_ready();
     wait_at_least(&node, &check("as_planned"), 2.0);
-    shop.sh("iptables-nft -t nat -I OUTPUT 1 -o tun0 -j ACCEPT").expect("harms nobody");
+    shop.sh("iptables-nft -t nat -I OUTPUT 1 -o tun0 -j ACCEPT").expect("is harmless");
     web.sh("nft 'table ip theirs { chain out { type nat hook output priority -150; meta l4proto tcp redirect to :1; }; }'")
         .expect("adds a table");
     wait(&node, "the event", || !api.events_about("web").is_empty());
@@ -240,7 +240,7 @@ fn two_namespaces_with_a_pods_address_are_not_guessed_between() {
     let [line] = lines[..] else { panic!("{lines:?}\n{log}") };
     assert!(line.contains("cni-again") && line.contains("cni-hostile"), "{line}");
     hostile.ip_batch("addr del 10.1.0.2/32 dev lo\n").expect("deletes");
-    wait(&node, "the pod to be told again", || node.log().contains("the pod can be compared again"));
+    wait(&node, "the pod to be determined again", || node.log().contains("the pod can be checked again"));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_namespace_full_of_rules_is_not_read_to_the_end() {
     let said = node.log().matches("has more than 1048576 bytes of rules").count();
     assert!(said == 1 && api.state().events.is_empty(), "{}", node.log());
     web.sh("iptables-nft -t nat -F POSTROUTING").expect("empties");
-    wait(&node, "the pod to be told again", || node.log().contains("the pod can be compared again"));
+    wait(&node, "the pod to be determined again", || node.log().contains("the pod can be checked again"));
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn legacy_rules_that_cannot_be_read_are_not_called_missing() {
     let agent = start_in(&node, &["unshare", "--mount", "sh", "-euc", hide, "sh"]);
     wait_at_least(&node, &check("failed"), 2.0);
     assert!(is(&node, DRIFTED, 0.0) && api.state().events.is_empty(), "{}", agent.log());
-    assert_eq!(agent.log().matches("but there are legacy tables (IPv4 ").count(), 1, "{}", agent.log());
+    assert_eq!(agent.log().matches("but legacy tables exist (IPv4 ").count(), 1, "{}", agent.log());
     drop(agent);
     let _agent = node.start_ready();
     wait_at_least(&node, &check("as_planned"), 2.0);

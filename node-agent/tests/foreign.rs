@@ -1,4 +1,4 @@
-//! What is somebody else's stays as it is, whatever the settings name.
+//! Other programs' files stay as they are, whatever the settings name.
 
 mod process;
 
@@ -6,7 +6,7 @@ use process::{CALICO, FakeApi, Node, failure};
 
 const MULTUS: &str = include_str!("conf/00-multus.conf");
 
-/// Plays a whole life of the agent with settings that name somebody else's file, and expects to find everything as it was.
+/// Plays a whole life of the agent with settings that name another program's file, and expects to find everything as it was.
 fn refused(files: &[(&str, &str)], env: &[(&str, &str)], named: &str) {
     let mut node = Node::new(files);
     FakeApi::start(404, &failure(404)).serve(&mut node);
@@ -15,13 +15,13 @@ fn refused(files: &[(&str, &str)], env: &[(&str, &str)], named: &str) {
     }
     let before = node.confs();
     let agent = node.start();
-    let reason = agent.wait_not_ready("belongs to somebody else");
+    let reason = agent.wait_not_ready("belongs to another program");
     assert!(reason.contains(named), "{reason}");
     agent.wait_metric("istio_cni_conflist_obstacles_total{kind=\"foreign\"}", 1.0);
     assert_eq!(node.confs(), before);
     assert_eq!(agent.end(), Some(0));
     assert_eq!(node.confs(), before, "{}", node.log());
-    node.start().wait_not_ready("belongs to somebody else");
+    node.start().wait_not_ready("belongs to another program");
     let done = node.command(&["cleanup"]).output().expect("runs");
     assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
     assert_eq!(node.confs(), before);

@@ -1,6 +1,6 @@
 //! Healing of drift by the real program, on real network namespaces with real rules. Needs root.
 //!
-//! The drift watch looks once an hour here, so whatever is mended soon is mended because the kernel told of it.
+//! The drift watch checks once an hour here, so an early repair follows a kernel notification.
 
 mod pods;
 mod process;
@@ -50,7 +50,7 @@ fn pod(name: &str, number: u8, addresses: &[&str]) -> Value {
     mesh_pod_of(&uid(number), name, addresses)
 }
 
-/// A kind of pod, and what somebody deletes of its redirection.
+/// A kind of pod, and deletions of its redirection.
 struct Case {
     addresses: &'static [&'static str],
     annotations: &'static [(&'static str, &'static str)],
@@ -136,7 +136,7 @@ fn what_is_deleted_is_back_and_the_event_says_who_deleted_it() {
     }
 }
 
-/// The kernel gives a network namespace up, with all that is in it, when nobody holds it any more.
+/// The kernel frees a network namespace, with all that is in it, when the last reference is gone.
 #[test]
 fn when_a_pod_ends_nothing_of_its_namespace_is_kept() {
     let mut node = node();
@@ -183,7 +183,7 @@ fn a_pod_whose_namespace_is_replaced_is_found_again() {
     drop(old);
     sandboxes.remove("cni-1");
     wait(&node, "the new one", || {
-        // Until it is watched, nobody is told.
+        // Until it is watched, the kernel does not report changes.
         let _ = new.sh(DELETE_RULE);
         metric(&node, &attempts("healed")).is_some_and(|count| count >= 1.0)
     });
@@ -202,13 +202,13 @@ fn a_running_pod_that_was_never_redirected_is_and_the_node_says_so() {
         vec![pod("bare", 1, &["10.1.0.2"]), pod("good", 2, &["10.1.0.3"]), pod("lost", 3, &["10.1.0.4"])];
     let _api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
-    // Whose namespace it is cannot be told yet.
+    // The namespace's owner is ambiguous.
     wait_at_least(&node, &attempts("no_process"), 1.0);
     let verbose = || get(node.health, "/readyz?verbose").expect("answers");
     let words = "ready\n1 of 3 meshed pods verified: 1 not redirected, 1 unknown\n";
     wait(&node, "the node's answer", || verbose() == (200, words.to_owned()));
     assert!(is(&node, &state("not_redirected"), 1.0) && is(&node, &state("verified"), 1.0));
-    assert_eq!(agent.readyz().expect("answers").1, "ready\n", "who does not ask is not told");
+    assert_eq!(agent.readyz().expect("answers").1, "ready\n", "only a verbose request gets it");
     proc.add_of(71, &uid(1), &bare.path());
     wait_at_least(&node, &attempts("healed"), 1.0);
     assert_eq!(mismatch(&bare, &[], BackendChoice::Auto), None);
@@ -232,7 +232,7 @@ fn what_was_verified_stays_although_annotations_and_settings_say_something_else_
     wait_at_least(&node, WATCHED, 1.0);
     let before = web.snapshot().expect("a snapshot");
     api.state().pods[0]["metadata"]["annotations"][PORTS] = json!("3306");
-    wait(&node, "the drift watch to say so", || is(&node, "istio_cni_drifted_pods", 1.0));
+    wait(&node, "the drift watch to report it", || is(&node, "istio_cni_drifted_pods", 1.0));
     pods::wait_rounds(&node, 2.0);
     web.sh(DELETE_RULE).expect("deletes");
     wait_at_least(&node, &attempts("healed"), 1.0);
@@ -271,7 +271,7 @@ fn a_namespace_that_is_not_surely_the_pods_is_not_mended() {
         wait_at_least(&node, &attempts(reason), 2.0);
         assert_eq!(lost_or_added(&web, &after), [""; 0], "{index}: {reason}");
         assert!(is(&node, &attempts("healed"), 0.0), "{index}: {reason}\n{}", node.log());
-        // It is the drift watch that says how pods are, without waiting for its hour.
+        // The drift watch reports the state of pods without waiting for its hour.
         wait(&node, "both events", || {
             let events = api.events_about("web");
             let has = |reason: &str| events.iter().any(|event| event["reason"] == reason);
@@ -367,5 +367,5 @@ fn a_pod_with_more_rules_than_are_read_is_mended_as_far_as_possible_and_the_even
     wait(&node, "the rule", || mismatch(&web, &[], BackendChoice::Auto).is_none());
     flood(&web, "nat", "ISTIO_OUTPUT");
     wait_at_least(&node, &attempts("failed"), 1.0);
-    said("could not be mended: this network namespace has more than 1048576 bytes of rules");
+    said("and repair failed: this network namespace has more than 1048576 bytes of rules");
 }

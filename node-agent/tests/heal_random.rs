@@ -19,7 +19,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng};
 use redirect_core::options::BackendChoice;
 use serde_json::json;
 
-/// How many deletions there are for one pod.
+/// The number of deletions for one pod.
 const PER_POD: usize = 20;
 const MODE: &str = "sidecar.istio.io/interceptionMode";
 
@@ -52,12 +52,12 @@ impl Victim {
     /// Deletes something; how long it took until all was as planned again, the deleting included.
     fn suffer(&self, number: usize) -> Duration {
         let deletion = self.deletions[number % self.deletions.len()];
-        self.hear();
+        self.is_notified();
         let (start, mut looked) = (Instant::now(), Instant::now());
         self.namespace.sh(deletion).expect("deletes");
         until("it to be as planned again", LIMIT, &[], || {
-            // What was told just before the last look is not told again.
-            let may_have_changed = self.hear() || looked.elapsed() > Duration::from_millis(100);
+            // A notification just before the last check does not come again.
+            let may_have_changed = self.is_notified() || looked.elapsed() > Duration::from_millis(100);
             let is_well =
                 may_have_changed && mismatch(&self.namespace, self.annotations, self.choice).is_none();
             looked = if may_have_changed { Instant::now() } else { looked };
@@ -68,12 +68,12 @@ impl Victim {
         start.elapsed()
     }
 
-    fn hear(&self) -> bool {
-        let mut heard = Heard::default();
+    fn is_notified(&self) -> bool {
+        let mut notification = Heard::default();
         for ear in &self.ears {
-            assert!(ear.drain(&mut heard, usize::MAX).expect("listens"));
+            assert!(ear.drain(&mut notification, usize::MAX).expect("listens"));
         }
-        !heard.is_nothing()
+        !notification.is_nothing()
     }
 }
 
@@ -128,7 +128,7 @@ fn random_deletions(is_native: bool, count: usize) {
     };
     let spoiled = || ["not_applied", "not_verified", "failed"].map(attempts).iter().sum::<f64>();
     let asked = f64::from(u32::try_from(count).expect("few"));
-    // A deletion between a mend and its verification spoils that one, and is mended with it by the next.
+    // A deletion between a repair and its verification fails that repair; the next one restores both.
     wait(&node, "all to be counted", || attempts("healed") + spoiled() >= asked);
     let spoiled = spoiled();
     assert_eq!(metric(&node, "istio_cni_heal_contested_pods"), Some(0.0), "{}", node.log());

@@ -111,7 +111,7 @@ fn redirected(sandboxes: &mut Sandboxes, pods: &[Value]) -> Vec<Namespace> {
     pods.iter().map(one).collect()
 }
 
-/// A watch that looks at 200 pods every five seconds, sixty times as often as anybody needs it.
+/// A watch that checks 200 pods every five seconds, sixty times as often as needed.
 #[test]
 fn an_agent_that_watches_for_drift_does_not_grow() {
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
@@ -165,7 +165,7 @@ fn an_agent_that_watches_for_drift_does_not_grow() {
     drop(namespaces);
 }
 
-/// An agent that listens to 200 pods, none of which changes, and looks at them as often as the documents advise.
+/// An agent that monitors 200 pods without changes, and checks them as often as the documents advise.
 #[test]
 fn an_agent_that_heals_costs_next_to_nothing_while_nothing_drifts() {
     let (seconds, is_release) = (seconds(), is_release());
@@ -184,12 +184,12 @@ fn an_agent_that_heals_costs_next_to_nothing_while_nothing_drifts() {
     let each = (descriptors() - before) as f64 / f64::from(PODS);
     assert!((1.9..2.1).contains(&each), "{each} descriptors for a pod");
     let looks = || metric(&node, &check("as_planned")).expect("a number");
-    // The first look at each pod reads its rules, and a new agent lists the pods several times. What a node at rest costs begins with the first look after that.
+    // The first check of each pod reads its rules, and a new agent lists the pods several times. What a node at rest costs begins with the first check after that.
     if seconds >= 300 {
         until("the first round", Duration::from_secs(600), &[], || {
             Ok((looks() > f64::from(PODS)).then_some(()))
         })
-        .expect("the pods are looked at again");
+        .expect("the pods are checked again");
     }
     let (used, resident) = (processor_seconds(agent.id()), memory_kib(agent.id(), "VmRSS:"));
     let looked = looks();

@@ -64,7 +64,7 @@ fn a_confined_agent_installs_follows_tokens_and_leaves() {
     assert!(has("token-1") && node.has_plugin() && node.calls_us());
     account.exchange("token-2");
     agent.wait("the new token", || has("token-2"));
-    // Another writer, a socket that is removed, a plugin that is damaged.
+    // Another program, a socket that is removed, a plugin that is damaged.
     node.write_conf("05-other.conflist", r#"{"name":"a","cniVersion":"0.3.1","plugins":[{"type":"b"}]}"#);
     agent.wait("the entry in the new file", || node.calls_us());
     fs::remove_file(node.path("run/log.sock")).expect("removes");
@@ -101,7 +101,7 @@ fn a_confined_agent_watches_heals_and_probes() {
     wait_at_least(&node, "istio_cni_heal_attempts_total{reason=\"healed\"}", 1.0);
 }
 
-/// The pod's processes are seen, which the kernel forbids to whoever is confined: by the one thread that is not.
+/// The one unconfined thread reads the pod's processes, which the kernel forbids to confined ones.
 #[test]
 fn a_confined_agent_repairs_a_pod_where_it_stands() {
     let mut node = Node::with_the_real_plugin();
@@ -121,7 +121,7 @@ fn a_confined_agent_repairs_a_pod_where_it_stands() {
     assert!(is_confined(&node), "{}", node.log());
     wait_at_least(&node, "istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}", 1.0);
     wait(&node, "the event", || !api.events_about("web").is_empty());
-    // The test can tell: a confined thread of this agent may not do it, the one outside may.
+    // The test can fail: a confined thread of this agent may not do it, the one outside may.
     let task = format!("/proc/{}/task", agent.id());
     let names = fs::read_dir(&task)
         .expect("lists")
@@ -146,7 +146,7 @@ fn one_shot_modes_work_confined() {
     }
 }
 
-/// A plugin that is content, and tries what nobody who is confined may do: the agent starts it, so the same rules hold for it. It notes what it could.
+/// A plugin that succeeds, and tries everything forbidden to confined processes: the agent starts it, so the same rules hold for it. It notes what worked.
 const NOSY: &str = r#"#!/bin/sh
 [ "$CNI_COMMAND" != VERSION ] || echo '{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}'
 exec >/dev/null 2>&1
@@ -160,7 +160,7 @@ echo x >>FOLDER/image/new && could "write to the image"
 cp /bin/true FOLDER/net.d/true && FOLDER/net.d/true && could "run what is among configurations"
 mkfifo FOLDER/bin/pipe && could "make a pipe"
 ln -s / FOLDER/run/link && could "make a link"
-readlink /proc/TEST/ns/net && could "look at a process"
+readlink /proc/TEST/ns/net && could "read a process"
 kill -0 TEST && could "signal a process"
 could "all was tried"
 exit 0
@@ -179,7 +179,7 @@ fn what_is_beyond_its_directories_is_refused() {
         "run what is among configurations",
         "make a pipe",
         "make a link",
-        "look at a process",
+        "read a process",
         "signal a process",
     ];
     for (is_on, wanted) in [("false", &ALL[..]), ("true", &[])] {
@@ -223,7 +223,7 @@ fn an_agent_whose_directory_is_exchanged_ends_and_the_next_one_works() {
     fs::rename(node.path("next"), node.path("net.d")).expect("renames");
     assert_eq!(agent.wait_end(), Some(1), "{}", node.log());
     assert!(node.log().contains("net.d is another directory than the one"), "{}", node.log());
-    assert!(!node.calls_us(), "the test can tell");
+    assert!(!node.calls_us(), "the test can fail");
     let _next = node.start_ready();
     assert!(node.calls_us(), "{}", node.log());
 }

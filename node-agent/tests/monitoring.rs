@@ -327,7 +327,7 @@ const CAUSES: &[Cause] = &[
     cause("IstioCniTaintsLate", &[("istio_cni_taint_controller_delay_seconds_bucket{le=\"300.0\"}", RISES), ("istio_cni_taint_controller_delay_seconds_bucket{le=\"+Inf\"}", RISES)], 38, 45),
 ];
 
-/// What happens and is no reason to wake anybody.
+/// Events that are not a reason to page an operator.
 const HARMLESS: &[(&str, &[(&str, &str)])] = &[
     ("nothing", &[]),
     ("an upgrade", &[("process_start_time_seconds", "100+0x29 160+0x400")]),
@@ -404,7 +404,7 @@ fn agents_in_trouble_raise_their_alerts() {
     node.write_conf("10-calico.conflist", CALICO);
     agent.wait_ready();
 
-    // A failure is a series of its own, whose first value is no rise.
+    // A failure is a series of its own, whose first value is not a rise.
     let line = r#"{"level":"error","time":"2026-11-21T07:26:50.000001Z","msg":"x","pod":"shop/cart-0","decision":"fail","code":110,"ms":"total:9.5"}"#;
     let fail = || {
         let body = serde_json::to_vec(&[line]).expect("JSON");

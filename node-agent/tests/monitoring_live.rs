@@ -97,7 +97,7 @@ fn every_query_of_the_dashboard_finds_series() {
     });
     let prometheus =
         Prometheus::start(&[("istio-cni", node.monitoring), ("istio-cni-taint-controller", port)]);
-    // Some panels show only what is not 0; that there is something to show is the question here.
+    // Some panels show only values other than 0; this test is about whether they show something.
     let panels = panel_queries().into_iter().map(|query| query.replace(" > 0", ""));
     let mut waiting: Vec<String> =
         panels.chain(variable_queries().into_iter().map(|(query, _)| query)).collect();
@@ -132,7 +132,7 @@ fn report(node: &Node, decision: &str, reason: &str, milliseconds: f64) {
     (0..5).find_map(|_| exchange(connect(), "POST", "/log", body.as_bytes())).expect("answers");
 }
 
-/// Two minutes of a node, for the picture: pods start; some fail for a while; the network configuration goes and comes back, and another writer
+/// Two minutes of a node, for the picture: pods start; some fail for a while; the network configuration goes and comes back, and another program
 /// edits it.
 fn live(node: &Node) {
     let without_entry = CALICO;

@@ -1,4 +1,4 @@
-//! What nodes do to an agent: directories made anew under its mounts, no inotify left, two agents at once.
+//! What nodes do to an agent: directories recreated under its mounts, inotify instances exhausted, two agents at once.
 
 mod process;
 
@@ -9,7 +9,7 @@ use std::thread;
 
 use process::{CALICO, Node};
 
-/// A container sees the node's directory through a bind mount, which goes on showing the old one when the node makes it anew.
+/// A container sees the node's directory through a bind mount, which keeps showing the old one when the node recreates it.
 #[test]
 fn a_directory_made_anew_under_the_mount_ends_the_agent_so_that_it_is_mounted_again() {
     for part in ["net.d", "bin", "run"] {
@@ -29,7 +29,7 @@ fn a_directory_made_anew_under_the_mount_ends_the_agent_so_that_it_is_mounted_ag
         fs::remove_dir_all(&source).expect("removes");
         fs::create_dir(&source).expect("makes");
         assert_eq!(agent.wait_end(), Some(1), "{part}: {}", node.log());
-        assert!(node.log().contains("was removed and made anew"), "{part}: {}", node.log());
+        assert!(node.log().contains("was recreated"), "{part}: {}", node.log());
         if part != "bin" {
             assert!(node.has_plugin(), "what is still there stays");
         }
@@ -55,7 +55,7 @@ fn without_inotify_it_looks_every_few_seconds() {
     assert_eq!(node.log().matches("no inotify instance left").count(), 1, "said once: {}", node.log());
 }
 
-/// A read that has failed once, or a file elsewhere that a link leads to: the kernel tells nobody when that is over.
+/// A read that has failed once, or the target of a link: the kernel does not report when that is over.
 #[test]
 fn a_configuration_that_could_not_be_loaded_is_looked_at_again_without_an_event() {
     let mut node = Node::new(&[]);

@@ -190,8 +190,8 @@ fn a_directory_in_the_place_of_a_configuration_is_named_and_not_taken_for_anothe
     // What a container runtime makes of a mount whose file is not there yet.
     fs::create_dir(node.path("net.d/YYY-istio-cni.conf")).expect("a directory");
     let done = run(&node, &["install", "--once"]);
-    assert_ends(&done, 1, &["YYY-istio-cni.conf", "is no regular file"]);
-    assert!(!said(&done).contains("somebody else changed it"), "{}", said(&done));
+    assert_ends(&done, 1, &["YYY-istio-cni.conf", "is not a regular file"]);
+    assert!(!said(&done).contains("another program changed it"), "{}", said(&done));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn what_belongs_to_somebody_else_stays_as_it_is() {
     let before = node.confs();
     node.set("ISTIO_OWNED_CNI_CONFIG", "true");
     node.set("ISTIO_OWNED_CNI_CONFIG_FILENAME", "10-calico.conflist");
-    assert_ends(&run(&node, &["install", "--once"]), 1, &["10-calico.conflist belongs to somebody else"]);
+    assert_ends(&run(&node, &["install", "--once"]), 1, &["10-calico.conflist belongs to another program"]);
     assert_eq!(node.confs(), before);
     assert_ends(&run(&node, &["uninstall"]), 0, &[]);
     assert_eq!(node.confs(), before);

@@ -142,7 +142,7 @@ const CASES: [Case; 6] = [
 ];
 
 /// Plays `work` on a copy of `before`, cut short at every operation, by death and by power failure, and checks what is left. Returns how
-/// many moments there were.
+/// the number of moments.
 fn cut_short_everywhere(
     before: &Model,
     env: &[(&str, &str)],
@@ -379,7 +379,7 @@ fn text(model: &Model, name: &str) -> String {
     String::from_utf8(model.content(&format!("{NET}/{name}")).expect("is there").0).expect("text")
 }
 
-/// A disk on which somebody else writes the plugin's binary each time it has been read.
+/// A disk on which another program writes the plugin's binary each time it has been read.
 struct Meddled(Arc<Model>);
 
 impl Disk for Meddled {
@@ -429,14 +429,14 @@ fn a_binary_changed_behind_the_comparison_is_not_taken_for_ours() {
         Installer::new(Arc::new(Meddled(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
     for _ in 0..2 {
         meddled.pass(&Conflist::Repair).expect("installs");
-        assert!(meddled.check().is_err(), "ready with a binary of somebody else");
+        assert!(meddled.check().is_err(), "ready with another program's binary");
     }
     let left_alone = installer(&model, &[]);
     assert_eq!(left_alone.pass(&Conflist::Repair).expect("installs").binaries, ["istio-cni"]);
     left_alone.check().expect("ready");
 }
 
-/// A disk on which the network plugin writes its file anew while the agent is making a list of the old one.
+/// A disk on which the network plugin rewrites its file while the agent is making a list of the old one.
 struct Rewritten(Arc<Model>);
 
 const NEWER: &str = "{\"cniVersion\":\"0.4.0\",\"name\":\"single\",\"type\":\"macvlan\"}\n";
@@ -484,7 +484,7 @@ fn what_its_owner_wrote_a_moment_ago_is_not_deleted() {
     let model = Arc::new(node(("10-single.conf", SINGLE)));
     let meddled =
         Installer::new(Arc::new(Rewritten(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
-    let error = meddled.pass(&Conflist::Repair).expect_err("somebody else wrote at the same moment");
+    let error = meddled.pass(&Conflist::Repair).expect_err("another program wrote at the same moment");
     assert!(error.is_collision(), "{error}");
     assert_eq!(text(&model, "10-single.conf"), NEWER);
     let after = start(model.copy(), &[]);

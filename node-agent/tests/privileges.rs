@@ -41,12 +41,12 @@ fn start<'n>(node: &'n Node, capabilities: &[String]) -> Agent<'n> {
     node.start_as(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Starts it with each capability taken away in turn: it says so by this metric and by name.
-fn ensure_each_is_named(node: &Node, needed: &[String], tells: &str, mut then: impl FnMut(&str)) {
-    assert!(!needed.is_empty(), "the page says that nothing is needed");
+/// Starts it without each capability in turn: it reports that by this metric and by name.
+fn ensure_each_is_named(node: &Node, needed: &[String], metric: &str, mut then: impl FnMut(&str)) {
+    assert!(!needed.is_empty(), "the page lists nothing");
     for (some, missing) in one_fewer(needed) {
         let _agent = start(node, &some);
-        wait_at_least(node, tells, 1.0);
+        wait_at_least(node, metric, 1.0);
         wait(node, &missing, || node.log().contains(&format!("lacks {missing}")));
         then(&missing);
     }
@@ -115,7 +115,7 @@ fn the_drift_watch_needs_what_the_page_says() {
     wait(&node, "the gauge", || metric(&node, DRIFTED) == Some(1.0));
     redirect(&web);
     wait_at_least(&node, &check("as_planned"), 1.0);
-    assert!(!web.snapshot().expect("a snapshot").changes_since(&before).is_empty(), "the test can tell");
+    assert!(!web.snapshot().expect("a snapshot").changes_since(&before).is_empty(), "the test can fail");
 }
 
 /// An API server with the agents' DaemonSet and a node.
@@ -156,7 +156,7 @@ fn process_of_the_pod(node: &mut Node, web: &Namespace) -> (Proc, Background) {
     let sleeps = Background::start("sleep", &web.command(&command), &node.path("sleep.log"));
     let sleeps = sleeps.expect("starts").killed_on_drop();
     let folder = format!("/proc/{}", sleeps.id());
-    until("the process to be somebody else's", LIMIT, &[&sleeps], || {
+    until("the process to have another user", LIMIT, &[&sleeps], || {
         Ok((fs::metadata(&folder)?.uid() == 1337).then_some(()))
     })
     .expect("is");
@@ -194,7 +194,7 @@ fn healing_needs_what_the_page_says() {
     let before = web.snapshot().expect("a snapshot");
     let attempts = |reason: &str| format!("istio_cni_heal_attempts_total{{reason=\"{reason}\"}}");
     let unable = attempts("no_capability");
-    // Without what the drift watch needs, nothing is looked at, and nothing attempted.
+    // Without the rights of the drift watch, nothing is checked, and nothing attempted.
     let sees = needs("install-cni", "watches for drift").expect("a row");
     let (some, more): (Vec<_>, Vec<_>) = needed.iter().cloned().partition(|name| sees.contains(name));
     assert_eq!((some, more.len()), (sees.clone(), 1), "the drift watch's and one more");
@@ -218,7 +218,7 @@ fn the_clusters_taint_controller_is_nobody_and_needs_nothing() {
     let mut node = node(&[("TAINT_AFTER", "1s")]);
     let api = cluster_with(&mut node, "late");
 
-    // Where somebody else may look for it, which the folder of the build need not be.
+    // In a folder that another user may read, unlike the folder of the build.
     let program = node.path("install-cni");
     fs::copy(node.command(&[]).get_program(), &program).expect("copies");
     fs::set_permissions(node.path(""), fs::Permissions::from_mode(0o755)).expect("opens");

@@ -100,7 +100,7 @@ fn the_answer_of_the_plugin_is_not_asked_for_at_every_probe() {
     let before = asked();
     (0..20).for_each(|_| assert_eq!(agent.readyz().expect("answers").0, 200));
     assert!(asked() <= before + 2, "{} times", asked() - before);
-    // But as soon as there is anything new to ask about.
+    // But as soon as something new has to be asked.
     let before = asked();
     fs::write(node.path("account/token"), "token-2").expect("writes");
     agent.wait("another question", || agent.readyz().is_some() && asked() > before);

@@ -79,7 +79,7 @@ fn the_plugins_keys_follow_the_folder() {
     let map = ConfigMap::mounted(&mut node, &[("EXCLUDE_NAMESPACES", "first")]);
     let agent = node.start_ready();
     wait_excluded(&agent, &["first"]);
-    // More often than another writer would be answered within a minute.
+    // More often than the agent would revert another program's changes within a minute.
     for round in 0..6 {
         let namespace = format!("round-{round}");
         let on = if round % 2 == 0 { "true" } else { "false" };
@@ -157,7 +157,7 @@ fn log_levels_follow_the_folder_and_the_flag_wins() {
     map.publish(&[("LOG_OUTPUT_LEVEL", "cni-agent:debug,cni-plugin:error")]);
     agent.wait("the agent's level", || levels(&agent).contains("cni-agent:debug"));
     agent.wait("the plugin's level", || entry(&node)["plugin_log_level"] == "error");
-    // What somebody set at run time stays as long as nobody changes the folder's levels.
+    // Levels set at run time stay until the folder's levels change.
     request(node.control, "PUT", "/logging", "cni-agent:info").expect("answers");
     map.publish(&[("LOG_OUTPUT_LEVEL", "cni-agent:debug,cni-plugin:error"), ("EXCLUDE_NAMESPACES", "x")]);
     wait_excluded(&agent, &["x"]);
@@ -179,7 +179,7 @@ fn the_drift_watch_is_switched_on_and_off_by_the_folder() {
     let agent = node.start_ready();
     for _ in 0..2 {
         map.publish(&[("DRIFT_WATCH_INTERVAL", "1s")]);
-        agent.wait("rounds", || node.log().contains("the drift watch sees nothing"));
+        agent.wait("rounds", || node.log().contains("cannot check pods"));
         map.publish(&[]);
         agent.wait("the end", || node.log().contains("the drift watch is off"));
         fs::write(node.path("log"), "").expect("empties");
@@ -200,7 +200,7 @@ fn what_cannot_be_reloaded_is_said_to_need_a_restart() {
     agent.wait("the warning", || {
         node.log().contains("CHAINED_CNI_PLUGIN, HEALTH_PORT: the environment counts for these")
     });
-    let meant = "EXCLUDE_NAMESPACE is no setting and is ignored; is EXCLUDE_NAMESPACES meant?";
+    let meant = "EXCLUDE_NAMESPACE is not a setting and is ignored; did you mean EXCLUDE_NAMESPACES?";
     agent.wait("the misspelt one", || node.log().contains(meant));
     map.publish(&[&changed[..], &[("EXCLUDE_NAMESPACES", "x")]].concat());
     wait_excluded(&agent, &["x"]);

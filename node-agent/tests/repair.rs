@@ -34,7 +34,7 @@ fn broken_pod(name: &str, failures: u32) -> Value {
     pod
 }
 
-fn mended(pod: &mut Value) {
+fn recovered(pod: &mut Value) {
     pod["status"]["initContainerStatuses"][0]["state"] =
         json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
 }
@@ -86,7 +86,7 @@ fn a_broken_pod_is_deleted_once_and_only_as_it_was_seen() {
     assert!(message.starts_with("pod detected as broken (") && message.ends_with(", deleted"), "{message}");
     let changes = api.changes_of("web");
     assert_eq!(changes[0].2["preconditions"], json!({"uid": "uid-of-web", "resourceVersion": "101"}));
-    // Its last breaths are no reason to delete it again.
+    // The end of its life is not a reason to delete it again.
     api.change("web", fails_again);
     api.remove("web");
     pass_by(&node, &api, "delete");
@@ -102,7 +102,7 @@ fn a_broken_pod_is_labelled_through_its_status_once_for_each_failure() {
     let mut bare = broken_pod("bare", 1);
     bare["metadata"].as_object_mut().expect("metadata").remove("labels");
     let mut labelled = broken_pod("labelled", 1);
-    labelled["metadata"]["labels"]["example.com/broken"] = json!("by somebody else");
+    labelled["metadata"]["labels"]["example.com/broken"] = json!("by another controller");
     for pod in [broken_pod("web", 1), bare, labelled] {
         api.put(pod);
     }
@@ -135,7 +135,7 @@ fn a_pod_that_somebody_else_changes_is_dealt_with_as_it_is_then() {
         let mut node = node(action);
         let api = Api::start(&mut node);
         api.put(broken_pod("web", 1));
-        api.state().meanwhile = Some(touched);
+        api.state().before_patch = Some(touched);
         let _agent = node.start_ready();
         wait_at_least(&node, &repaired(kind, "success"), 1.0);
         assert_eq!(api.changes_of("web").len(), 2, "{kind}");
@@ -145,19 +145,19 @@ fn a_pod_that_somebody_else_changes_is_dealt_with_as_it_is_then() {
 }
 
 #[test]
-fn a_pod_that_was_mended_or_replaced_meanwhile_is_left_alone() {
+fn a_pod_that_was_recovered_or_replaced_before_patch_is_left_alone() {
     for (action, kind) in DONE {
-        for (what, meanwhile) in [
-            ("mended", mended as fn(&mut Value)),
+        for (what, before_patch) in [
+            ("recovered", recovered as fn(&mut Value)),
             ("replaced", |pod| {
                 pod["metadata"]["uid"] = json!("uid-of-another");
-                mended(pod);
+                recovered(pod);
             }),
         ] {
             let mut node = node(action);
             let api = Api::start(&mut node);
             api.put(broken_pod("web", 1));
-            api.state().meanwhile = Some(meanwhile);
+            api.state().before_patch = Some(before_patch);
             let _agent = node.start_ready();
             wait(&node, "the try", || !api.changes_of("web").is_empty());
             pass_by(&node, &api, kind);
@@ -189,8 +189,8 @@ fn an_api_server_that_fails_delays_and_doubles_nothing() {
         assert_eq!(metric(&node, &repaired(kind, "fail")), Some(0.0), "nothing of it is the pod's fault");
         wait(&node, "the event", || api.events_about("web").len() == 1);
         let lines = |text: &str| node.log().matches(text).count();
-        assert_eq!(lines("cannot deal with a broken pod at present"), 1, "{}", node.log());
-        wait(&node, "the end of the outage", || lines("broken pods are dealt with again") == 1);
+        assert_eq!(lines("cannot repair a broken pod"), 1, "{}", node.log());
+        wait(&node, "the end of the outage", || lines("broken pods are repaired again") == 1);
         pass_by(&node, &api, kind);
         assert_eq!(api.events_about("web").len(), 1, "{kind}");
     }
@@ -206,7 +206,7 @@ fn what_was_done_without_a_word_is_not_done_twice() {
         let _agent = node.start_ready();
         wait(&node, "the try", || !api.changes_of("web").is_empty());
         pass_by(&node, &api, kind);
-        // What it sees of the pod by now tells it that nothing is left to do.
+        // The current pod shows that nothing is left to do.
         let version = api.pod("web").expect("the pod")["metadata"]["resourceVersion"].clone();
         assert_eq!(version, "102", "changed once: {kind}");
     }
@@ -222,7 +222,7 @@ fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twi
         api.fail(&[(verb, Fault::Hang), (verb, Fault::DoneAndHang)]);
         api.fail(&[(Verb::List, Fault::Hang), (Verb::Watch, Fault::Hang)]);
         let _agent = node.start_ready();
-        // Neither list nor watch nor the first try are answered; the second try is, which nobody is told.
+        // Neither list nor watch nor the first try are answered; the second try is, but its response is lost.
         wait(&node, "two tries", || metric(&node, &attempts(kind, "unanswered")) == Some(2.0));
         pass_by(&node, &api, kind);
         let version = api.pod("slow").expect("the pod")["metadata"]["resourceVersion"].clone();
@@ -261,13 +261,13 @@ fn an_agent_that_is_killed_between_change_and_event_does_nothing_twice() {
         let _agent = node.start_ready();
         pass_by(&node, &api, kind);
         assert_eq!(api.changes_of("web").len(), 1, "{kind}");
-        // Who asks why there is no event finds that it was done before this agent came.
+        // The event is missing because it was done before this agent came.
         let skipped = if kind == "label" { Some(1.0) } else { None };
         assert_eq!(metric(&node, &repaired(kind, "skip")), skipped, "{kind}");
     }
 }
 
-/// A server that is asked too often says so, and is not asked before the time it names: lists and watches included.
+/// The agent respects an API server's Retry-After, for lists and watches too.
 #[test]
 fn a_server_that_says_when_to_come_back_is_not_asked_before() {
     let mut node = node(DELETE);
@@ -300,7 +300,7 @@ fn pods_that_did_not_fit_are_asked_for_as_soon_as_there_is_room() {
     assert!(metric(&node, "istio_cni_repair_queue_overflows_total").is_some_and(|count| count >= 76.0));
 }
 
-/// Takes five minutes, which is how long a watch may say nothing: `make race` plays it.
+/// Takes five minutes, the longest silence of a watch: `make race` runs it.
 #[test]
 #[ignore = "takes five minutes: make race"]
 fn a_watch_that_stays_silent_is_made_anew_and_misses_nobody() {
@@ -353,7 +353,7 @@ fn a_watch_that_expires_or_breaks_misses_nobody() {
     wait(&node, "the watch", || api.state().watches == 1);
     // The version to go on from is too old.
     api.forget_history();
-    api.put(broken_pod("while-nobody-watched", 1));
+    api.put(broken_pod("while-unwatched", 1));
     api.forget_history();
     wait_at_least(&node, &repaired("delete", "success"), 1.0);
     // The same, said in the stream.

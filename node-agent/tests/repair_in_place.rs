@@ -1,4 +1,4 @@
-//! Broken pods redirected where they stand: real network namespaces, real rules, real connections. Needs root.
+//! Broken pods redirected in place: real network namespaces, real rules, real connections. Needs root.
 
 mod broken;
 mod pods;
@@ -69,7 +69,7 @@ fn a_pod_that_started_before_the_plugin_is_redirected_and_nothing_goes_on_beside
         let own = pod_address(false);
         let mut out = connect(&topology.pod, &topology.client, remote, 80);
         let mut inward = connect(&topology.client, &topology.pod, own, 8080);
-        assert!(is_alive(&mut out) && is_alive(&mut inward), "the test can tell");
+        assert!(is_alive(&mut out) && is_alive(&mut inward), "the test can fail");
 
         let addresses = [own, pod_address(true)].map(|address| address.to_string());
         let addresses = addresses.each_ref().map(String::as_str);
@@ -106,7 +106,7 @@ fn a_namespace_that_is_not_surely_the_pods_is_left_alone() {
             sandboxes.mount("cni-web", &web.path());
             None
         }),
-        // Somebody with CAP_NET_ADMIN has taken the pod's addresses.
+        // A container with CAP_NET_ADMIN has taken the pod's addresses.
         ("no_process", |proc, sandboxes, web| {
             sandboxes.mount("cni-web", &web.path());
             proc.add_of(77, SHOP, &web.path());
@@ -136,7 +136,7 @@ fn a_namespace_that_is_not_surely_the_pods_is_left_alone() {
             proc.add_of(77, WEB, &hosts());
             None
         }),
-        // It cannot be told which one is the host's.
+        // The host's one is unknown.
         ("not_found", |proc, _, web| {
             proc.add_of(77, WEB, &web.path());
             fs::remove_file(proc.0.path().join("1/ns/net")).expect("removes");
@@ -194,7 +194,7 @@ fn a_pod_whose_processes_come_later_is_redirected_when_they_run() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
-    // Without an infra container: between two runs nobody lives there.
+    // Without an infra container: between two runs the namespace has no processes.
     let web = sandboxes.add("6f3c8f0e", &["fd00:10::2"]);
     let api = Api::start(&mut node);
     api.put(held_back(mesh_pod_of(WEB, "web", &["fd00:10::2"])));
@@ -264,7 +264,7 @@ fn rules_of_others_that_are_too_many_to_be_read_keep_no_pod_from_being_redirecte
     proc.add_of(77, WEB, &topology.pod.path());
     let mut out = connect(&topology.pod, &topology.client, remote_address(false), 80);
     flood(&topology.pod, "filter", "FORWARD");
-    assert!(is_alive(&mut out), "the test can tell");
+    assert!(is_alive(&mut out), "the test can fail");
     let api = Api::start(&mut node);
     api.put(held_back(mesh_pod_of(WEB, "web", &[&pod_address(false).to_string()])));
     let _agent = node.start_ready();
@@ -283,7 +283,7 @@ fn rules_of_others_that_are_too_many_to_be_read_keep_no_pod_from_being_redirecte
     assert_eq!(metric(&node, &failed("not_verified")), Some(0.0));
     let nat = topology.pod.sh("nft list table ip nat").expect("runs").ok().expect("lists").stdout;
     assert!(nat.contains("15006"), "{nat}");
-    // Somebody has taken the others away.
+    // Another program has removed the others.
     topology.pod.sh("nft delete table ip filter").expect("runs").ok().expect("deletes");
     wait_at_least(&node, SUCCESS, 1.0);
 }

@@ -1,7 +1,7 @@
 //! The agent's life under its seccomp profile, `deploy/seccomp/install-cni.json`: a call that is not in it ends the agent, so that nothing it
 //! tolerates goes unnoticed. Needs root.
 //!
-//! With SECCOMP_TRACES, a folder, there is no profile, and what is called is noted there instead: `make seccomp` compares.
+//! With SECCOMP_TRACES, a folder, the tests record the system calls there instead of using a profile: `make seccomp` compares.
 
 mod broken;
 mod pods;
@@ -36,7 +36,7 @@ fn under(life: &str) -> Vec<String> {
         .into();
     };
     let trace = Path::new(&traces).join(life).display().to_string();
-    // With -D it is the agent whom the test started, and strace nobody's child.
+    // With -D it is the agent whom the test started, and strace is orphaned.
     ["strace", "-D", "-f", "-qq", "-o", &trace].map(str::to_owned).into()
 }
 
@@ -80,7 +80,7 @@ fn it_installs_watches_heals_probes_serves_and_leaves() {
         wait_at_least(&node, "istio_cni_heal_attempts_total{reason=\"healed\"}", 1.0);
         assert_eq!(mismatch(&web, &[], choice), None);
         wait(&node, "the event", || !api.events_about("web").is_empty());
-        // Somebody else writes the node's configuration, and the settings' levels are changed over HTTP.
+        // Another program writes the node's configuration, and the settings' levels are changed over HTTP.
         node.write_conf("05-other.conflist", r#"{"name":"a","cniVersion":"0.3.1","plugins":[{"type":"b"}]}"#);
         agent.wait("the entry in the new file", || node.calls_us());
         for path in ["/healthz", "/readyz", "/metrics"] {
@@ -118,7 +118,7 @@ fn it_redirects_a_broken_pod_where_it_stands() {
     assert_eq!(agent.end(), Some(0), "{}", node.log());
 }
 
-/// The test above can tell: what is not listed ends the program.
+/// The test above can fail: an unlisted call ends the program.
 #[test]
 fn a_call_that_is_not_listed_is_noticed() {
     let helper = helper();

@@ -116,7 +116,7 @@ impl<'p> Soak<'p> {
         }
     }
 
-    /// Somebody deletes a part of every pod's rules. Half-way some agents are killed; they start again when it is done.
+    /// Another program deletes a part of every pod's rules. Half-way some agents are killed; they start again when it is done.
     fn damage(&mut self, round: usize) -> Vec<String> {
         let half = |is_second: bool| {
             move |soak: &Self, place: &Place, pod: &Pod, dice: &mut Dice| {
@@ -192,7 +192,7 @@ impl Sample {
     }
 }
 
-/// How far a later round goes beyond the first two, in which everything is met for the first time; none where that is no more than a tenth, or than
+/// How far a later round goes beyond the first two, in which everything happens for the first time; none if that is at most a tenth, or
 /// `slack`.
 fn growth(series: &[u64], slack: u64) -> Option<u64> {
     let (first, later) = series.split_at(series.len().min(2));
@@ -222,7 +222,7 @@ impl Belongings {
     }
 }
 
-/// Processes that live and are no agent of ours.
+/// Processes that live, except our agents.
 fn strays(agents: &[Agent<'_>]) -> Result<Vec<String>> {
     let is_agent = |child: &str| agents.iter().any(|agent| child.starts_with(&format!("{} (", agent.id())));
     // What a killed program has started may still be on its way out.
@@ -235,7 +235,7 @@ fn strays(agents: &[Agent<'_>]) -> Result<Vec<String>> {
     Ok(gone.map_or_else(|_| strays.iter().map(|stray| format!("process {stray}")).collect(), |()| Vec::new()))
 }
 
-/// Works where nobody else writes files or mounts anything: in mounts of its own, with empty folders in the place of the machine's, which go with
+/// Works where other programs do not write files or mount anything: in mounts of its own, with empty folders in the place of the machine's, which go with
 /// the thread.
 fn alone<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     // Cargo writes where it likes.
@@ -374,7 +374,7 @@ fn nothing_is_lost_nothing_is_left_over_and_nobody_grows() -> Result<()> {
     alone(|| soak(namespaces, rounds))
 }
 
-/// A soak that finds nothing shows nothing unless it finds what is there.
+/// A soak without findings proves something only if it finds seeded faults.
 #[test]
 fn the_soak_sees_what_is_lost_and_what_is_left_over() -> Result<()> {
     alone(|| {

@@ -34,7 +34,7 @@ fn verify(units: &[(&str, &str)]) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let paths: Vec<PathBuf> = units.iter().map(|(name, _)| folder.path().join(name)).collect();
     for (path, (_, text)) in paths.iter().zip(units) {
-        // It has to be there, and is not installed here.
+        // It must exist, and is not installed here.
         let program = folder.path().join("install-cni");
         fs::copy("/bin/true", &program).expect("copies");
         fs::write(path, text.replace(PROGRAM, &program.display().to_string())).expect("writes");
@@ -91,7 +91,7 @@ fn the_service_installs_at_each_boot() {
         let mut command = node.command(&args);
         command.env_clear().envs(environment).output().expect("runs").status.code()
     };
-    assert_eq!(boot(), Some(1), "there is no network configuration yet");
+    assert_eq!(boot(), Some(1), "the network configuration does not exist yet");
     let list = on_node("/etc/cni/net.d/10-calico.conflist");
     fs::write(&list, CALICO).expect("writes");
     assert_eq!(boot(), Some(0));

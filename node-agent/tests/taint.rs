@@ -1,5 +1,5 @@
 //! Both taint controllers of the real program, and an API server that fails: they recover by themselves, do nothing twice, never free a node wrongly, and
-//! say so.
+//! log that.
 
 mod broken;
 mod controllers;

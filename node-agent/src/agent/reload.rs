@@ -1,26 +1,28 @@
 //! Settings that have changed are put into force, or refused.
 
-use super::{Agent, SCOPE};
-use crate::metrics::ResultLabel;
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::ResultLabel;
+
+use super::Agent;
 use crate::reload::Reload;
 use crate::settings::Settings;
 
 impl Agent {
-    /// Looks at the settings folder, if there is one.
+    /// Reads the settings folder, if one is set.
     pub(super) async fn reload(&mut self) {
         let Some(mut reloader) = self.changes.reloader.take() else { return };
         let installer = self.installer.clone();
-        let looked = tokio::task::spawn_blocking(move || {
-            let reload = reloader.look(|settings| installer.would_accept(&settings.entry));
+        let read = tokio::task::spawn_blocking(move || {
+            let reload = reloader.read(|settings| installer.would_accept(&settings.entry));
             (reloader, reload)
         });
-        let reload = match looked.await {
+        let reload = match read.await {
             Ok((reloader, reload)) => {
                 self.changes.reloader = Some(reloader);
                 reload
             }
             Err(error) => {
-                log::error!(target: SCOPE, "looking at the settings folder panicked, so it is not looked at any more: {error}");
+                log::error!(target: SCOPE, "reading the settings folder panicked; it is not read any more: {error}");
                 return;
             }
         };
@@ -31,12 +33,14 @@ impl Agent {
                 self.metrics.reloads.get_or_create(&ResultLabel { result: "refused" }).inc();
                 self.warn(
                     "SettingsRefused",
-                    format!("the settings in the settings folder are refused, and those before stay in force: {why}"),
+                    format!(
+                        "the settings in the settings folder are invalid; keeping the previous ones: {why}"
+                    ),
                 );
             }
             Reload::Taken { settings, notices } => {
                 if self.metrics.settings_refused.set(0) == 1 {
-                    log::info!(target: SCOPE, "the settings in the settings folder are not refused any more");
+                    log::info!(target: SCOPE, "the settings in the settings folder are valid again");
                 }
                 for notice in notices {
                     log::warn!(target: SCOPE, "{notice}");
@@ -58,10 +62,10 @@ impl Agent {
             changed.push("log levels");
         }
         if old.entry != new.entry {
-            self.installer.tell(new.entry.clone());
+            self.installer.set_entry(new.entry.clone());
             // The next pass edits the entry, and no other writer is to blame for that.
             self.settled = None;
-            changed.push("what the plugin is told");
+            changed.push("the plugin's entry");
         }
         if old.drift != new.drift {
             self.changes.drift.send_replace(new.drift.clone());

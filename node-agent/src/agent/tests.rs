@@ -20,10 +20,10 @@ const TASKS: [&str; 11] = [
     "health server",
     "log socket",
     "metrics server",
-    "plugin token keeper",
+    "plugin token renewer",
     "repair controller",
     "run-time control",
-    "taint keeper",
+    "taint manager",
 ];
 
 fn settings(folder: &Path) -> Settings {

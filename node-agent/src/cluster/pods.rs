@@ -1,360 +1,168 @@
-//! The pods of a node, read as they come: no list of theirs is ever in memory as a whole.
+//! The node's pods: reading them, and changing one that did not change since it was read.
 
-use std::fmt;
-use std::io::{self, BufReader, Read};
-use std::time::Duration;
+use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
+use cluster_client::{Built, Failure, Limits, Request};
+use controller_runtime::resync::{Freshness, ReadError, Selection};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde_json::{Value, json};
 
-use cluster_client::params::{GetParams, ListParams};
-use cluster_client::{Built, Failure, Limits, Request, RequestError};
-use hyper::body::Bytes;
-use hyper::http::uri::InvalidUri;
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
-use tokio::sync::mpsc;
-
-use super::{Cluster, PATIENCE};
-
-/// How long reading all pods of a node may take.
-const LIST_PATIENCE: Duration = Duration::from_secs(60);
-/// How many pods the server is asked for at once. Where it answers from memory it sends all of them.
-const PAGE: u32 = 50;
-/// The same where every page costs a look into its store.
-const LARGE_PAGE: u32 = 500;
-/// How many pieces of an answer may wait for the parser.
-const PIECES: usize = 2;
+use super::{Cluster, PATIENCE, pod_reference};
 
 /// All pods of all namespaces.
-pub(super) const PODS: &str = "/api/v1/pods";
+pub const PODS: &str = "/api/v1/pods";
 
-/// Which pods: selectors as the server understands them, empty for any.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection {
-    /// Of fields.
-    pub fields: String,
-    /// Of labels.
-    pub labels: String,
+/// What `keep` keeps of the pods of the agent's node, in the state of a moment ago: the API server need not query its store.
+///
+/// # Errors
+/// Why they cannot be read.
+pub async fn of_node<T: Send + 'static>(
+    cluster: &Cluster,
+    keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
+) -> Result<Vec<T>, ReadError> {
+    let fields = format!("spec.nodeName={}", cluster.identity().node);
+    let selection = Selection { fields, labels: String::new() };
+    Ok(cluster.list(PODS, &selection, Freshness::Remembered, keep).await?.kept)
 }
 
-/// How new a list has to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Freshness {
-    /// As the server has it in its memory, where pods are sorted by node: its store would be searched for a node's from end to end. It may be older than
-    /// what was seen before.
-    Remembered,
-    /// Newer than all that was seen before.
-    Newest,
+/// A pod in its current state; none if it does not exist.
+///
+/// # Errors
+/// Why it cannot be read.
+pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Option<Value>, ReadError> {
+    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+    let request = pods.get(name, &GetParams::default());
+    match cluster.client().json(request, Limits::object(PATIENCE)).await {
+        Ok(pod) => Ok(Some(pod)),
+        Err(Failure::NotFound(words)) if words.by_api => Ok(None),
+        Err(failure) => Err(failure.into()),
+    }
 }
 
-/// What was kept of a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed<T> {
-    /// What was kept.
-    pub kept: Vec<T>,
-    /// Which version of all pods the list shows.
-    pub version: String,
+/// A pod as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct ObservedPod<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// Its UID.
+    pub uid: &'a str,
+    /// Its version.
+    pub version: &'a str,
 }
 
-/// Why pods cannot be read.
+/// Why a pod was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PodsError {
-    /// The agent does not know its node.
-    #[error("NODE_NAME is not set, so the agent does not know which pods are those of its node")]
-    NoNode,
-    /// The server refuses (401, 403).
-    #[error(
-        "the agent may not read pods ({code}): {message}; give its service account the verbs get and list on pods (ClusterRole istio-cni)"
-    )]
-    Denied {
-        /// The status.
-        code: u16,
-        /// What the server says.
-        message: String,
-    },
-    /// Not now: the server says when to come back.
-    #[error("cannot read the node's pods: {text}")]
-    Later {
-        /// What else it says.
-        text: String,
-        /// When.
-        after: Duration,
-    },
-    /// No answer, or another one.
-    #[error("cannot read the node's pods: {0}")]
-    Unreachable(String),
+pub enum ChangeError {
+    /// It is gone, or another pod has its name.
+    #[error("the pod is gone")]
+    Gone,
+    /// It changed since it was read.
+    #[error("the pod changed concurrently")]
+    Changed,
+    /// The API server denies access (401, 403).
+    #[error("{0}")]
+    Refused(String),
+    /// The API server rejects it, now and later.
+    #[error("{0}")]
+    Rejected(String),
+    /// No response, or none that shows whether it was done.
+    #[error("{0}")]
+    Unanswered(Failure),
 }
 
-impl From<Failure> for PodsError {
+impl From<Failure> for ChangeError {
     fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
-            Failure::Forbidden(words) => Self::Denied { code: 403, message: words.text },
-            Failure::Busy { retry_after: Some(after), .. } => {
-                Self::Later { text: failure.to_string(), after }
+        match &failure {
+            Failure::NotFound(words) if words.by_api => Self::Gone,
+            Failure::Busy { code: 409, .. } => Self::Changed,
+            Failure::Unauthorized(_) | Failure::Forbidden(_) => Self::Refused(failure.to_string()),
+            Failure::Busy { code: 400..=499, .. } if !is_for_later(&failure) => {
+                Self::Rejected(failure.to_string())
             }
-            Failure::Impossible(_)
-            | Failure::NotFound(_)
-            | Failure::Busy { retry_after: None, .. }
+            Failure::Impossible(_) => Self::Rejected(failure.to_string()),
+            Failure::NotFound(_)
+            | Failure::Busy { .. }
             | Failure::Garbled { .. }
             | Failure::Untrusted { .. }
             | Failure::Unreachable { .. }
-            | Failure::Silent { .. } => Self::Unreachable(failure.to_string()),
+            | Failure::Silent { .. } => Self::Unanswered(failure),
         }
     }
 }
 
-impl Cluster {
-    /// What `keep` keeps of the pods of the agent's node. Pods may be as they were a moment ago: the server need not ask its store.
-    ///
-    /// # Errors
-    /// Why they cannot be read.
-    pub async fn pods_of_node<T: Send + 'static>(
-        &self,
-        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
-    ) -> Result<Vec<T>, PodsError> {
-        if self.identity.node.is_empty() {
-            return Err(PodsError::NoNode);
-        }
-        let of_node =
-            Selection { fields: format!("spec.nodeName={}", self.identity.node), labels: String::new() };
-        Ok(self.list_pods(&of_node, keep).await?.kept)
+/// 408 and 429 are about the moment, not about the request.
+const fn is_for_later(failure: &Failure) -> bool {
+    matches!(failure, Failure::Busy { code: 408 | 429, .. })
+}
+
+impl ObservedPod<'_> {
+    /// For events about it.
+    #[must_use]
+    pub fn reference(&self) -> ObjectReference {
+        pod_reference(self.namespace, self.name, Some(self.uid))
     }
 
-    /// What `keep` keeps of the pods that a selection selects, and the version to watch them from.
-    ///
-    /// # Errors
-    /// Why they cannot be read.
-    pub async fn list_pods<T: Send + 'static>(
-        &self,
-        of: &Selection,
-        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
-    ) -> Result<Listed<T>, PodsError> {
-        self.list_of(PODS, of, Freshness::Remembered, keep).await
+    fn collection(&self) -> Request {
+        Request::new(format!("/api/v1/namespaces/{}/pods", self.namespace))
     }
 
-    /// The same of any collection, by its path.
-    ///
-    /// # Errors
-    /// Why it cannot be read.
-    pub async fn list_of<T: Send + 'static>(
-        &self,
-        path: &str,
-        of: &Selection,
-        freshness: Freshness,
-        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
-    ) -> Result<Listed<T>, PodsError> {
-        let read = async {
-            let (mut kept, mut rest) = (Vec::new(), None);
-            loop {
-                let request = page_request(path, of, freshness, rest.take());
-                let page = self.page(request, keep.clone()).await?;
-                kept.extend(page.kept);
-                match page.rest {
-                    Some(token) => rest = Some(token),
-                    None => return Ok(Listed { kept, version: page.version }),
-                }
-            }
+    /// The version is tested first: a patch applies to the current pod, and was computed from the one that was read.
+    fn label_request(&self, has_labels: bool, (key, value): (&str, &str)) -> Built {
+        let add = if has_labels {
+            // RFC 6901
+            let key = key.replace('~', "~0").replace('/', "~1");
+            json!({"op": "add", "path": format!("/metadata/labels/{key}"), "value": value})
+        } else {
+            json!({"op": "add", "path": "/metadata/labels", "value": {key: value}})
         };
-        let slow = || PodsError::Unreachable(format!("not all of them came within {LIST_PATIENCE:?}"));
-        tokio::time::timeout(LIST_PATIENCE, read).await.map_err(|_| slow())?
-    }
-
-    /// A pod as it is now; none if there is no such pod.
-    ///
-    /// # Errors
-    /// Why it cannot be read.
-    pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Value>, PodsError> {
-        let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-        let request = pods.get(name, &GetParams::default());
-        match self.client.json(request, Limits::object(PATIENCE)).await {
-            Ok(pod) => Ok(Some(pod)),
-            Err(Failure::NotFound(words)) if words.by_api => Ok(None),
-            Err(failure) => Err(failure.into()),
-        }
-    }
-
-    async fn page<T: Send + 'static>(
-        &self,
-        request: Built,
-        keep: impl Fn(&Value) -> Option<T> + Send + 'static,
-    ) -> Result<Page<T>, PodsError> {
-        let mut answer = self.client.open(request, PATIENCE).await?;
-        let (send, pieces) = mpsc::channel(PIECES);
-        let parser = tokio::task::spawn_blocking(move || {
-            let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
-            let text = BufReader::new(Pieces { pieces, piece: io::Cursor::default() });
-            let reader = PageSeed { page: &mut page, keep: &keep };
-            reader.deserialize(&mut serde_json::Deserializer::from_reader(text)).map(|()| page)
-        });
-        loop {
-            // The whole list has its own limit.
-            let Some(piece) = answer.piece(LIST_PATIENCE).await? else { break };
-            // The parser ends early where it finds that this is no list.
-            if send.send(piece).await.is_err() {
-                break;
-            }
-        }
-        drop(send);
-        let parsed = parser.await.map_err(|error| PodsError::Unreachable(error.to_string()))?;
-        parsed.map_err(|error| PodsError::Unreachable(format!("the answer is no list of pods: {error}")))
+        let patch = Patch::Merge(json!([
+            {"op": "test", "path": "/metadata/uid", "value": self.uid},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
+            add,
+        ]));
+        let pods = self.collection();
+        let mut request = pods.patch_subresource("status", self.name, &PatchParams::default(), &patch)?;
+        // The library's own JSON patches need two more crates and produce the same bytes.
+        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json-patch+json"));
+        Ok(request)
     }
 }
 
-fn page_request(path: &str, of: &Selection, freshness: Freshness, rest: Option<String>) -> Built {
-    let most = match freshness {
-        Freshness::Remembered => PAGE,
-        Freshness::Newest => LARGE_PAGE,
-    };
-    let params = ListParams { continue_token: rest, ..ListParams::default().fields(&of.fields).limit(most) };
-    let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
-    let mut request = Request::new(path).list(&params)?;
-    if params.continue_token.is_none() && freshness == Freshness::Remembered {
-        let uri = format!("{}&resourceVersion=0", request.uri());
-        *request.uri_mut() =
-            uri.parse().map_err(|error: InvalidUri| RequestError::BuildRequest(error.into()))?;
-    }
-    Ok(request)
+/// Deletes a pod, with the grace period it asks for, if it did not change.
+///
+/// # Errors
+/// Why it was not deleted.
+pub async fn delete(cluster: &Cluster, pod: &ObservedPod<'_>) -> Result<(), ChangeError> {
+    let observed =
+        Preconditions { uid: Some(pod.uid.to_owned()), resource_version: Some(pod.version.to_owned()) };
+    let request = pod.collection().delete(pod.name, &DeleteParams::default().preconditions(observed));
+    let done = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
+    Ok(done.map(drop)?)
 }
 
-/// Bytes that come from elsewhere, for a parser on a thread that may wait.
-struct Pieces {
-    pieces: mpsc::Receiver<Bytes>,
-    piece: io::Cursor<Bytes>,
-}
-
-impl Read for Pieces {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let count = self.piece.read(into)?;
-            if count > 0 {
-                return Ok(count);
-            }
-            match self.pieces.blocking_recv() {
-                Some(piece) => self.piece = io::Cursor::new(piece),
-                None => return Ok(0),
-            }
-        }
-    }
-}
-
-/// What was kept of a page, what continues it, and which version it shows.
-#[derive(Debug)]
-struct Page<T> {
-    kept: Vec<T>,
-    rest: Option<String>,
-    version: String,
-}
-
-/// Reads a list, one item after the other.
-struct PageSeed<'a, T, K> {
-    page: &'a mut Page<T>,
-    keep: &'a K,
-}
-
-impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for PageSeed<'_, T, K> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for PageSeed<'_, T, K> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Metadata {
-            r#continue: Option<String>,
-            resource_version: Option<String>,
-        }
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "items" => map.next_value_seed(ItemsSeed { kept: &mut self.page.kept, keep: self.keep })?,
-                "metadata" => {
-                    let metadata = map.next_value::<Metadata>()?;
-                    self.page.rest = metadata.r#continue.filter(|token| !token.is_empty());
-                    self.page.version = metadata.resource_version.unwrap_or_default();
-                }
-                _ => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(())
-    }
-}
-
-struct ItemsSeed<'a, T, K> {
-    kept: &'a mut Vec<T>,
-    keep: &'a K,
-}
-
-impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for ItemsSeed<'_, T, K> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // The server says null for none.
-        deserializer.deserialize_option(self)
-    }
-}
-
-impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for ItemsSeed<'_, T, K> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of pods")
-    }
-
-    fn visit_none<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(pod) = items.next_element::<Value>()? {
-            self.kept.extend((self.keep)(&pod));
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> Result<(Vec<String>, Option<String>), String> {
-        let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
-        let keep = |pod: &Value| pod["metadata"]["name"].as_str().map(str::to_owned);
-        let (send, pieces) = mpsc::channel(text.len().max(1));
-        for piece in text.as_bytes().chunks(7) {
-            send.blocking_send(Bytes::copy_from_slice(piece)).expect("room for it");
-        }
-        drop(send);
-        let text = BufReader::new(Pieces { pieces, piece: io::Cursor::default() });
-        let seed = PageSeed { page: &mut page, keep: &keep };
-        let read = seed.deserialize(&mut serde_json::Deserializer::from_reader(text));
-        read.map(|()| (page.kept, page.rest)).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn a_list_is_read_item_by_item_in_pieces_of_any_size() {
-        let list = r#"{"kind":"PodList","metadata":{"resourceVersion":"7","continue":"abc"},
-            "items":[{"metadata":{"name":"a"}},{"metadata":{}},{"metadata":{"name":"\u00fc b"}}],"more":[{}]}"#;
-        assert_eq!(read(list), Ok((vec!["a".into(), "ü b".into()], Some("abc".into()))));
-        assert_eq!(read(r#"{"items":null,"metadata":{"continue":""}}"#), Ok((vec![], None)));
-    }
-
-    #[test]
-    fn half_a_list_is_an_error() {
-        assert!(read(r#"{"items":[{"metadata":{"name":"a"}},"#).is_err());
-        assert!(read("[]").is_err());
-        assert!(read("").is_err());
+/// Adds a label to a pod, if it did not change; `has_labels`: whether it had a field of labels.
+///
+/// # Errors
+/// Why it was not labelled.
+pub async fn label(
+    cluster: &Cluster,
+    pod: &ObservedPod<'_>,
+    has_labels: bool,
+    (key, value): (&str, &str),
+) -> Result<(), ChangeError> {
+    let request = pod.label_request(has_labels, (key, value));
+    let done = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
+    match done.map_err(ChangeError::from) {
+        Ok(_) => Ok(()),
+        // A failed test has the status of an invalid patch: the pod shows which of the two it was.
+        Err(ChangeError::Rejected(why)) => match get(cluster, pod.namespace, pod.name).await {
+            Ok(Some(now)) if now["metadata"]["uid"] != pod.uid => Err(ChangeError::Gone),
+            Ok(None) => Err(ChangeError::Gone),
+            Ok(Some(now)) if now["metadata"]["resourceVersion"] != pod.version => Err(ChangeError::Changed),
+            Ok(Some(_)) | Err(_) => Err(ChangeError::Rejected(why)),
+        },
+        Err(error) => Err(error),
     }
 }

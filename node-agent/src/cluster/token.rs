@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Cluster, Connection, PATIENCE};
 
-/// A token that the API server made.
+/// A token that the API server granted.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Granted {
     /// The token.
@@ -24,13 +24,13 @@ impl std::fmt::Debug for Granted {
     }
 }
 
-/// Why there is no token.
+/// Why no token was granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// There is no such service account, or it may not do what the plugin does: its tokens are of no use.
+    /// The service account does not exist, or lacks the plugin's rights: its tokens are useless.
     #[error("{0}")]
     Useless(String),
-    /// The agent may not ask. Tokens of before are as good as they were.
+    /// The agent may not request one. Earlier tokens stay valid.
     #[error("{0}")]
     Refused(String),
     /// It may work later.
@@ -38,7 +38,7 @@ pub enum TokenError {
     Failed {
         /// What happened.
         text: String,
-        /// When the server wants to be asked again.
+        /// When the API server wants the next request.
         retry_after: Option<Duration>,
     },
 }
@@ -60,7 +60,7 @@ impl From<Failure> for TokenError {
     }
 }
 
-/// As far as anybody here needs it.
+/// The part of the response that counts.
 #[derive(Deserialize)]
 struct TokenRequest {
     status: Status,
@@ -71,39 +71,37 @@ struct Status {
     token: String,
 }
 
-impl Cluster {
-    /// A token of a service account in the agent's namespace. It is bound to no pod, so it outlasts the agent; and to the node where the
-    /// server knows how (Kubernetes 1.31 and later), so that it ends with the node.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub async fn token(&self, account: &str, lifetime: Duration) -> Result<Granted, TokenError> {
-        let node = &self.identity.node;
-        if !node.is_empty() {
-            let reference = json!({"apiVersion": "v1", "kind": "Node", "name": node});
-            match self.request_token(account, lifetime, Some(&reference)).await {
-                Ok(text) => return Ok(Granted { text, of_node: true }),
-                // The server does not bind to nodes, or does not know this one.
-                Err(Failure::Busy { code: 400 | 409 | 422, .. } | Failure::NotFound(_)) => {}
-                Err(failure) => return Err(refused(failure, account)),
-            }
-        }
-        match self.request_token(account, lifetime, None).await {
-            Ok(text) => Ok(Granted { text, of_node: false }),
-            Err(failure) => Err(refused(failure, account)),
+/// A token of a service account in the agent's namespace. It is not bound to a pod, so it outlasts the agent; it is bound to the node if the
+/// API server supports that (Kubernetes 1.31 and later), so it ends with the node.
+///
+/// # Errors
+/// Why the API server did not grant one.
+pub async fn request(cluster: &Cluster, account: &str, lifetime: Duration) -> Result<Granted, TokenError> {
+    let node = &cluster.identity().node;
+    if !node.is_empty() {
+        let reference = json!({"apiVersion": "v1", "kind": "Node", "name": node});
+        match request_bound(cluster, account, lifetime, Some(&reference)).await {
+            Ok(text) => return Ok(Granted { text, of_node: true }),
+            // The API server does not bind to nodes, or does not know this one.
+            Err(Failure::Busy { code: 400 | 409 | 422, .. } | Failure::NotFound(_)) => {}
+            Err(failure) => return Err(refused(failure, account)),
         }
     }
+    match request_bound(cluster, account, lifetime, None).await {
+        Ok(text) => Ok(Granted { text, of_node: false }),
+        Err(failure) => Err(refused(failure, account)),
+    }
+}
 
-    async fn request_token(
-        &self,
-        account: &str,
-        lifetime: Duration,
-        bound: Option<&Value>,
-    ) -> Result<String, Failure> {
-        let request = token_request(&self.identity.namespace, account, lifetime, bound);
-        let answer: TokenRequest = self.client.json(request, Limits::object(PATIENCE)).await?;
-        Ok(answer.status.token)
-    }
+async fn request_bound(
+    cluster: &Cluster,
+    account: &str,
+    lifetime: Duration,
+    bound: Option<&Value>,
+) -> Result<String, Failure> {
+    let request = token_request(&cluster.identity().namespace, account, lifetime, bound);
+    let response: TokenRequest = cluster.client().json(request, Limits::object(PATIENCE)).await?;
+    Ok(response.status.token)
 }
 
 fn token_request(namespace: &str, account: &str, lifetime: Duration, bound: Option<&Value>) -> Built {
@@ -122,10 +120,10 @@ fn token_request(namespace: &str, account: &str, lifetime: Duration, bound: Opti
 fn refused(failure: Failure, account: &str) -> TokenError {
     match failure {
         Failure::NotFound(words) if words.by_api => {
-            TokenError::Useless(format!("there is no service account {account}"))
+            TokenError::Useless(format!("service account {account} not found"))
         }
         Failure::Forbidden(words) if words.by_api => TokenError::Refused(format!(
-            "the agent may not ask for tokens of service account {account} (403): {}",
+            "the agent may not request tokens of service account {account} (403): {}",
             words.text
         )),
         Failure::Impossible(_)
@@ -140,20 +138,17 @@ fn refused(failure: Failure, account: &str) -> TokenError {
     }
 }
 
-impl Connection {
-    /// Whether the plugin could read pods with a token: none where nobody can tell at present.
-    pub async fn takes(&self, token: &str) -> Option<Result<(), String>> {
-        let client = self.account.client_with(token).ok()?;
-        let (namespace, pod) = (&self.identity.namespace, &self.identity.pod);
-        let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-        let found =
-            client.json::<Value>(pods.get(pod, &GetParams::default()), Limits::object(PATIENCE)).await;
-        match found {
-            Ok(_) => Some(Ok(())),
-            Err(Failure::NotFound(words)) if words.by_api => Some(Ok(())),
-            Err(failure) if failure.is_refusal() => Some(Err(failure.to_string())),
-            Err(_) => None,
-        }
+/// Whether the plugin could read pods with a token; none if that cannot be determined now.
+pub async fn is_accepted(connection: &Connection, token: &str) -> Option<Result<(), String>> {
+    let cluster = connection.with_token(token).ok()?;
+    let (namespace, pod) = (&cluster.identity().namespace, &cluster.identity().pod);
+    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+    let request = pods.get(pod, &GetParams::default());
+    match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
+        Ok(_) => Some(Ok(())),
+        Err(Failure::NotFound(words)) if words.by_api => Some(Ok(())),
+        Err(failure) if failure.is_refusal() => Some(Err(failure.to_string())),
+        Err(_) => None,
     }
 }
 

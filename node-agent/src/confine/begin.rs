@@ -1,25 +1,23 @@
-//! Shutting in a program that has read its settings and not begun its work.
+//! Confining a program that has read its settings and not begun its work.
 
 use std::fs;
 use std::path::Path;
 
+use controller_runtime::SCOPE;
 use netns_apply::capabilities::{self, SYS_PTRACE};
 use netns_apply::pod::remember_hosts;
 
 use super::{Confined, allowed, confine, outside};
 use crate::once;
-use crate::rights::looks_at_processes;
-use crate::settings::{Action, Settings, TemplateSource};
+use crate::rights::reads_processes;
+use crate::settings::{AgentCommand, Settings, TemplateSource};
 
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
-
-/// Shuts in this thread and those that it makes, if the settings and the kernel say so. `folder` is that of settings that are read anew. An agent that cannot be
-/// shut in goes on, and says so.
-pub fn begin(action: Action, settings: &Settings, folder: Option<&Path>) {
+/// Confines this thread and those that it makes, if settings and kernel allow it. `folder`: the settings folder. An agent that cannot be
+/// confined continues, and logs that.
+pub fn begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) {
     let level = match action {
-        Action::Run => log::Level::Info,
-        Action::Once | Action::Uninstall | Action::TaintController => log::Level::Debug,
+        AgentCommand::Run => log::Level::Info,
+        AgentCommand::Once | AgentCommand::Uninstall | AgentCommand::TaintController => log::Level::Debug,
     };
     if !settings.landlock {
         log::log!(target: SCOPE, level, "not confined by Landlock: LANDLOCK is false");
@@ -27,7 +25,7 @@ pub fn begin(action: Action, settings: &Settings, folder: Option<&Path>) {
     }
     match try_begin(action, settings, folder) {
         Ok(confined) => log::log!(target: SCOPE, level, "{confined}"),
-        // What ends at once says itself what it misses.
+        // A short-lived program reports itself what it lacks.
         Err(error) if level == log::Level::Debug => {
             log::debug!(target: SCOPE, "not confined by Landlock: {error}");
         }
@@ -35,16 +33,16 @@ pub fn begin(action: Action, settings: &Settings, folder: Option<&Path>) {
     }
 }
 
-fn try_begin(action: Action, settings: &Settings, folder: Option<&Path>) -> anyhow::Result<Confined> {
-    // What a confined process sees of process 1 is nothing.
+fn try_begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) -> anyhow::Result<Confined> {
+    // A confined process does not see process 1.
     remember_hosts();
-    // The run directory is gone after each boot. Where it cannot be made, what needs it will say so.
+    // The run directory is gone after each boot. If it cannot be created, its users report that.
     match action {
-        Action::Run => drop(fs::create_dir_all(&settings.paths.run)),
-        Action::Once => drop(once::prepare(&settings.paths)),
-        Action::Uninstall | Action::TaintController => {}
+        AgentCommand::Run => drop(fs::create_dir_all(&settings.paths.run)),
+        AgentCommand::Once => drop(once::prepare(&settings.paths)),
+        AgentCommand::Uninstall | AgentCommand::TaintController => {}
     }
-    let looks = action == Action::Run && looks_at_processes(settings, folder.is_some());
+    let looks = action == AgentCommand::Run && reads_processes(settings, folder.is_some());
     if looks && capabilities::has(SYS_PTRACE) != Some(false) {
         outside::start()?;
     }

@@ -42,10 +42,10 @@ impl fmt::Display for Confined {
 /// Why the agent is not shut in.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
-    /// Something that has to be written to is not there, so that it could never be.
+    /// A path to write to does not exist, so it would stay inaccessible.
     #[error("{} is not there yet", .0.display())]
     Missing(PathBuf),
-    /// A path cannot be looked at.
+    /// A path cannot be read.
     #[error("{}: {cause}", path.display())]
     Path {
         /// The path.
@@ -116,7 +116,7 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
     }
 }
 
-/// Where the rules about a path are put: on directories, because files are replaced by others of their name, and rules are about what has the name now. A file
+/// Where the rules for a path apply: on directories, because files are replaced under their names, and rules follow the file that has the name now. A file
 /// that is a link is read where it leads, too. What may be read and is not there yet is where it will be made.
 fn places(path: &Path, access: Access) -> Result<Vec<PathBuf>, ConfineError> {
     match access {
@@ -135,7 +135,7 @@ fn places(path: &Path, access: Access) -> Result<Vec<PathBuf>, ConfineError> {
     }
 }
 
-/// The directory that this is, or that it is or will be in; none where that is the root.
+/// The directory itself, or the one that contains it; none for the root.
 fn directory_of(path: &Path) -> Option<PathBuf> {
     let found = path.ancestors().find(|path| path.is_dir())?;
     (found != Path::new("/")).then(|| found.to_owned())

@@ -1,10 +1,10 @@
 //! The agent shut in by Landlock (landlock(7)), where the kernel has it: it writes where the plugin, its configuration and its sockets are, reads what it has to
 //! know, starts programs of the image and the plugin, and nothing else, whatever path it is led to.
 //!
-//! [`allowed`] says what that is, purely; [`confine`] has it obeyed, by the calling thread and those that it makes: call it before there are others. What
-//! is started inherits it. There is no way back.
+//! [`allowed`] lists the paths, purely; [`confine`] enforces them, for the calling thread and those that it makes: call it before other threads exist. A
+//! child process inherits it. It cannot be undone.
 //!
-//! Whoever is shut in may not look at processes outside, whatever its capabilities (`/proc/PID/ns`, as ptrace(2)). Where the agent has to, to know whose a
+//! A confined thread may not read processes outside, whatever its capabilities (`/proc/PID/ns`, as ptrace(2)). If the agent has to, to find the owner of a
 //! network namespace is, [`outside`] keeps one thread that is not shut in, and does that and nothing else.
 
 mod begin;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::settings::{Action, Settings, TemplateSource, Trust};
+use crate::settings::{AgentCommand, Settings, TemplateSource, Trust};
 
 pub use begin::begin;
 pub use kernel::{ConfineError, Confined, confine};
@@ -58,7 +58,7 @@ const LINKED: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
 /// search path for programs.
 #[must_use]
 pub fn allowed(
-    action: Action,
+    action: AgentCommand,
     settings: &Settings,
     folder: Option<&Path>,
     template: Option<&str>,
@@ -70,7 +70,7 @@ pub fn allowed(
         all.extend(path.is_absolute().then(|| Allowed { path: path.to_owned(), access }));
     };
     match action {
-        Action::Run | Action::Once | Action::Uninstall => {
+        AgentCommand::Run | AgentCommand::Once | AgentCommand::Uninstall => {
             allow(Access::WriteAndRun, &paths.bin);
             allow(Access::Write, &paths.net);
             allow(Access::Write, &paths.run);
@@ -79,7 +79,7 @@ pub fn allowed(
             allow(Access::Read, &paths.proc);
             named(settings, template).iter().for_each(|path| allow(Access::Read, path));
         }
-        Action::TaintController => {}
+        AgentCommand::TaintController => {}
     }
     allow(Access::Read, &paths.service_account);
     if let Trust::Authority(file) = &settings.kubeconfig.trust {
@@ -102,7 +102,7 @@ pub fn allowed(
 fn named(settings: &Settings, template: Option<&str>) -> Vec<PathBuf> {
     let entry =
         settings.entry.entry(&settings.paths, &settings.kubeconfig, &settings.identity.node, template);
-    // What is wrong with a template is told by who installs it.
+    // The installer reports problems of a template.
     let text = entry.map(|entry| entry.standalone()).unwrap_or_default();
     let mut found = Vec::new();
     paths_in(&serde_json::from_str(&text).unwrap_or_default(), &mut found);

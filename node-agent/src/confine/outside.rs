@@ -1,24 +1,24 @@
-//! One thread that is not shut in, for what a thread that is shut in may not do: looking at processes.
+//! One unconfined thread, for what a confined thread may not do: reading processes.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-type Job = Box<dyn FnOnce() + Send>;
+type OutsideJob = Box<dyn FnOnce() + Send>;
 
-/// Where work for the thread goes, if there is one.
-static THREAD: OnceLock<Sender<Job>> = OnceLock::new();
+/// Where work for the thread goes, if it exists.
+static THREAD: OnceLock<Sender<OutsideJob>> = OnceLock::new();
 
-/// Makes the thread. To be called before the process shuts itself in; what the caller may do, the thread may do ever after.
+/// Starts the thread. Call it before the process confines itself; the thread keeps the caller's rights.
 ///
 /// # Errors
 /// No thread can be made.
 pub fn start() -> std::io::Result<()> {
-    let (sender, jobs) = mpsc::channel::<Job>();
+    let (sender, jobs) = mpsc::channel::<OutsideJob>();
     let serve = move || {
         for job in jobs {
-            // Whoever waits hears nothing, and says so; the next one is served.
+            // The caller gets nothing, and reports that; the next job runs.
             let _ = panic::catch_unwind(AssertUnwindSafe(job));
         }
     };
@@ -27,7 +27,7 @@ pub fn start() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Does some work on that thread, and waits for it; right here, where there is none. None if it panicked.
+/// Runs a job on that thread and waits for it; on the calling thread if that thread does not exist. None if the job panicked.
 pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let Some(thread) = THREAD.get() else { return Some(work()) };
     let (sender, done) = mpsc::sync_channel(1);

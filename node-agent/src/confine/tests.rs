@@ -8,7 +8,7 @@ fn settings(env: &[(&str, &str)]) -> Settings {
     Settings::read(&words, &env.collect::<Vec<_>>()).expect("settings").0
 }
 
-fn of(action: Action, env: &[(&str, &str)]) -> Vec<(String, Access)> {
+fn of(action: AgentCommand, env: &[(&str, &str)]) -> Vec<(String, Access)> {
     let template = r#"{"type":"istio-cni","kubernetes":{"kubeconfig":"/srv/kubeconfig"},"pod_manifest_dir":"/srv/pods"}"#;
     let folder = Path::new("/etc/istio-cni");
     let all = allowed(action, &settings(env), Some(folder), Some(template), OsStr::new("/srv/bin:bin"));
@@ -21,7 +21,7 @@ fn with(all: &[(String, Access)], wanted: &[Access]) -> Vec<String> {
 
 #[test]
 fn an_agent_writes_to_three_directories_and_no_others() {
-    let all = of(Action::Run, &[]);
+    let all = of(AgentCommand::Run, &[]);
     let written = with(&all, &[Access::Write, Access::WriteAndRun, Access::Device]);
     assert_eq!(written, ["/dev/null", "/host/etc/cni/net.d", "/host/opt/cni/bin", "/var/run/istio-cni"]);
     assert_eq!(with(&all, &[Access::WriteAndRun]), ["/host/opt/cni/bin"]);
@@ -38,7 +38,7 @@ fn it_reads_what_its_settings_name() {
         ("MOUNTED_CNI_NETNS_DIR", "/srv/netns"),
         ("SERVICE_ACCOUNT_DIR", "/srv/account"),
     ];
-    let all = of(Action::Run, &named);
+    let all = of(AgentCommand::Run, &named);
     let read = with(&all, &[Access::Read]);
     for path in [
         "/srv/template/entry.json",
@@ -59,7 +59,7 @@ fn it_reads_what_its_settings_name() {
 
 #[test]
 fn the_taint_controller_writes_nowhere() {
-    let all = of(Action::TaintController, &[]);
+    let all = of(AgentCommand::TaintController, &[]);
     assert_eq!(with(&all, &[Access::Write, Access::WriteAndRun]), [""; 0]);
     assert!(!all.iter().any(|(path, _)| path.starts_with("/host")), "{all:?}");
 }

@@ -1,18 +1,18 @@
 //! Our entry in a network configuration.
 
-use super::format::Manner;
+use super::format::JsonStyle;
 use super::{OWN_VERSION, PLUGIN_TYPE, kind, object, value_of};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// What the plugin is told by its entry.
+/// The content of the plugin's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// The plugin's log level.
     pub log_level: String,
     /// Where the plugin finds its kubeconfig and the agent's sockets.
     pub run_dir: String,
-    /// Pods of these namespaces are left alone.
+    /// Pods of these namespaces are skipped.
     pub exclude_namespaces: Vec<String>,
     /// The agent's namespace.
     pub pod_namespace: String,
@@ -70,7 +70,7 @@ pub struct Entry {
     chained: Map<String, Value>,
 }
 
-/// Why a text is no entry of ours.
+/// Why a text is not our entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
     /// It is not a JSON object.
@@ -79,7 +79,7 @@ pub enum EntryError {
     /// It has another type.
     #[error("its type is {0:?}, not \"istio-cni\": the agent would not know it again")]
     Type(String),
-    /// It has a placeholder that nobody knows.
+    /// It has an unknown placeholder.
     #[error("unknown placeholder {0}; known are {1}")]
     Placeholder(String, String),
 }
@@ -113,7 +113,7 @@ impl Entry {
     /// Reads an entry.
     ///
     /// # Errors
-    /// When it is no JSON object or not of our type.
+    /// It is not a JSON object, or not of our type.
     pub fn parse(text: &str) -> Result<Self, EntryError> {
         let parsed = object(text).map_err(|invalid| EntryError::NoObject(invalid.to_string()))?;
         match kind(&parsed) {
@@ -125,7 +125,7 @@ impl Entry {
     /// The entry that a template makes.
     ///
     /// # Errors
-    /// When it has unknown placeholders, or what comes out is no entry of ours.
+    /// It has unknown placeholders, or the result is not our entry.
     pub fn from_template(template: &Template<'_>) -> Result<Self, EntryError> {
         let mut text = template.text.to_owned();
         for (name, value) in template.values {
@@ -150,14 +150,14 @@ impl Entry {
     }
 
     /// The entry for a list, which has a version of its own.
-    pub(super) fn formatted(&self, manner: &Manner) -> String {
-        self.write(manner, |key| key != "cniVersion")
+    pub(super) fn formatted(&self, style: &JsonStyle) -> String {
+        self.write(style, |key| key != "cniVersion")
     }
 
     /// A whole file of its own: one plugin.
     #[must_use]
     pub fn standalone(&self) -> String {
-        let body = self.write(&Manner::plain(), |_| true);
+        let body = self.write(&JsonStyle::plain(), |_| true);
         if self.has("cniVersion") {
             return format!("{body}\n");
         }
@@ -169,11 +169,11 @@ impl Entry {
         object(&self.text).is_ok_and(|object| value_of(&object, key).is_some())
     }
 
-    fn write(&self, manner: &Manner, wanted: impl Fn(&str) -> bool) -> String {
+    fn write(&self, style: &JsonStyle, wanted: impl Fn(&str) -> bool) -> String {
         match object(&self.text) {
             Ok(mut object) => {
                 object.properties.retain(|property| wanted(property.name.as_str()));
-                manner.write(&self.text, &object)
+                style.write(&self.text, &object)
             }
             Err(_) => self.text.clone(),
         }

@@ -1,11 +1,11 @@
-//! Text of an entry in the manner of the text around it.
+//! Text of an entry in the style of the text around it.
 
 use jsonc_parser::ast::{Object, Value};
 use jsonc_parser::common::{Range, Ranged};
 
 /// How the neighbour of an entry is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Manner {
+pub(super) struct JsonStyle {
     /// Between a key and its value.
     colon: String,
     layout: Layout,
@@ -31,14 +31,14 @@ enum Layout {
     },
 }
 
-impl Manner {
+impl JsonStyle {
     /// Two spaces, a line for each key.
     pub(super) fn plain() -> Self {
         let layout = Layout::Block { newline: "\n", indent: String::new(), unit: "  ".to_owned() };
         Self { colon: ": ".to_owned(), layout }
     }
 
-    /// The manner of a plugin in a text.
+    /// The style of a plugin in a text.
     pub(super) fn of(text: &str, plugin: &Value<'_>) -> Self {
         let range = plugin.range();
         let properties = plugin.as_object().map(|object| object.properties.as_slice()).unwrap_or_default();
@@ -63,7 +63,7 @@ impl Manner {
         Self { colon, layout }
     }
 
-    /// An object in this manner. Values that are no objects keep their text.
+    /// An object in this style. Values other than objects keep their text.
     pub(super) fn write(&self, text: &str, object: &Object<'_>) -> String {
         self.object(text, object, 1)
     }

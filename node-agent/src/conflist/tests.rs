@@ -40,7 +40,7 @@ fn with(file: &str, text: &str) -> String {
     NetConf::parse(file, text).expect("valid").with(&entry())
 }
 
-fn without(text: &str) -> Without {
+fn without(text: &str) -> EntryRemoval {
     NetConf::parse("x.conflist", text).expect("valid").without()
 }
 
@@ -55,7 +55,7 @@ fn real_lists_go_in_and_out_byte_for_byte() {
     for (file, text) in lists {
         let with = with(file, text);
         assert_eq!(entry_state(&with), EntryState::Right, "{file}");
-        assert_eq!(without(&with), Without::Rest((*text).to_owned()), "{file}");
+        assert_eq!(without(&with), EntryRemoval::Rest((*text).to_owned()), "{file}");
         // Nothing but the entry was added.
         let (before, after): (serde_json::Value, serde_json::Value) =
             (serde_json::from_str(text).unwrap(), serde_json::from_str(&with).unwrap());
@@ -95,7 +95,7 @@ fn an_entry_looks_like_its_neighbours() {
     let text = "{\r\n \"name\": \"a\",\r\n \"plugins\": [\r\n  {\r\n   \"type\": \"b\"\r\n  }\r\n ]\r\n}";
     let with_dos = self::with("x.conflist", text);
     assert_eq!(with_dos.matches('\n').count(), with_dos.matches("\r\n").count());
-    assert_eq!(without(&with_dos), Without::Rest(text.to_owned()));
+    assert_eq!(without(&with_dos), EntryRemoval::Rest(text.to_owned()));
 }
 
 #[test]
@@ -172,11 +172,11 @@ fn an_entry_is_taken_out_wherever_it_is() {
         (format!("[{ours},{{\"type\":\"b\"}},{ours}]"), "[{\"type\":\"b\"}]"),
     ] {
         let text = format!("{{\"name\":\"a\",\"plugins\":{list}}}");
-        assert_eq!(without(&text), Without::Rest(format!("{{\"name\":\"a\",\"plugins\":{rest}}}")));
+        assert_eq!(without(&text), EntryRemoval::Rest(format!("{{\"name\":\"a\",\"plugins\":{rest}}}")));
     }
     let only = format!("{{\"name\":\"a\",\"plugins\":[{ours}]}}");
-    assert_eq!(without(&only), Without::Nothing);
-    assert_eq!(NetConf::parse("x.conf", ours).unwrap().without(), Without::Nothing);
+    assert_eq!(without(&only), EntryRemoval::Nothing);
+    assert_eq!(NetConf::parse("x.conf", ours).unwrap().without(), EntryRemoval::Nothing);
 }
 
 #[test]
@@ -282,7 +282,7 @@ proptest! {
         let text = format!("{a}{{{b}\"name\":{c}\"n\",{a}\"plugins\"{b}:{c}[{}]{a}}}{b}", list.join(","));
         let with = with("x.conflist", &text);
         prop_assert_eq!(entry_state(&with), EntryState::Right);
-        prop_assert_eq!(without(&with), Without::Rest(text));
+        prop_assert_eq!(without(&with), EntryRemoval::Rest(text));
     }
 
     #[test]

@@ -8,36 +8,26 @@ use std::sync::Arc;
 use netns_apply::Fingerprint;
 use netns_apply::netns::NetnsId;
 
-use super::candidate::Candidate;
-use super::look::{Comparison, Rules};
+use crate::pod_check::{Basis, Comparison, ExpectedRules, MeshPod};
 
-/// How many looks in a row may go by a fingerprint. What a fingerprint does not show (packets that fill a set of others) is found by the next.
+/// How many checks in a row may rely on a fingerprint. The next one finds what a fingerprint does not show (packets that fill another program's set).
 const MOST_UNREAD: u32 = 11;
 
 /// The fingerprints of the namespaces that were as planned, by the UIDs of their pods.
 #[derive(Debug, Default)]
 pub struct Fingerprints {
     keys: Arc<RandomState>,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, CachedFingerprint>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct CachedFingerprint {
     fingerprint: Fingerprint,
     namespace: NetnsId,
-    pod: Arc<Candidate>,
-    rules: Arc<Rules>,
-    /// Looks since its rules were read.
+    pod: Arc<MeshPod>,
+    rules: Arc<ExpectedRules>,
+    /// Checks since its rules were read.
     unread: u32,
-}
-
-/// How a look came to its verdict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Basis {
-    /// The rules were read, and this was the namespace's fingerprint just before, if it has one.
-    Rules(Option<Fingerprint>),
-    /// Nothing has changed since they were.
-    Fingerprint,
 }
 
 impl Fingerprints {
@@ -49,17 +39,17 @@ impl Fingerprints {
 
     /// How a pod's namespace looked when this plan was in force there. None where its rules have to be read.
     #[must_use]
-    pub fn of(&self, pod: &Candidate, rules: &Rules, namespace: NetnsId) -> Option<Fingerprint> {
+    pub fn of(&self, pod: &MeshPod, rules: &ExpectedRules, namespace: NetnsId) -> Option<Fingerprint> {
         let known = self.known.get(&pod.uid)?;
         let is_the_same = known.namespace == namespace && *known.pod == *pod && *known.rules == *rules;
         (is_the_same && known.unread < MOST_UNREAD).then_some(known.fingerprint)
     }
 
-    /// Takes note of a look.
+    /// Takes note of a check.
     pub fn note(
         &mut self,
-        pod: &Arc<Candidate>,
-        rules: &Arc<Rules>,
+        pod: &Arc<MeshPod>,
+        rules: &Arc<ExpectedRules>,
         namespace: NetnsId,
         seen: &Comparison,
         basis: Basis,
@@ -72,7 +62,7 @@ impl Fingerprints {
             }
             Basis::Rules(Some(fingerprint)) if *seen == Comparison::AsPlanned => {
                 let (pod, rules) = (pod.clone(), rules.clone());
-                let known = Known { fingerprint, namespace, rules, unread: 0, pod: pod.clone() };
+                let known = CachedFingerprint { fingerprint, namespace, rules, unread: 0, pod: pod.clone() };
                 self.known.insert(pod.uid.clone(), known);
             }
             Basis::Rules(_) => drop(self.known.remove(&pod.uid)),
@@ -94,15 +84,15 @@ mod tests {
     use netns_apply::netns::Netns;
     use redirect_core::pod::PodFacts;
 
-    fn pod(annotation: &str) -> Arc<Candidate> {
+    fn pod(annotation: &str) -> Arc<MeshPod> {
         let name = PodName { namespace: "shop".into(), name: "web".into() };
         let facts = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", annotation)]);
-        Arc::new(Candidate { name, uid: "u".into(), addresses: Vec::new(), facts })
+        Arc::new(MeshPod { name, uid: "u".into(), addresses: Vec::new(), facts })
     }
 
-    fn rules(strict_capture: bool) -> Arc<Rules> {
+    fn rules(strict_capture: bool) -> Arc<ExpectedRules> {
         let programming = Programming::new(false, false);
-        Arc::new(Rules { programming, strict_capture, environment: Vec::new() })
+        Arc::new(ExpectedRules { programming, strict_capture, environment: Vec::new() })
     }
 
     #[test]
@@ -114,7 +104,7 @@ mod tests {
         let taken = namespace.enter(|| Fingerprint::now(&known.keys())).expect("enters");
         let taken = taken.expect("a fingerprint");
         let (web, all) = (pod("1"), rules(false));
-        assert_eq!(known.of(&web, &all, here), None, "nobody has looked");
+        assert_eq!(known.of(&web, &all, here), None, "not checked yet");
         known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
         assert_eq!(known.of(&web, &all, here), Some(taken));
         assert_eq!(known.of(&web, &all, elsewhere), None);

@@ -1,27 +1,26 @@
-//! The whole node's answer: how many of its meshed pods are known to be redirected as planned, and why not the others.
+//! The state of the node's meshed pods: how many are verified to be redirected as planned, and what the others are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use controller_runtime::metrics::gauged;
 
-use super::look::Comparison;
+use crate::metrics::{Metrics, StateLabel};
+use crate::pod_check::Comparison;
 
 /// What is known of one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PodState {
-    /// It is redirected as planned, and nothing comes in the way.
+    /// It is redirected as planned, and other rules do not interfere.
     Verified,
     /// Nothing of the mesh is in its network namespace.
     NotRedirected,
     /// It is redirected otherwise than planned.
     Drifted,
-    /// It cannot be told.
+    /// It cannot be determined.
     Unknown,
-    /// Nobody has looked yet.
+    /// It was not checked yet.
     Unseen,
 }
 
@@ -35,7 +34,7 @@ impl PodState {
             Comparison::AsPlanned => Self::Verified,
             Comparison::NotRedirected(_) => Self::NotRedirected,
             Comparison::Different(_) | Comparison::Interference(_) => Self::Drifted,
-            Comparison::Trouble(_) => Self::Unknown,
+            Comparison::Unknown(_) => Self::Unknown,
         }
     }
 
@@ -57,7 +56,7 @@ impl PodState {
             Self::NotRedirected => "not redirected",
             Self::Drifted => "drifted",
             Self::Unknown => "unknown",
-            Self::Unseen => "not yet looked at",
+            Self::Unseen => "not yet checked",
         }
     }
 }
@@ -67,7 +66,7 @@ impl PodState {
 pub struct PodStates(BTreeMap<String, PodState>);
 
 impl PodStates {
-    /// These are the pods that there are.
+    /// These are all pods.
     pub fn keep(&mut self, uids: &BTreeSet<&str>) {
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
         for uid in uids {
@@ -77,12 +76,12 @@ impl PodStates {
         }
     }
 
-    /// Takes note of a look.
+    /// Takes note of a check.
     pub fn note(&mut self, uid: &str, state: PodState) {
         self.0.insert(uid.to_owned(), state);
     }
 
-    /// Whether nobody has looked at a pod yet.
+    /// Whether a pod was not checked yet.
     #[must_use]
     pub fn is_unseen(&self, uid: &str) -> bool {
         self.0.get(uid).is_none_or(|state| *state == PodState::Unseen)
@@ -107,49 +106,39 @@ impl PodStates {
     }
 }
 
-/// One label.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct StateLabel {
-    state: &'static str,
-}
-
-/// The answer, shared by the drift watch and the servers.
+/// The summary, shared by the drift watch and the servers.
 #[derive(Debug)]
-pub struct WholeNode {
-    /// By state.
-    pub pods: Family<StateLabel, Gauge>,
+pub struct NodeSummary {
+    metrics: Arc<Metrics>,
     words: Mutex<String>,
 }
 
-/// The answer where nobody looks.
+/// The summary while the drift watch is off.
 const OFF: &str =
-    "the drift watch is off (DRIFT_WATCH_INTERVAL), so whether the pods that run are redirected is not known";
+    "the drift watch is off (DRIFT_WATCH_INTERVAL), so the redirection of running pods is not known";
 
-impl Default for WholeNode {
-    fn default() -> Self {
-        let answer = Self { pods: Family::default(), words: Mutex::new(OFF.to_owned()) };
-        answer.count(&PodStates::default());
-        answer
+impl NodeSummary {
+    /// Of a node whose pods are not checked.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        let summary = Self { metrics, words: Mutex::default() };
+        summary.off();
+        summary
     }
-}
 
-impl WholeNode {
-    /// What is known now; or why nothing new can be known.
+    /// What is known now; or why nothing new is.
     pub fn show(&self, states: &PodStates, blind: Option<&str>) {
-        self.count(states);
         let words = states.words();
-        self.say(match blind {
+        let words = match blind {
             None => words,
-            Some(reason) => {
-                format!("{words}, as far as was known before the drift watch saw nothing any more ({reason})")
-            }
-        });
+            Some(reason) => format!("{words}, as of the last successful check ({reason})"),
+        };
+        self.set(states, words);
     }
 
-    /// Nobody looks any more.
+    /// The pods are not checked any more.
     pub fn off(&self) {
-        self.count(&PodStates::default());
-        self.say(OFF.to_owned());
+        self.set(&PodStates::default(), OFF.to_owned());
     }
 
     /// In words.
@@ -158,14 +147,11 @@ impl WholeNode {
         self.words.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn say(&self, words: String) {
+    fn set(&self, states: &PodStates, words: String) {
         *self.words.lock().unwrap_or_else(PoisonError::into_inner) = words;
-    }
-
-    fn count(&self, states: &PodStates) {
         for state in PodState::ALL {
-            let count = i64::try_from(states.count(state)).unwrap_or(i64::MAX);
-            self.pods.get_or_create(&StateLabel { state: state.word() }).set(count);
+            let label = StateLabel { state: state.word() };
+            self.metrics.meshed_pods.get_or_create(&label).set(gauged(states.count(state)));
         }
     }
 }
@@ -173,6 +159,7 @@ impl WholeNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod_check::CheckError;
 
     #[test]
     fn the_answer_counts_every_pod_once_and_names_every_cause() {
@@ -183,26 +170,27 @@ mod tests {
         states.note("b", PodState::of(&Comparison::NotRedirected("x".into())));
         states.note("c", PodState::of(&Comparison::Different("x".into())));
         states.note("d", PodState::of(&Comparison::Interference("x".into())));
-        states.note("e", PodState::of(&Comparison::Trouble(crate::drift::look::Trouble::Failed("x".into()))));
+        states.note("e", PodState::of(&Comparison::Unknown(CheckError::Failed("x".into()))));
         assert_eq!(
             states.words(),
-            "1 of 6 meshed pods verified: 1 not redirected, 2 drifted, 1 unknown, 1 not yet looked at"
+            "1 of 6 meshed pods verified: 1 not redirected, 2 drifted, 1 unknown, 1 not yet checked"
         );
-        assert!(states.is_unseen("f") && states.is_unseen("never heard of") && !states.is_unseen("a"));
+        assert!(states.is_unseen("f") && states.is_unseen("unknown") && !states.is_unseen("a"));
         states.keep(&BTreeSet::from(["a"]));
         assert_eq!(states.words(), "1 of 1 meshed pods verified");
     }
 
     #[test]
-    fn where_nobody_looks_nothing_is_claimed() {
-        let (node, mut states) = (WholeNode::default(), PodStates::default());
-        let verified = || node.pods.get_or_create(&StateLabel { state: "verified" }).get();
+    fn while_the_watch_is_off_nothing_is_claimed() {
+        let (metrics, _) = Metrics::new();
+        let (node, mut states) = (NodeSummary::new(metrics.clone()), PodStates::default());
+        let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();
         assert!(node.words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
         states.note("a", PodState::Verified);
         node.show(&states, None);
         assert_eq!((node.words().as_str(), verified()), ("1 of 1 meshed pods verified", 1));
         node.show(&states, Some("no_pods"));
-        assert!(node.words().contains("saw nothing any more (no_pods)"), "{}", node.words());
+        assert!(node.words().contains("as of the last successful check (no_pods)"), "{}", node.words());
         node.off();
         assert!(node.words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
     }

@@ -1,21 +1,20 @@
-//! Healing drift: pods that are not redirected as planned any more are so again, as soon as the kernel tells of the change.
+//! Healing drift: a pod that drifted is redirected as planned again as soon as the kernel reports the change.
 //!
 //! ```text
-//! drift watch ──► healer ──► ward, one for each pod ──► look ──► mend ──► metrics, event
+//! drift watch ──► healer ──► monitor, one for each pod ──► check ──► repair ──► metrics, event
 //!      ▲             │        ▲ nf_tables, routing of the pod's network namespace
-//!      └── wishes ───┴────────┘
+//!      └─ requests ──┴────────┘
 //! ```
 //!
-//! The drift watch says which pods there are and where. For each of them a ward listens in the pod's network namespace; it is a task, not a thread. Its two
-//! sockets would keep that namespace alive, so the ward goes as soon as the runtime has taken its file away. `record` and `pace` decide, and
+//! The drift watch reports all pods and their namespaces. For each of them a monitor subscribes in the pod's network namespace; it is a task, not a thread. Its two
+//! sockets would keep that namespace alive, so the monitor goes as soon as the runtime has removed its file. `history` and `backoff` decide, and
 //! are pure.
 
-mod herald;
-mod mend;
-pub mod metrics;
-mod pace;
-mod record;
-mod ward;
+mod backoff;
+mod events;
+mod history;
+mod monitor;
+mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -24,173 +23,197 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::{gauged, results, start_at_zero};
+use controller_runtime::supervisor::{Supervisor, Unneeded};
 use netns_apply::netns::Netns;
 use nix::sys::resource::{Resource, getrlimit};
+use pod_netns::Sandbox;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cluster::Connection;
-use crate::drift::{Candidate, Rules};
-use crate::metrics::Metrics;
+use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
+use crate::metrics::{Metrics, ReasonLabel};
+use crate::pod_check::{ExpectedRules, MeshPod, UNVERIFIABLE};
 use crate::settings::{Paths, Settings};
-use crate::supervisor::{Supervisor, Unneeded};
-use crate::watch::{Watch, Watched};
-use herald::Herald;
-use pod_netns::Sandbox;
-use ward::Ward;
+use events::EventPublisher;
+use monitor::{DesiredRedirect, PodMonitor};
 
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
-/// The most pods that are listened to. No node has as many.
-const MOST_WARDS: u64 = 1024;
+/// The most pods that are monitored. No node has as many.
+const MOST_MONITORS: u64 = 1024;
 /// Descriptors that are left to everything else.
 const RESERVED: u64 = 256;
-/// Descriptors of one ward.
-const PER_WARD: u64 = 2;
-/// How many namespaces are looked into at the same time.
+/// Descriptors of one monitor.
+const PER_MONITOR: u64 = 2;
+/// How many namespaces are checked at the same time.
 const AT_ONCE: usize = 4;
 /// How many messages of the drift watch may wait.
-const MOST_TOLD: usize = 16;
-/// How long wishes are gathered before the drift watch hears of them.
+const MOST_WAITING: usize = 16;
+/// How long requests are collected before the drift watch receives them.
 const GATHER: Duration = Duration::from_secs(1);
-/// When the drift watch is to look for pods whose namespaces have appeared: they have no address at first, and do not run yet.
-const NEWS_AFTER: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(40)];
-/// How often files are compared with wards where the directory is watched: a runtime may unmount a file and leave it there.
+/// When the drift watch should check pods whose namespaces have appeared: they have no address at first, and do not run yet.
+const RECHECKS_AFTER: [Duration; 3] =
+    [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(40)];
+/// How often files are compared with monitors if the directory is watched: a runtime may unmount a file and leave it there.
 const TICK: Duration = Duration::from_secs(30);
 /// How often, where it cannot be watched.
 const POLL: Duration = Duration::from_secs(2);
 
-/// What the drift watch tells.
+/// How the healing of a pod may end.
+pub const REASONS: [&str; 13] = [
+    HEALED,
+    INTERFERENCE,
+    "no_capability",
+    "not_found",
+    "no_process",
+    "ambiguous",
+    "other_pod",
+    "not_meshed",
+    "not_applied",
+    "not_verified",
+    UNVERIFIABLE,
+    "not_severed",
+    "failed",
+];
+/// It is redirected as planned again.
+pub const HEALED: &str = "healed";
+/// Other programs' rules interfere, and stay.
+pub const INTERFERENCE: &str = "interference";
+
+/// A message of the drift watch.
 #[derive(Debug)]
-pub enum Told {
-    /// It has looked at a pod.
-    Seen {
+pub enum HealRequest {
+    /// It has checked a pod.
+    Checked {
         /// The pod as it is now.
-        pod: Arc<Candidate>,
+        pod: Arc<MeshPod>,
         /// What holds for all pods now.
-        rules: Arc<Rules>,
+        rules: Arc<ExpectedRules>,
         /// Its network namespace.
         sandbox: Sandbox,
-        /// Whether it is redirected as planned; otherwise it is not, for sure.
+        /// Whether it is redirected as planned; otherwise it certainly is not.
         is_verified: bool,
     },
-    /// The UIDs of all pods that there are.
+    /// The UIDs of all pods.
     Pods(BTreeSet<String>),
-    /// Nothing is to be mended any more.
+    /// Healing is off.
     Off,
 }
 
-/// Pods that somebody wishes the drift watch to look at, out of turn.
+/// Pods that the drift watch should check out of turn.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Wishes {
+pub struct CheckRequests {
     /// Their UIDs.
     pub pods: BTreeSet<String>,
-    /// And all that nobody has looked at yet.
+    /// And all that were not checked yet.
     pub new: bool,
 }
 
 #[derive(Debug, Default)]
-struct WishList {
-    wishes: Mutex<Wishes>,
+struct CheckQueue {
+    requests: Mutex<CheckRequests>,
     added: Notify,
 }
 
-impl WishList {
-    fn add(&self, add: impl FnOnce(&mut Wishes)) {
-        add(&mut self.wishes.lock().unwrap_or_else(PoisonError::into_inner));
+impl CheckQueue {
+    fn add(&self, add: impl FnOnce(&mut CheckRequests)) {
+        add(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner));
         self.added.notify_one();
     }
 
     fn is_empty(&self) -> bool {
-        *self.wishes.lock().unwrap_or_else(PoisonError::into_inner) == Wishes::default()
+        *self.requests.lock().unwrap_or_else(PoisonError::into_inner) == CheckRequests::default()
     }
 }
 
-/// The drift watch's end of the link.
+/// The drift watch's handle of the healer.
 #[derive(Debug)]
-pub struct Wards {
-    told: mpsc::Sender<Told>,
-    wishes: Arc<WishList>,
+pub struct HealHandle {
+    sender: mpsc::Sender<HealRequest>,
+    queue: Arc<CheckQueue>,
 }
 
-impl Wards {
-    /// Tells the healer.
-    pub async fn tell(&self, told: Told) {
-        // Who has ended mends nothing.
-        let _ = self.told.send(told).await;
+impl HealHandle {
+    /// Sends a message to the healer.
+    pub async fn send(&self, request: HealRequest) {
+        // A healer that has ended needs no messages.
+        let _ = self.sender.send(request).await;
     }
 
-    /// Waits until there are wishes. May be dropped and called again.
-    pub async fn wishes(&self) -> Wishes {
-        while self.wishes.is_empty() {
-            self.wishes.added.notified().await;
+    /// Waits for requests. May be dropped and called again.
+    pub async fn requests(&self) -> CheckRequests {
+        while self.queue.is_empty() {
+            self.queue.added.notified().await;
         }
         sleep(GATHER).await;
-        std::mem::take(&mut *self.wishes.wishes.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.queue.requests.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Makes a healer, and the drift watch's link to it.
+/// Makes a healer, and the drift watch's handle of it.
 #[must_use]
 pub fn link(
     settings: &Settings,
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
     tasks: &Supervisor,
-) -> (Wards, Healer) {
-    let (send, told) = mpsc::channel(MOST_TOLD);
-    let wishes = Arc::new(WishList::default());
-    let common = Common {
+) -> (HealHandle, Healer) {
+    let (sender, requests) = mpsc::channel(MOST_WAITING);
+    let queue = Arc::new(CheckQueue::default());
+    start_at_zero(&metrics.heal_checks, results(["as_planned", "drifted", "failed"]));
+    start_at_zero(&metrics.heal_attempts, REASONS.map(|reason| ReasonLabel { reason }));
+    let context = HealContext {
         paths: settings.paths.clone(),
-        herald: Herald::start(connection, metrics.clone(), tasks),
+        events: EventPublisher::start(connection, metrics.clone(), tasks),
         metrics,
         slots: Semaphore::new(AT_ONCE),
-        wishes: wishes.clone(),
+        requests: queue.clone(),
     };
     let healer = Healer {
-        told,
-        common: Arc::new(common),
-        wards: BTreeMap::new(),
+        requests,
+        context: Arc::new(context),
+        monitors: BTreeMap::new(),
         unwatched: BTreeSet::new(),
         directory: None,
         next: None,
-        news: Vec::new(),
-        said: BTreeSet::new(),
+        rechecks: Vec::new(),
+        logged: BTreeSet::new(),
     };
-    (Wards { told: send, wishes }, healer)
+    (HealHandle { sender, queue }, healer)
 }
 
-/// What all wards have in common.
+/// What all monitors share.
 #[derive(Debug)]
-struct Common {
+struct HealContext {
     paths: Paths,
     metrics: Arc<Metrics>,
-    herald: Herald,
+    events: EventPublisher,
     slots: Semaphore,
-    wishes: Arc<WishList>,
+    requests: Arc<CheckQueue>,
 }
 
-/// Has a ward for each pod.
+/// Has a monitor for each pod.
 #[derive(Debug)]
 pub struct Healer {
-    told: mpsc::Receiver<Told>,
-    common: Arc<Common>,
-    wards: BTreeMap<String, Ward>,
+    requests: mpsc::Receiver<HealRequest>,
+    context: Arc<HealContext>,
+    monitors: BTreeMap<String, PodMonitor>,
     /// Pods that have none and should.
     unwatched: BTreeSet<String>,
-    directory: Option<Directory>,
-    /// When to look at the directory again, if nothing happens; none while nothing is to be mended.
+    directory: Option<NamespaceDirectory>,
+    /// When to read the directory again, if nothing happens; none while healing is off.
     next: Option<Instant>,
     /// When to ask the drift watch for new pods.
-    news: Vec<Instant>,
-    /// Why pods have no ward, as far as it was said.
-    said: BTreeSet<&'static str>,
+    rechecks: Vec<Instant>,
+    /// The reasons for pods without a monitor that were logged.
+    logged: BTreeSet<&'static str>,
 }
 
 /// The runtime's directory of network namespaces.
 #[derive(Debug, Default)]
-struct Directory {
-    watch: Option<Watch>,
+struct NamespaceDirectory {
+    watch: Option<FileWatch>,
     names: BTreeSet<OsString>,
 }
 
@@ -198,7 +221,7 @@ impl Healer {
     /// Works until the drift watch has ended.
     pub async fn run(mut self) -> Unneeded {
         loop {
-            let next = self.next.into_iter().chain(self.news.iter().copied()).min();
+            let next = self.next.into_iter().chain(self.rechecks.iter().copied()).min();
             let time = async {
                 match next {
                     Some(next) => sleep_until(next).await,
@@ -212,118 +235,115 @@ impl Healer {
                 }
             };
             tokio::select! {
-                told = self.told.recv() => match told {
-                    Some(told) => self.take(told).await,
+                request = self.requests.recv() => match request {
+                    Some(request) => self.receive(request).await,
                     None => return Unneeded,
                 },
                 change = changed => {
-                    if !matches!(change, Ok(crate::watch::Change::Files)) {
+                    if !matches!(change, Ok(FileEvent::Files)) {
                         self.directory = None;
                     }
-                    self.look_around();
+                    self.scan_directory();
                 }
-                () = time => self.look_around(),
+                () = time => self.scan_directory(),
             }
             self.show();
         }
     }
 
-    async fn take(&mut self, told: Told) {
-        if matches!(told, Told::Off) {
-            self.wards.clear();
+    async fn receive(&mut self, request: HealRequest) {
+        if matches!(request, HealRequest::Off) {
+            self.monitors.clear();
             self.unwatched.clear();
-            self.news.clear();
+            self.rechecks.clear();
             (self.directory, self.next) = (None, None);
             return;
         }
         if self.directory.is_none() {
-            self.look_around();
+            self.scan_directory();
         }
-        match told {
-            Told::Off => {}
-            Told::Pods(uids) => {
-                self.wards.retain(|uid, _| uids.contains(uid));
+        match request {
+            HealRequest::Off => {}
+            HealRequest::Pods(uids) => {
+                self.monitors.retain(|uid, _| uids.contains(uid));
                 self.unwatched.retain(|uid| uids.contains(uid));
             }
-            Told::Seen { pod, rules, sandbox, is_verified } => {
+            HealRequest::Checked { pod, rules, sandbox, is_verified } => {
                 let uid = pod.uid.clone();
-                let is_there = |ward: &&Ward| !ward.is_over() && ward.sandbox().id() == sandbox.id();
-                match self.wards.get(&uid).filter(is_there) {
-                    Some(ward) => ward.tell(pod, rules, is_verified),
-                    None => self.ward(&uid, Ward::order(pod, rules, is_verified), sandbox).await,
+                let is_there =
+                    |monitor: &&PodMonitor| !monitor.is_over() && monitor.sandbox().id() == sandbox.id();
+                match self.monitors.get(&uid).filter(is_there) {
+                    Some(monitor) => monitor.update(pod, rules, is_verified),
+                    None => self.monitor(&uid, DesiredRedirect::new(pod, rules, is_verified), sandbox).await,
                 }
             }
         }
     }
 
-    /// Gives a pod a ward, if that is possible.
-    async fn ward(&mut self, uid: &str, order: ward::Order, sandbox: Sandbox) {
-        self.wards.remove(uid);
-        let is_anothers = self.wards.values().any(|ward| ward.sandbox().id() == sandbox.id());
-        let made = if self.wards.len() >= most_wards() {
-            Err((
-                "too_many",
-                "there are too many pods, or too few file descriptors (RLIMIT_NOFILE)".to_owned(),
-            ))
+    /// Gives a pod a monitor, if that is possible.
+    async fn monitor(&mut self, uid: &str, desired: DesiredRedirect, sandbox: Sandbox) {
+        self.monitors.remove(uid);
+        let is_anothers = self.monitors.values().any(|monitor| monitor.sandbox().id() == sandbox.id());
+        let made = if self.monitors.len() >= most_monitors() {
+            Err(("too_many", "too many pods, or too few file descriptors (RLIMIT_NOFILE)".to_owned()))
         } else if is_anothers {
             let text = format!("{} has the addresses of two pods", sandbox.path().display());
             Err(("ambiguous", text))
         } else {
-            Ward::start(&self.common, order, sandbox).await.map_err(|error| ("no_socket", error))
+            PodMonitor::start(&self.context, desired, sandbox).await.map_err(|error| ("no_socket", error))
         };
         match made {
-            Ok(ward) => {
+            Ok(monitor) => {
                 self.unwatched.remove(uid);
-                self.wards.insert(uid.to_owned(), ward);
+                self.monitors.insert(uid.to_owned(), monitor);
             }
             Err((reason, text)) => {
                 self.unwatched.insert(uid.to_owned());
-                if self.said.insert(reason) {
-                    log::warn!(target: SCOPE, uid = uid; "cannot listen for changes in the network namespace of a pod, so only the drift watch looks at it: {text}");
+                if self.logged.insert(reason) {
+                    log::warn!(target: SCOPE, uid = uid; "cannot monitor the network namespace of a pod, so only the drift watch checks it: {text}");
                 }
             }
         }
     }
 
-    /// Lets go of namespaces whose files are gone, and asks for the pods of those that have come.
-    fn look_around(&mut self) {
+    /// Releases namespaces whose files are gone, and requests checks of those that appeared.
+    fn scan_directory(&mut self) {
         let now = Instant::now();
-        self.wards.retain(|_, ward| {
-            let sandbox = ward.sandbox();
-            !ward.is_over() && Netns::open(sandbox.path()).is_ok_and(|there| there.id() == sandbox.id())
+        self.monitors.retain(|_, monitor| {
+            let sandbox = monitor.sandbox();
+            !monitor.is_over() && Netns::open(sandbox.path()).is_ok_and(|there| there.id() == sandbox.id())
         });
-        let path = &self.common.paths.netns;
+        let path = &self.context.paths.netns;
         let directory = self.directory.get_or_insert_default();
         if directory.watch.is_none() {
-            directory.watch = watch(path, &mut self.said);
+            directory.watch = watch(path, &mut self.logged);
         }
         let names = names(path);
         if !names.is_subset(&directory.names) {
-            self.news = NEWS_AFTER.map(|after| now + after).to_vec();
+            self.rechecks = RECHECKS_AFTER.map(|after| now + after).to_vec();
         }
         directory.names = names;
         self.next = Some(now + if directory.watch.is_some() { TICK } else { POLL });
-        let due = self.news.len();
-        self.news.retain(|at| *at > now);
-        if self.news.len() < due {
-            self.common.wishes.add(|wishes| wishes.new = true);
+        let due = self.rechecks.len();
+        self.rechecks.retain(|at| *at > now);
+        if self.rechecks.len() < due {
+            self.context.requests.add(|requests| requests.new = true);
         }
     }
 
     fn show(&self) {
-        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.common.metrics.heal.watched.set(count(self.wards.len()));
-        self.common.metrics.heal.unwatched.set(count(self.unwatched.len()));
+        self.context.metrics.heal_watched.set(gauged(self.monitors.len()));
+        self.context.metrics.heal_unwatched.set(gauged(self.unwatched.len()));
     }
 }
 
-fn watch(path: &Path, said: &mut BTreeSet<&'static str>) -> Option<Watch> {
-    let watched = Watched { directory: path.to_path_buf(), matters: Box::new(|_| true) };
-    match Watch::new(vec![watched]) {
+fn watch(path: &Path, logged: &mut BTreeSet<&'static str>) -> Option<FileWatch> {
+    let watched = WatchedDir { directory: path.to_path_buf(), matters: Box::new(|_| true) };
+    match FileWatch::new(vec![watched]) {
         Ok(watch) => Some(watch),
         Err(error) => {
-            if said.insert("no_watch") {
-                log::warn!(target: SCOPE, "cannot watch the directory of network namespaces, and looks every {} s instead: {error}", POLL.as_secs());
+            if logged.insert("no_watch") {
+                log::warn!(target: SCOPE, "cannot watch the directory of network namespaces; polling every {} s: {error}", POLL.as_secs());
             }
             None
         }
@@ -335,11 +355,11 @@ fn names(path: &Path) -> BTreeSet<OsString> {
     entries.map(|entry| entry.file_name()).collect()
 }
 
-/// As many as there are descriptors for.
-fn most_wards() -> usize {
+/// As many as the file descriptors allow.
+fn most_monitors() -> usize {
     let most = match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) => (soft.saturating_sub(RESERVED) / PER_WARD).min(MOST_WARDS),
-        Err(_) => MOST_WARDS,
+        Ok((soft, _)) => (soft.saturating_sub(RESERVED) / PER_MONITOR).min(MOST_MONITORS),
+        Err(_) => MOST_MONITORS,
     };
     usize::try_from(most).unwrap_or(usize::MAX)
 }

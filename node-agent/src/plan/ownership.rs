@@ -1,4 +1,4 @@
-//! Which files are ours. A name proves nothing: what somebody else wrote stays, whatever it is called.
+//! Which files are ours. A name proves nothing: files of other programs stay, whatever their names.
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ pub(super) fn mark_copy(directory: &Directory, copy: &str) -> Option<Edit> {
     (!directory.has(&name)).then(|| Edit::Write { like: name.clone(), name, text })
 }
 
-/// The edits that remove the marks of files that are no copies of ours any more, except for `but`.
+/// The edits that remove the marks of files that ceased to be our copies, except for `but`.
 pub(super) fn stale_marks(directory: &Directory, but: Option<&str>) -> Vec<Edit> {
     let copies = directory.files.iter().filter_map(|file| file.name.strip_suffix(MARK));
     let stale = copies.filter(|copy| {
@@ -34,7 +34,7 @@ pub(super) fn stale_marks(directory: &Directory, but: Option<&str>) -> Vec<Edit>
 }
 
 /// Whether a file is a copy that we made: it has our entry, and a mark beside it. A copy that Istio's agent made has the
-/// name of copies and no mark; into the list of somebody else with that name, our entry would have gone with its original kept beside it.
+/// name of copies and no mark; in another program's list of that name, our entry would have an original kept beside it.
 pub(super) fn is_our_copy(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let is_called_so = name == OWNED_FILE && !directory.has(&format!("{name}{ORIGINAL}"));
     conf.has_ours() && (is_called_so || directory.has(&mark(name)))
@@ -43,22 +43,22 @@ pub(super) fn is_our_copy(directory: &Directory, name: &str, conf: &NetConf<'_>)
 /// Whether nothing would be lost with a file that has our entry: what else is in it is in another file as well.
 pub(super) fn is_copy_of_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let values = |conf: &NetConf<'_>| match conf.without() {
-        super::Without::Rest(rest) => serde_json::from_str::<Value>(&rest).ok(),
-        super::Without::Nothing => None,
+        super::EntryRemoval::Rest(rest) => serde_json::from_str::<Value>(&rest).ok(),
+        super::EntryRemoval::Nothing => None,
     };
     let is_kept = directory.has(&format!("{name}{ORIGINAL}"));
     let Some(there) = values(conf).filter(|_| conf.has_ours() && !is_kept) else { return false };
     directory.valid().any(|(other, conf)| other != name && values(&conf).as_ref() == Some(&there))
 }
 
-/// Whose the file is that a copy is to be written to, in words, if it is not ours or nobody's.
+/// The owner of the file to write a copy to, in words, if it is another program.
 pub(super) fn others_copy(directory: &Directory, file: &str) -> Option<String> {
     let is_copy =
         |conf: &NetConf<'_>| is_our_copy(directory, file, conf) || is_copy_of_another(directory, file, conf);
     others(directory, file, is_copy, OWNED_FILE)
 }
 
-/// Whose the file is that is to hold our entry alone, in words, if it is not ours or nobody's.
+/// The owner of the file to hold our entry alone, in words, if it is another program.
 pub(super) fn others_single(directory: &Directory, file: &str) -> Option<String> {
     others(directory, file, |_| false, STANDALONE_FILE)
 }
@@ -72,7 +72,7 @@ fn others(
     match directory.read().find(|(name, _)| *name == file)?.1 {
         Ok(conf) if conf.is_only_ours() || is_copy(&conf) => None,
         Ok(conf) => Some(format!("its plugins: {}", conf.types().join(", "))),
-        // Cut short by somebody who does not write as we do. With the name of this plugin it is an agent of an earlier time.
+        // Truncated by a program that does not write atomically. With this plugin's name, that is an earlier agent.
         Err(_) if file == default && directory.text(file).is_some() => None,
         Err(reason) => Some(format!("it cannot be loaded: {reason}")),
     }

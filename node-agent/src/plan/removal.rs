@@ -2,7 +2,7 @@
 
 use super::ownership::{self, MARK};
 use super::{Directory, Edit, ORIGINAL, single_names};
-use crate::conflist::{NetConf, PLUGIN_TYPE, Shape, Without};
+use crate::conflist::{EntryRemoval, NetConf, PLUGIN_TYPE, Shape};
 use crate::settings::Placement;
 
 /// The changes that take us out of a directory.
@@ -78,7 +78,7 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
     removal
 }
 
-/// The edits that remove a file that is ours alone, and the mark that says so.
+/// The edits that remove a file of ours, and its mark.
 pub(super) fn retire(directory: &Directory, name: &str) -> Vec<Edit> {
     let mark = Some(ownership::mark(name)).filter(|mark| directory.has(mark));
     [name.to_owned()].into_iter().chain(mark).map(|name| Edit::Delete { name }).collect()
@@ -96,12 +96,12 @@ pub(super) fn take_out(
     let delete = || Edit::Delete { name: name.to_owned() };
     let write = |text: String| Edit::Write { name: name.to_owned(), text, like: name.to_owned() };
     let rest = match conf.without() {
-        Without::Nothing => return retire(directory, name),
-        Without::Rest(_) if is_copy => return retire(directory, name),
-        Without::Rest(rest) => rest,
+        EntryRemoval::Nothing => return retire(directory, name),
+        EntryRemoval::Rest(_) if is_copy => return retire(directory, name),
+        EntryRemoval::Rest(rest) => rest,
     };
     let Some((single, text)) = made_of(directory, name, &rest) else { return vec![write(rest)] };
-    // Somebody who wrote the single plugin anew has decided what it says.
+    // A program that rewrote the single plugin has decided its content.
     let text = directory.text(&single).unwrap_or(&text).to_owned();
     let replaced = directory.text(&format!("{name}{ORIGINAL}"));
     vec![
@@ -111,17 +111,18 @@ pub(super) fn take_out(
     ]
 }
 
-/// Whether a list without our entry is what we made of a single plugin, and nobody has changed it since.
+/// Whether a list without our entry is the one we made of a single plugin, unchanged.
 pub(super) fn is_made_by_us(directory: &Directory, list: &str, rest: &str) -> bool {
     made_of(directory, list, rest).is_some()
 }
 
-/// The single plugin, its name and text, that a list was made of if nobody has changed the list since.
+/// The single plugin, its name and text, that an unchanged list was made of.
 fn made_of(directory: &Directory, list: &str, rest: &str) -> Option<(String, String)> {
     single_names(list).find_map(|single| {
         let original = directory.text(&format!("{single}{ORIGINAL}"))?;
         let conf = NetConf::parse(&single, original).ok()?;
-        let is_unchanged = conf.shape() == Shape::Single && conf.without() == Without::Rest(rest.to_owned());
+        let is_unchanged =
+            conf.shape() == Shape::Single && conf.without() == EntryRemoval::Rest(rest.to_owned());
         is_unchanged.then(|| (single, original.to_owned()))
     })
 }

@@ -40,7 +40,7 @@ fn directory(files: &[(&str, &str)]) -> Directory {
     Directory::new(files.iter().map(file).collect())
 }
 
-/// The directory after edits, and again as long as there are any.
+/// The directory after edits, repeated until the plan is empty.
 fn settled(mut at: Directory, want: &Want) -> (Directory, Plan) {
     for _ in 0..5 {
         let plan = plan(&at, want);
@@ -291,7 +291,7 @@ fn a_copy_in_front_follows_its_original() {
     assert!(at.text(OWNED_FILE).expect("is there").contains("calico2"));
 }
 
-/// A network plugin may remove its file when it ends and write it when it starts: meanwhile pods must not start outside the mesh.
+/// A network plugin may remove its file when it ends and write it when it starts: in between, pods must not start outside the mesh.
 #[test]
 fn a_copy_stays_while_its_original_is_gone() {
     for pinned in [None, Some("10-calico.conflist".to_owned())] {
@@ -309,7 +309,7 @@ fn a_copy_stays_while_its_original_is_gone() {
     }
 }
 
-/// What stands under the name that we were told to use, as somebody else wrote it.
+/// A file of another program with the name from our settings.
 fn belongs_to_others(files: &[(&str, &str)], want: &Want, name: &str, setting: &str) {
     let start = directory(files);
     let refused = plan(&start, want);
@@ -317,7 +317,7 @@ fn belongs_to_others(files: &[(&str, &str)], want: &Want, name: &str, setting: &
     let obstacle = refused.obstacle.expect("an obstacle");
     assert!(obstacle.concerns_pods(), "{obstacle}");
     let text = obstacle.to_string();
-    assert!(text.contains(name) && text.contains("belongs to somebody else"), "{text}");
+    assert!(text.contains(name) && text.contains("belongs to another program"), "{text}");
     assert!(text.contains(setting), "{text}");
     assert_eq!(removed(start.clone(), &want.placement), start, "removal leaves it alone as well");
 }
@@ -336,7 +336,7 @@ fn an_owned_name_that_belongs_to_somebody_else_is_refused() {
     belongs_to_others(&[(OWNED_FILE, OTHER), ("10-calico.conflist", CALICO)], &owned(), OWNED_FILE, setting);
     let broken = [("00-x.conflist", "{\"name\""), ("10-calico.conflist", CALICO)];
     let want = owned_as("00-x.conflist");
-    assert_eq!(plan(&directory(&broken), &want).edits, [], "whoever is writing it");
+    assert_eq!(plan(&directory(&broken), &want).edits, [], "another program may be writing it");
 }
 
 /// The entry in it makes a file no copy of ours: it may have been put there by chaining, ours or that of Istio's agent.

@@ -1,7 +1,7 @@
 //! A folder of settings, read as it was at one moment.
 //!
 //! The kubelet writes a new version of a ConfigMap beside the old one, and then lets the link `..data` lead there: who follows the link once has
-//! one version. A folder without that link is read as it is, and again if it changed meanwhile.
+//! one version. A folder without that link is read as it is, and again if it changed during that.
 
 use std::ffi::OsString;
 use std::fs;
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// All settings of the folder, by name. A line end at the end of a file does not count.
 ///
 /// # Errors
-/// It cannot be read, or a file in it is none with a text, or it never stops changing.
+/// It cannot be read, or a file in it is not text, or it never stops changing.
 pub(super) fn read(folder: &Path) -> io::Result<Files> {
     for _ in 0..ATTEMPTS {
         let directory = current(folder);
@@ -40,7 +40,7 @@ pub(super) fn read(folder: &Path) -> io::Result<Files> {
             (Err(_), Err(_)) => true,
             (Ok(_), Err(_)) | (Err(_), Ok(_)) => false,
         };
-        // A version that is gone before it is read says nothing about the next one.
+        // A version that is gone before it is read does not matter for the next one.
         if is_same && current(folder) == directory {
             return read;
         }
@@ -57,7 +57,7 @@ fn current(folder: &Path) -> PathBuf {
     }
 }
 
-/// What tells one content of a directory from another without reading it.
+/// Identifies the content of a directory without reading it.
 #[derive(PartialEq, Eq)]
 struct Version {
     /// Names with inode, length and time of the last change.

@@ -4,23 +4,24 @@ use std::time::Duration;
 
 use cni_core::signs;
 
-use crate::cluster::ChangeError;
+use crate::cluster::pods::ChangeError;
+use crate::pod_check::{RepairError, UNVERIFIABLE};
 use crate::settings::RepairSettings;
 
-use super::queue::Ended;
+use super::queue::AttemptEnd;
 
-/// What is done with a broken pod. One of them: whoever asks for several gets the first.
+/// What is done with a broken pod. If the settings ask for several, the first one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Action {
-    /// It is redirected where it stands.
+pub enum RepairAction {
+    /// It is redirected in place.
     Repair,
-    /// It is deleted, so that whoever made it makes another one.
+    /// It is deleted, so that its controller creates another one.
     Delete,
-    /// It is labelled, for somebody else to deal with it.
+    /// It is labelled, for another controller to handle it.
     Label,
 }
 
-impl Action {
+impl RepairAction {
     /// What the settings ask for.
     #[must_use]
     pub const fn of(settings: &RepairSettings) -> Option<Self> {
@@ -40,6 +41,15 @@ impl Action {
             Self::Repair => "repair",
             Self::Delete => "delete",
             Self::Label => "label",
+        }
+    }
+
+    /// The results that its attempts may have.
+    #[must_use]
+    pub const fn results(self) -> &'static [&'static str] {
+        match self {
+            Self::Repair | Self::Delete => &["success", "fail"],
+            Self::Label => &["success", "skip", "fail"],
         }
     }
 
@@ -77,14 +87,14 @@ impl Action {
 
 /// How one try ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is done; in words what it came to, where there is more to say.
+pub enum RepairOutcome {
+    /// It is done; with details, if any.
     Done(String),
     /// The label was there already.
     HadLabel,
     /// The pod is gone, or another one has its name.
     Gone,
-    /// The pod is not as it was seen; it will be seen anew.
+    /// The pod changed since it was read; the watch reports it again.
     Changed,
     /// The API server gave no answer that says whether it was done.
     Unanswered {
@@ -93,22 +103,9 @@ pub enum Outcome {
         /// When it wants to be asked again.
         retry_after: Option<Duration>,
     },
-    /// It cannot be done, at present at least.
-    Failed(Trouble),
+    /// It cannot be done, at least now.
+    Failed(RepairError),
 }
-
-/// Why something cannot be done with a pod.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text}")]
-pub struct Trouble {
-    /// The word for metrics, of a closed set.
-    pub reason: &'static str,
-    /// The sentence.
-    pub text: String,
-}
-
-/// The rules are in force, but whether other programs' rules interfere cannot be determined.
-pub const UNVERIFIABLE: &str = "unverifiable";
 
 /// Every reason of a try's end, for metrics.
 pub const REASONS: [&str; 19] = [
@@ -133,24 +130,13 @@ pub const REASONS: [&str; 19] = [
     "no_process",
 ];
 
-impl Trouble {
-    /// One of [`REASONS`], and a sentence.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "callers have a text or an error that nobody else needs"
-    )]
-    pub fn new(reason: &'static str, text: impl ToString) -> Self {
-        Self { reason, text: text.to_string() }
+impl From<RepairError> for RepairOutcome {
+    fn from(error: RepairError) -> Self {
+        Self::Failed(error)
     }
 }
 
-impl From<Trouble> for Outcome {
-    fn from(trouble: Trouble) -> Self {
-        Self::Failed(trouble)
-    }
-}
-
-impl Outcome {
+impl RepairOutcome {
     /// The word for metrics, one of [`REASONS`].
     #[must_use]
     pub const fn reason(&self) -> &'static str {
@@ -160,7 +146,7 @@ impl Outcome {
             Self::Gone => "gone",
             Self::Changed => "changed",
             Self::Unanswered { .. } => "unanswered",
-            Self::Failed(trouble) => trouble.reason,
+            Self::Failed(error) => error.reason,
         }
     }
 
@@ -177,29 +163,29 @@ impl Outcome {
 
     /// What it means for the next try.
     #[must_use]
-    pub fn ended(&self) -> Ended {
+    pub fn ended(&self) -> AttemptEnd {
         match self {
-            Self::Done(_) | Self::HadLabel | Self::Gone => Ended::Settled,
-            // It says nothing about the pod, and may last: the pod has processes for moments only.
-            Self::Failed(trouble) if trouble.reason == "no_process" => Ended::Unanswered(None),
-            Self::Failed(_) => Ended::Failed,
-            Self::Changed => Ended::Unanswered(None),
-            Self::Unanswered { retry_after, .. } => Ended::Unanswered(*retry_after),
+            Self::Done(_) | Self::HadLabel | Self::Gone => AttemptEnd::Settled,
+            // That is not about the pod, and may last: the pod has processes for moments only.
+            Self::Failed(error) if error.reason == "no_process" => AttemptEnd::Unanswered(None),
+            Self::Failed(_) => AttemptEnd::Failed,
+            Self::Changed => AttemptEnd::Unanswered(None),
+            Self::Unanswered { retry_after, .. } => AttemptEnd::Unanswered(*retry_after),
         }
     }
 
     /// From a change of the pod's object.
     #[must_use]
-    pub fn of_change(action: Action, changed: Result<(), ChangeError>) -> Self {
+    pub fn of_change(action: RepairAction, changed: Result<(), ChangeError>) -> Self {
         match changed {
             Ok(()) => Self::Done(String::new()),
             Err(ChangeError::Gone) => Self::Gone,
             Err(ChangeError::Changed) => Self::Changed,
             Err(ChangeError::Refused(why)) => {
                 let text = format!("{why}; the agent's service account needs {}", action.needs());
-                Trouble::new("refused", text).into()
+                RepairError::new("refused", text).into()
             }
-            Err(ChangeError::Rejected(why)) => Trouble::new("rejected", why).into(),
+            Err(ChangeError::Rejected(why)) => RepairError::new("rejected", why).into(),
             Err(ChangeError::Unanswered(failure)) => {
                 Self::Unanswered { retry_after: failure.retry_after(), text: failure.to_string() }
             }
@@ -219,16 +205,19 @@ mod tests {
         Settings::read(&no_flags, &env.collect::<Vec<_>>()).expect("settings").0.repair
     }
 
-    /// Whoever reads one of these words can have it explained.
+    /// `redirectctl why` explains each of these words.
     #[test]
-    fn every_word_that_others_read_is_explained() {
+    fn every_published_word_is_explained() {
         let explained = |word: &str, signs: &[signs::Sign]| signs.iter().any(|sign| sign.word == word);
-        let reasons: Vec<&str> = REASONS.iter().chain(&crate::heal::metrics::REASONS).copied().collect();
+        let reasons: Vec<&str> = REASONS.iter().chain(&crate::heal::REASONS).copied().collect();
         for reason in &reasons {
             assert!(explained(reason, &signs::REPAIRS), "{reason}");
         }
-        assert!(signs::REPAIRS.iter().all(|sign| reasons.contains(&sign.word)), "no word that nobody says");
-        for action in [Action::Repair, Action::Delete, Action::Label] {
+        assert!(
+            signs::REPAIRS.iter().all(|sign| reasons.contains(&sign.word)),
+            "every explained word is used"
+        );
+        for action in [RepairAction::Repair, RepairAction::Delete, RepairAction::Label] {
             assert!(explained(action.event(), &signs::EVENTS), "{action:?}");
         }
     }
@@ -244,27 +233,28 @@ mod tests {
                 .filter(|(index, _)| on(*index))
                 .map(|(_, name)| (*name, "true"))
                 .collect();
-            let first = [Action::Repair, Action::Delete, Action::Label].into_iter().enumerate();
+            let first =
+                [RepairAction::Repair, RepairAction::Delete, RepairAction::Label].into_iter().enumerate();
             let wanted = first.filter(|(index, _)| on(*index)).map(|(_, action)| action).next();
-            assert_eq!(Action::of(&settings(&env)), wanted, "{env:?}");
+            assert_eq!(RepairAction::of(&settings(&env)), wanted, "{env:?}");
             let off: Vec<(&str, &str)> = env.iter().copied().chain([("REPAIR_ENABLED", "false")]).collect();
-            assert_eq!(Action::of(&settings(&off)), None, "{off:?}");
+            assert_eq!(RepairAction::of(&settings(&off)), None, "{off:?}");
         }
     }
 
     #[test]
     fn every_outcome_has_its_word_and_its_consequence() {
         let all = [
-            (Outcome::Done(String::new()), Some("success"), Ended::Settled),
-            (Outcome::HadLabel, Some("skip"), Ended::Settled),
-            (Outcome::Gone, None, Ended::Settled),
-            (Outcome::Changed, None, Ended::Unanswered(None)),
+            (RepairOutcome::Done(String::new()), Some("success"), AttemptEnd::Settled),
+            (RepairOutcome::HadLabel, Some("skip"), AttemptEnd::Settled),
+            (RepairOutcome::Gone, None, AttemptEnd::Settled),
+            (RepairOutcome::Changed, None, AttemptEnd::Unanswered(None)),
             (
-                Outcome::Unanswered { text: String::new(), retry_after: Some(Duration::from_secs(3)) },
+                RepairOutcome::Unanswered { text: String::new(), retry_after: Some(Duration::from_secs(3)) },
                 None,
-                Ended::Unanswered(Some(Duration::from_secs(3))),
+                AttemptEnd::Unanswered(Some(Duration::from_secs(3))),
             ),
-            (Trouble::new("ambiguous", "x").into(), Some("fail"), Ended::Failed),
+            (RepairError::new("ambiguous", "x").into(), Some("fail"), AttemptEnd::Failed),
         ];
         for (outcome, result, ended) in all {
             assert!(REASONS.contains(&outcome.reason()), "{outcome:?}");

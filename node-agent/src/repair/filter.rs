@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use cni_core::pod_source::PodName;
+use controller_runtime::selector::{FieldSelector, LabelSelector};
 use serde_json::Value;
-
-use super::selector::{FieldSelector, LabelSelector};
 
 /// What makes a pod a broken one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,11 +31,11 @@ pub struct Filter {
 
 /// Whether a pod is broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum BrokenCheck {
     /// It is.
     Broken(Box<Broken>),
     /// It is not.
-    Sound(Sound),
+    Sound(NotBroken),
 }
 
 /// A broken pod, as it was seen.
@@ -77,7 +76,7 @@ impl fmt::Display for Failure {
 
 /// Why a pod is not broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sound {
+pub enum NotBroken {
     /// It lacks a name, a UID or a version.
     Unnamed,
     /// It is on another node, or on none yet.
@@ -101,35 +100,35 @@ pub enum Sound {
 impl Filter {
     /// Judges a pod.
     #[must_use]
-    pub fn judge(&self, pod: &Value) -> Verdict {
+    pub fn check(&self, pod: &Value) -> BrokenCheck {
         match self.find(pod) {
-            Ok(broken) => Verdict::Broken(Box::new(broken)),
-            Err(sound) => Verdict::Sound(sound),
+            Ok(broken) => BrokenCheck::Broken(Box::new(broken)),
+            Err(sound) => BrokenCheck::Sound(sound),
         }
     }
 
-    fn find(&self, pod: &Value) -> Result<Broken, Sound> {
+    fn find(&self, pod: &Value) -> Result<Broken, NotBroken> {
         let field = |pointer| text(pod, pointer).filter(|text| !text.is_empty());
         let named = || {
             let namespace = field("/metadata/namespace")?.to_owned();
             let name = PodName { namespace, name: field("/metadata/name")?.to_owned() };
             Some((name, field("/metadata/uid")?.to_owned(), field("/metadata/resourceVersion")?.to_owned()))
         };
-        let (name, uid, version) = named().ok_or(Sound::Unnamed)?;
+        let (name, uid, version) = named().ok_or(NotBroken::Unnamed)?;
         if self.node.is_empty() || field("/spec/nodeName") != Some(&self.node) {
-            return Err(Sound::OtherNode);
+            return Err(NotBroken::OtherNode);
         }
         let labels = string_map(pod, "/metadata/labels");
         let no_labels = BTreeMap::new();
         if !self.labels.selects(labels.as_ref().unwrap_or(&no_labels)) || !self.fields.selects(pod) {
-            return Err(Sound::NotSelected);
+            return Err(NotBroken::NotSelected);
         }
         if pod.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null()) {
-            return Err(Sound::BeingDeleted);
+            return Err(NotBroken::BeingDeleted);
         }
         let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
         if !self.annotation.is_empty() && annotations.is_none_or(|all| !all.contains_key(&self.annotation)) {
-            return Err(Sound::NotAnnotated);
+            return Err(NotBroken::NotAnnotated);
         }
         let failure = self.failure(pod)?;
         let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
@@ -138,9 +137,9 @@ impl Filter {
     }
 
     /// The failure of one of the init containers, or what comes closest to one.
-    fn failure(&self, pod: &Value) -> Result<Failure, Sound> {
+    fn failure(&self, pod: &Value) -> Result<Failure, NotBroken> {
         let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
-        let mut closest = Sound::NeverRan;
+        let mut closest = NotBroken::NeverRan;
         for status in statuses.into_iter().flatten() {
             let name = text(status, "/name").unwrap_or_default();
             if !self.container.is_empty() && name != self.container {
@@ -154,17 +153,17 @@ impl Filter {
         Err(closest)
     }
 
-    fn failure_in(&self, container: &str, status: &Value) -> Result<Failure, Sound> {
+    fn failure_in(&self, container: &str, status: &Value) -> Result<Failure, NotBroken> {
         let ends = ["/state/terminated", "/lastState/terminated"].map(|pointer| status.pointer(pointer));
-        let ends = ends.map(|end| end.filter(|end| end.is_object()).map(End));
-        if ends[0].as_ref().is_some_and(End::is_good) {
-            return Err(Sound::EndedWell);
+        let ends = ends.map(|end| end.filter(|end| end.is_object()).map(TerminatedState));
+        if ends[0].as_ref().is_some_and(TerminatedState::is_good) {
+            return Err(NotBroken::EndedWell);
         }
         let mut ends = ends.into_iter().flatten().peekable();
         if ends.peek().is_none() {
-            return Err(Sound::NotEnded);
+            return Err(NotBroken::NotEnded);
         }
-        let failed = ends.find(|end| self.is_wanted(end)).ok_or(Sound::FailedOtherwise)?;
+        let failed = ends.find(|end| self.is_wanted(end)).ok_or(NotBroken::FailedOtherwise)?;
         Ok(Failure {
             container: container.to_owned(),
             exit_code: failed.exit_code(),
@@ -173,7 +172,7 @@ impl Filter {
         })
     }
 
-    fn is_wanted(&self, end: &End<'_>) -> bool {
+    fn is_wanted(&self, end: &TerminatedState<'_>) -> bool {
         let message = self.message.trim();
         !end.is_good()
             && (self.exit_code == 0 || end.exit_code() == self.exit_code)
@@ -182,9 +181,9 @@ impl Filter {
 }
 
 /// A state `terminated` of a container.
-struct End<'a>(&'a Value);
+struct TerminatedState<'a>(&'a Value);
 
-impl End<'_> {
+impl TerminatedState<'_> {
     fn is_good(&self) -> bool {
         self.exit_code() == 0 || self.text("/reason") == "Completed"
     }

@@ -1,80 +1,64 @@
-//! The repair controller: pods of the node whose redirection was found missing are redirected where they stand, deleted, or labelled.
+//! The repair controller: it redirects, deletes or labels pods of the node whose redirection failed validation.
 //!
 //! ```text
 //! API server ──► list, watch ──► filter ──► queue ──► action ──► metrics, event
 //! ```
 //!
-//! [`filter`], [`selector`] and [`queue`] are pure. One task watches, one acts; between them is the queue, which has a limit and forgets nobody
-//! for good: whoever did not fit is found by the list that follows. Each request has a time limit.
+//! [`filter`] and [`queue`] are pure. One task watches, another acts. The queue between them has a limit; a pod that does not fit is found by
+//! the next list. Each request has a time limit.
 
 pub mod action;
 pub mod filter;
-pub(crate) mod in_place;
-pub mod metrics;
-pub mod processes;
+mod in_place;
 pub mod queue;
-pub(crate) mod sandbox;
-pub mod selector;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster_client::{AccessError, Outage, Pauses};
 use cni_core::signs::COULD_NOT_BE;
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::{WatchLabel, gauged};
+use controller_runtime::outage::OutageLog;
+use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
+use controller_runtime::supervisor::Unneeded;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::{Cluster, Connection, PodEvent, PodsError, SeenPod, Selection, Telling, WatchEnd};
+use crate::cluster::pods::{self, ObservedPod, PODS};
+use crate::cluster::{Cluster, Connection, EventBody};
 use crate::install::Installer;
-use crate::metrics::{Metrics, ResultLabel, WatchLabel};
+use crate::metrics::{AttemptLabels, Metrics, RepairedLabels, TypeLabel};
+use crate::pod_check::{RepairError, UNVERIFIABLE};
 use crate::settings::{DriftSettings, Settings};
-use crate::supervisor::Unneeded;
-use action::{Action, Outcome, Trouble, UNVERIFIABLE};
-use filter::{Broken, Filter, Sound, Verdict};
-use in_place::Mender;
-use queue::{Noted, Queue, Task};
+use action::{REASONS, RepairAction, RepairOutcome};
+use filter::{Broken, BrokenCheck, Filter, NotBroken};
+use in_place::InPlaceRepairer;
+use queue::{Noted, RepairQueue, RepairTask};
 
-/// The scope of the agent's lines.
-const SCOPE: &str = "cni-agent";
-/// Who sends the events, as people know it.
+/// The component of the events.
 const COMPONENT: &str = "cni-repair";
-/// The pauses before a broken watch is made anew.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// The repair controller.
-pub struct Controller {
-    action: Action,
+pub struct RepairController {
+    action: RepairAction,
     filter: Filter,
-    selection: Selection,
     label: (String, String),
-    mender: Mender,
+    repairer: InPlaceRepairer,
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
-    queue: Mutex<Queue>,
-    /// Somebody is new in the queue.
-    news: Notify,
-    /// There is room for those who did not fit.
+    queue: Mutex<RepairQueue>,
+    /// A pod was added to the queue.
+    added: Notify,
+    /// The queue has room again.
     room: Notify,
-    /// The API server does not answer what pods are done with.
-    outage: Mutex<Outage>,
+    /// The API server does not respond to actions.
+    outage: Mutex<OutageLog>,
 }
 
-/// Why pods are not seen at present.
-#[derive(Debug, thiserror::Error)]
-enum PodsUnavailable {
-    #[error("the agent has no working API client: {0}")]
-    NoClient(#[from] AccessError),
-    #[error(transparent)]
-    List(#[from] PodsError),
-    #[error(transparent)]
-    Watch(#[from] WatchEnd),
-}
-
-impl Controller {
+impl RepairController {
     /// Works for ever, if the settings ask for anything.
     pub async fn run(
         settings: Settings,
@@ -83,10 +67,10 @@ impl Controller {
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
     ) -> Unneeded {
-        let Some(action) = Action::of(&settings.repair) else { return Unneeded };
+        let Some(action) = RepairAction::of(&settings.repair) else { return Unneeded };
         let repair = &settings.repair;
         if repair.node.is_empty() {
-            log::warn!(target: SCOPE, "broken pods are left alone: set NODE_NAME or REPAIR_NODE_NAME, so that the agent knows which pods are those of its node");
+            log::warn!(target: SCOPE, "repair is off: set NODE_NAME or REPAIR_NODE_NAME to identify the node's pods");
             return Unneeded;
         }
         let filter = Filter {
@@ -102,121 +86,32 @@ impl Controller {
             fields: filter.fields.on_node(&filter.node),
             labels: filter.labels.as_str().to_owned(),
         };
-        metrics.repair.start_at_nought(action);
-        log::info!(target: SCOPE, action = action.word(), fields = selection.fields.as_str(), labels = selection.labels.as_str(); "watching for broken pods");
-        let label = repair.label.clone();
-        let mender = Mender::new(&settings, drift, installer);
-        let (queue, outage) = <(Mutex<Queue>, Mutex<Outage>)>::default();
-        let (news, room) = <(Notify, Notify)>::default();
-        let controller =
-            Self { action, filter, selection, label, mender, connection, metrics, queue, news, room, outage };
-        let (never, _) = tokio::join!(controller.watch(), controller.work());
+        let r#type = action.word();
+        metrics.start_repair(r#type, action.results(), &REASONS);
+        log::info!(target: SCOPE, action = r#type, fields = selection.fields.as_str(), labels = selection.labels.as_str(); "watching for broken pods");
+        let outage = OutageLog::new("cannot repair a broken pod", "broken pods are repaired again");
+        let controller = Self {
+            action,
+            filter,
+            label: repair.label.clone(),
+            repairer: InPlaceRepairer::new(&settings, drift, installer),
+            connection,
+            metrics,
+            queue: Mutex::default(),
+            added: Notify::new(),
+            room: Notify::new(),
+            outage: Mutex::new(outage),
+        };
+        let collection = Collection {
+            what: "for broken pods",
+            path: PODS.to_owned(),
+            selection,
+            freshness: Freshness::Remembered,
+            remedy: "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)",
+        };
+        let watch = resync::run(&controller.connection, &collection, &controller);
+        let (never, _) = tokio::join!(watch, controller.work());
         match never {}
-    }
-
-    /// Keeps the queue as the API server has the pods.
-    async fn watch(&self) -> Infallible {
-        let (mut outage, mut pauses) = (Outage::default(), Pauses::new(FIRST_RETRY, LONGEST_RETRY));
-        let mut version = None;
-        loop {
-            let done = self.watch_once(&mut version, || {
-                if let Some(lasted) = outage.ends(Instant::now()) {
-                    log::info!(target: SCOPE, seconds = lasted.as_secs(); "watching for broken pods again");
-                }
-            });
-            let retry_after = match done.await {
-                Ok(()) => {
-                    pauses.reset();
-                    None
-                }
-                Err(blind) => {
-                    self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "pods" }).inc();
-                    if matches!(blind, PodsUnavailable::Watch(WatchEnd::Expired)) {
-                        log::debug!(target: SCOPE, "listing pods anew: {blind}");
-                    } else if outage.begins(Instant::now()) {
-                        log::warn!(target: SCOPE, "cannot watch for broken pods: {blind}");
-                    } else {
-                        log::debug!(target: SCOPE, "still cannot watch for broken pods: {blind}");
-                    }
-                    blind.retry_after()
-                }
-            };
-            tokio::time::sleep(pauses.pause(retry_after)).await;
-        }
-    }
-
-    /// Watches until the server ends it. What was listed is watched from there, as long as the server knows that version.
-    async fn watch_once(
-        &self,
-        version: &mut Option<String>,
-        mut sees: impl FnMut(),
-    ) -> Result<(), PodsUnavailable> {
-        let cluster = self.connection.get()?;
-        if self.queue().take_overflowed() {
-            *version = None;
-        }
-        let from = match version {
-            Some(from) => from,
-            None => version.insert(self.list(&cluster).await?),
-        };
-        let end = cluster.follow_pods(&self.selection, from, |event| {
-            sees();
-            match event {
-                PodEvent::Watching => {}
-                PodEvent::Seen(pod) => self.seen(&pod),
-                PodEvent::Gone(pod) => self.gone(&pod),
-            }
-        });
-        let end = tokio::select! {
-            end = end => end,
-            // All pods are listed again, and watched from there.
-            () = self.room.notified() => return Ok(()),
-        };
-        match end {
-            WatchEnd::InTime => Ok(()),
-            end @ WatchEnd::Expired => {
-                *version = None;
-                Err(end.into())
-            }
-            end @ (WatchEnd::Denied(_) | WatchEnd::Broken { .. }) => Err(end.into()),
-        }
-    }
-
-    /// Lists pods; the version to watch from.
-    async fn list(&self, cluster: &Cluster) -> Result<String, PodsError> {
-        let filter = self.filter.clone();
-        let listed = cluster.list_pods(&self.selection, move |pod| match filter.judge(pod) {
-            Verdict::Broken(broken) => Some(*broken),
-            Verdict::Sound(_) => None,
-        });
-        let listed = listed.await?;
-        let uids: BTreeSet<String> = listed.kept.iter().map(|broken| broken.uid.clone()).collect();
-        self.queue().keep(&uids);
-        for broken in listed.kept {
-            self.note(broken);
-        }
-        self.show();
-        Ok(listed.version)
-    }
-
-    fn seen(&self, pod: &Value) {
-        match self.filter.judge(pod) {
-            Verdict::Broken(broken) => self.note(*broken),
-            Verdict::Sound(sound) => {
-                if self.forget(pod) && sound == Sound::EndedWell {
-                    let metadata = &pod["metadata"];
-                    let name = [&metadata["namespace"], &metadata["name"]]
-                        .map(|part| part.as_str().unwrap_or_default());
-                    log::info!(target: SCOPE, pod = name.join("/"); "the pod is not broken any more");
-                }
-            }
-        }
-        self.show();
-    }
-
-    fn gone(&self, pod: &Value) {
-        self.forget(pod);
-        self.show();
     }
 
     fn forget(&self, pod: &Value) -> bool {
@@ -227,11 +122,11 @@ impl Controller {
     fn note(&self, broken: Broken) {
         let name = broken.name.to_string();
         match self.queue().note(broken, Instant::now()) {
-            Noted::New => self.news.notify_one(),
+            Noted::New => self.added.notify_one(),
             Noted::Known => {}
             Noted::Overflow => {
-                self.metrics.repair.overflows.inc();
-                log::debug!(target: SCOPE, pod = name; "too many broken pods at once; this one is found again later");
+                self.metrics.repair_overflows.inc();
+                log::debug!(target: SCOPE, pod = name; "the repair queue is full; a later list retries this pod");
             }
         }
     }
@@ -244,18 +139,18 @@ impl Controller {
         if wants_list {
             self.room.notify_one();
         }
-        self.metrics.repair.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        self.metrics.repair_waiting.set(gauged(waiting));
     }
 
-    /// Deals with one pod after the other, as they are due.
+    /// Handles one pod after the other, as they are due.
     async fn work(&self) -> Infallible {
         loop {
             let next = self.queue().next();
             match next {
-                None => self.news.notified().await,
+                None => self.added.notified().await,
                 Some(at) => {
                     tokio::select! {
-                        () = self.news.notified() => {}
+                        () = self.added.notified() => {}
                         () = tokio::time::sleep_until(at.into()) => {}
                     }
                 }
@@ -263,137 +158,176 @@ impl Controller {
             loop {
                 let task = self.queue().take(Instant::now());
                 let Some(task) = task else { break };
-                self.deal(&task).await;
+                self.handle(&task).await;
             }
         }
     }
 
-    async fn deal(&self, task: &Task) {
+    async fn handle(&self, task: &RepairTask) {
         let start = Instant::now();
         let cluster = self.connection.get();
         let outcome = match &cluster {
             Ok(cluster) => self.act(cluster, &task.pod).await,
-            Err(error) => Outcome::Unanswered { text: error.to_string(), retry_after: None },
+            Err(error) => RepairOutcome::Unanswered { text: error.to_string(), retry_after: None },
         };
         let end = Instant::now();
         self.count(task, &outcome, end.duration_since(start), end.duration_since(task.since));
         let gave_up = self.queue().done(&task.pod.uid, outcome.ended(), end);
         if gave_up {
-            self.metrics.repair.given_up.get_or_create(&metrics::of(self.action)).inc();
+            self.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
         }
         self.show();
-        self.say(cluster.ok().as_ref(), task, &outcome, gave_up).await;
+        self.report(task, &outcome, gave_up).await;
     }
 
-    async fn act(&self, cluster: &Cluster, broken: &Broken) -> Outcome {
+    async fn act(&self, cluster: &Cluster, broken: &Broken) -> RepairOutcome {
         let (key, value) = (self.label.0.as_str(), self.label.1.as_str());
         match self.action {
-            Action::Repair => self.mender.mend(cluster, &self.filter, broken).await,
-            Action::Delete => Outcome::of_change(self.action, cluster.delete_pod(&seen(broken)).await),
-            Action::Label if broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key)) => {
-                Outcome::HadLabel
+            RepairAction::Repair => self.repairer.repair(cluster, &self.filter, broken).await,
+            RepairAction::Delete => {
+                RepairOutcome::of_change(self.action, pods::delete(cluster, &observed(broken)).await)
             }
-            Action::Label => {
-                let done = cluster.label_pod(&seen(broken), broken.labels.is_some(), (key, value)).await;
-                Outcome::of_change(self.action, done)
+            RepairAction::Label if broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key)) => {
+                RepairOutcome::HadLabel
+            }
+            RepairAction::Label => {
+                let done =
+                    pods::label(cluster, &observed(broken), broken.labels.is_some(), (key, value)).await;
+                RepairOutcome::of_change(self.action, done)
             }
         }
     }
 
-    fn count(&self, task: &Task, outcome: &Outcome, took: Duration, since: Duration) {
-        let metrics = &self.metrics.repair;
-        metrics.attempts.get_or_create(&metrics::attempt(self.action, outcome.reason())).inc();
-        metrics.durations.get_or_create(&metrics::of(self.action)).observe(took.as_secs_f64());
+    fn count(&self, task: &RepairTask, outcome: &RepairOutcome, took: Duration, since: Duration) {
+        let (metrics, r#type) = (&self.metrics, self.action.word());
+        metrics.repair_attempts.get_or_create(&AttemptLabels { r#type, reason: outcome.reason() }).inc();
+        metrics.repair_durations.get_or_create(&self.type_label()).observe(took.as_secs_f64());
         if let Some(result) = outcome.result() {
-            metrics.repaired.get_or_create(&metrics::repaired(self.action, result)).inc();
+            metrics.repaired.get_or_create(&RepairedLabels { r#type, result }).inc();
         }
-        if matches!(outcome, Outcome::Done(_)) {
-            metrics.delays.get_or_create(&metrics::of(self.action)).observe(since.as_secs_f64());
+        if matches!(outcome, RepairOutcome::Done(_)) {
+            metrics.repair_delays.get_or_create(&self.type_label()).observe(since.as_secs_f64());
         }
-        log::debug!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), r#try = task.tries; "{outcome:?}");
+        log::debug!(target: SCOPE, pod = task.pod.name.to_string(), action = r#type, r#try = task.tries; "{outcome:?}");
     }
 
-    /// Says what is new: in the log, and where it is about the pod, in an event of it.
-    async fn say(&self, cluster: Option<&Cluster>, task: &Task, outcome: &Outcome, gave_up: bool) {
+    const fn type_label(&self) -> TypeLabel {
+        TypeLabel { r#type: self.action.word() }
+    }
+
+    /// Reports what is new: in the log, and if it is about the pod, in an event of it.
+    async fn report(&self, task: &RepairTask, outcome: &RepairOutcome, gave_up: bool) {
         let pod = task.pod.name.to_string();
-        match outcome {
-            Outcome::Unanswered { text, .. } => {
-                if self.outage().begins(Instant::now()) {
-                    log::warn!(target: SCOPE, pod = pod, action = self.action.word(); "cannot deal with a broken pod at present: {text}");
-                }
-                return;
-            }
-            Outcome::HadLabel | Outcome::Gone | Outcome::Changed | Outcome::Done(_) | Outcome::Failed(_) => {}
+        if let RepairOutcome::Unanswered { text, .. } = outcome {
+            self.outage().failed(text, &[("pod", &pod), ("action", self.action.word())]);
+            return;
         }
-        if let Some(lasted) = self.outage().ends(Instant::now()) {
-            log::info!(target: SCOPE, seconds = lasted.as_secs(); "broken pods are dealt with again");
-        }
+        self.outage().worked();
         let failure = &task.pod.failure;
         match outcome {
-            Outcome::Done(more) => {
+            RepairOutcome::Done(more) => {
                 let more = if more.is_empty() { String::new() } else { format!(": {more}") };
                 let message = format!("pod detected as broken ({failure}), {}{more}", self.action.past());
                 log::info!(target: SCOPE, pod = pod, action = self.action.word(); "{message}");
                 // Nothing is left to be done about a pod that is redirected.
-                let kind = if self.action == Action::Repair { "Normal" } else { "Warning" };
-                self.send(cluster, task, kind, &message).await;
+                let kind = if self.action == RepairAction::Repair { "Normal" } else { "Warning" };
+                self.send(task, kind, &message).await;
             }
-            Outcome::Failed(trouble) => self.say_trouble(cluster, task, trouble, gave_up).await,
-            Outcome::HadLabel | Outcome::Gone | Outcome::Changed | Outcome::Unanswered { .. } => {}
+            RepairOutcome::Failed(error) => self.report_failure(task, error, gave_up).await,
+            RepairOutcome::HadLabel
+            | RepairOutcome::Gone
+            | RepairOutcome::Changed
+            | RepairOutcome::Unanswered { .. } => {}
         }
     }
 
-    async fn say_trouble(&self, cluster: Option<&Cluster>, task: &Task, trouble: &Trouble, gave_up: bool) {
-        let is_new = self.queue().says_new(&task.pod.uid, trouble.reason);
+    async fn report_failure(&self, task: &RepairTask, error: &RepairError, gave_up: bool) {
+        let is_new = self.queue().is_news(&task.pod.uid, error.reason);
         if !is_new && !gave_up {
             return;
         }
         let end = if gave_up { format!("; given up after {} tries", task.tries) } else { String::new() };
         let (failure, past) = (&task.pod.failure, self.action.past());
-        let what = if trouble.reason == UNVERIFIABLE {
+        let what = if error.reason == UNVERIFIABLE {
             format!("{past}, {COULD_NOT_BE} verified")
         } else {
             format!("{COULD_NOT_BE} {past}")
         };
-        let message = format!("pod detected as broken ({failure}), {what}: {trouble}{end}");
-        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), reason = trouble.reason; "{message}");
-        self.send(cluster, task, "Warning", &message).await;
+        let message = format!("pod detected as broken ({failure}), {what}: {error}{end}");
+        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), reason = error.reason; "{message}");
+        self.send(task, "Warning", &message).await;
     }
 
-    async fn send(&self, cluster: Option<&Cluster>, task: &Task, kind: &str, message: &str) {
-        let Some(cluster) = cluster else { return };
-        let telling = Telling { component: COMPONENT, kind, reason: self.action.event(), message };
-        let sent = cluster.tell(seen(&task.pod).reference(), &telling).await;
-        let result = if sent.is_ok() { "sent" } else { "failed" };
-        self.metrics.events.get_or_create(&ResultLabel { result }).inc();
-        if let Err(error) = sent {
-            log::debug!(target: SCOPE, pod = task.pod.name.to_string(); "cannot send an event, which needs the verb create on events: {error}");
-        }
+    async fn send(&self, task: &RepairTask, kind: &str, message: &str) {
+        let event = EventBody { component: COMPONENT, kind, reason: self.action.event(), message };
+        let about = observed(&task.pod).reference();
+        let _ = self.connection.publish(&self.metrics.events, about, &event).await;
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, RepairQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn outage(&self) -> MutexGuard<'_, Outage> {
+    fn outage(&self) -> MutexGuard<'_, OutageLog> {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl PodsUnavailable {
-    const fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Watch(WatchEnd::Broken { retry_after, .. }) => *retry_after,
-            Self::List(PodsError::Later { after, .. }) => Some(*after),
-            Self::NoClient(_)
-            | Self::List(PodsError::NoNode | PodsError::Denied { .. } | PodsError::Unreachable(_))
-            | Self::Watch(WatchEnd::InTime | WatchEnd::Expired | WatchEnd::Denied(_)) => None,
+impl Replica for RepairController {
+    type Item = Broken;
+
+    fn parser(&self) -> impl Fn(&Value) -> Option<Broken> + Clone + Send + Sync + 'static {
+        let filter = self.filter.clone();
+        move |pod| match filter.check(pod) {
+            BrokenCheck::Broken(broken) => Some(*broken),
+            BrokenCheck::Sound(_) => None,
         }
+    }
+
+    fn replace(&self, pods: Vec<Broken>) {
+        let uids: BTreeSet<String> = pods.iter().map(|broken| broken.uid.clone()).collect();
+        self.queue().keep(&uids);
+        pods.into_iter().for_each(|broken| self.note(broken));
+        self.show();
+    }
+
+    fn changed(&self, pod: &Value) {
+        match self.filter.check(pod) {
+            BrokenCheck::Broken(broken) => self.note(*broken),
+            BrokenCheck::Sound(why) => {
+                if self.forget(pod) && why == NotBroken::EndedWell {
+                    let metadata = &pod["metadata"];
+                    let name = [&metadata["namespace"], &metadata["name"]]
+                        .map(|part| part.as_str().unwrap_or_default());
+                    log::info!(target: SCOPE, pod = name.join("/"); "the pod is not broken any more");
+                }
+            }
+        }
+        self.show();
+    }
+
+    fn removed(&self, pod: &Value) {
+        self.forget(pod);
+        self.show();
+    }
+
+    /// A pod that becomes broken stays so: the next watch goes on from the version of the last event.
+    fn interrupted(&self) -> bool {
+        self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "pods" }).inc();
+        false
+    }
+
+    fn is_incomplete(&self) -> bool {
+        self.queue().take_overflowed()
+    }
+
+    async fn wants_list(&self) {
+        self.room.notified().await;
     }
 }
 
-fn seen(broken: &Broken) -> SeenPod<'_> {
-    SeenPod {
+fn observed(broken: &Broken) -> ObservedPod<'_> {
+    ObservedPod {
         namespace: &broken.name.namespace,
         name: &broken.name.name,
         uid: &broken.uid,

@@ -1,7 +1,7 @@
-//! Which broken pods are to be dealt with, and when. Pure: time comes from outside.
+//! Which broken pods to handle, and when. Pure: time comes from outside.
 //!
-//! Each failure of a pod is dealt with once. What does not work is tried again, later each time and not for ever; what the API server could not
-//! answer does not count against the pod.
+//! Each failure of a pod is handled once. An attempt that fails is repeated with growing pauses and a limit; a response that the API server could not
+//! give does not count against the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use cluster_client::Pauses;
 
 use super::filter::{Broken, Failure};
 
-/// The most pods that are remembered. No node has as many; whoever does not fit is found by the next list.
+/// The most pods that are remembered. No node has as many; a pod that does not fit is found by the next list.
 pub const MOST_PODS: usize = 1024;
-/// How often a pod is dealt with before it is given up, until it is sound again.
+/// How often a pod is handled before it is given up, until it is sound again.
 pub const MOST_TRIES: u32 = 10;
 /// The pauses between tries.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -20,48 +20,48 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The pods that are broken, by their UIDs.
 #[derive(Debug, Default)]
-pub struct Queue {
-    jobs: BTreeMap<String, Job>,
-    /// Somebody did not fit.
+pub struct RepairQueue {
+    jobs: BTreeMap<String, RepairJob>,
+    /// A pod did not fit.
     overflowed: bool,
 }
 
 #[derive(Debug)]
-struct Job {
+struct RepairJob {
     pod: Broken,
     /// When its present failure was seen first.
     since: Instant,
     tries: u32,
     pauses: Pauses,
-    state: State,
-    /// The word of the trouble that was said about it last.
+    state: JobState,
+    /// The word of the error that was said about it last.
     said: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
+enum JobState {
     Due(Instant),
-    /// Somebody deals with this failure.
+    /// This failure is being handled.
     InWork(Failure),
-    /// This failure is dealt with.
+    /// This failure is handled.
     Settled(Failure),
     GivenUp,
 }
 
-/// What becomes of a pod that was seen.
+/// What becomes of a pod that was found broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Noted {
-    /// There is something to do.
+    /// It is due.
     New,
     /// It was known already.
     Known,
-    /// There is no room for it.
+    /// It does not fit.
     Overflow,
 }
 
-/// A pod to be dealt with.
+/// A pod to handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Task {
+pub struct RepairTask {
     /// The pod as it was last seen.
     pub pod: Broken,
     /// When its failure was seen first.
@@ -72,16 +72,16 @@ pub struct Task {
 
 /// How a try ended, as far as the next one depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    /// The failure is dealt with.
+pub enum AttemptEnd {
+    /// The failure is handled.
     Settled,
     /// It did not work.
     Failed,
-    /// Nobody could say; it does not count. The server may have said when to come back.
+    /// The result is unknown; it does not count. The API server may have asked for a pause.
     Unanswered(Option<Duration>),
 }
 
-impl Queue {
+impl RepairQueue {
     /// Notes a broken pod.
     pub fn note(&mut self, pod: Broken, now: Instant) -> Noted {
         let is_full = self.jobs.len() >= MOST_PODS;
@@ -92,14 +92,14 @@ impl Queue {
             }
             let pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
             let uid = pod.uid.clone();
-            let state = State::Due(now);
-            self.jobs.insert(uid, Job { pod, since: now, tries: 0, pauses, state, said: None });
+            let state = JobState::Due(now);
+            self.jobs.insert(uid, RepairJob { pod, since: now, tries: 0, pauses, state, said: None });
             return Noted::New;
         };
-        let is_again = matches!(&job.state, State::Settled(failure) if *failure != pod.failure);
+        let is_again = matches!(&job.state, JobState::Settled(failure) if *failure != pod.failure);
         let begins_to_run = pod.runs && !job.pod.runs;
         job.pod = pod;
-        if let (State::Due(at), true) = (&mut job.state, begins_to_run) {
+        if let (JobState::Due(at), true) = (&mut job.state, begins_to_run) {
             *at = now.min(*at);
             return Noted::New;
         }
@@ -121,58 +121,58 @@ impl Queue {
         self.jobs.retain(|uid, _| uids.contains(uid));
     }
 
-    /// Whether somebody did not fit since the last time of asking.
+    /// Whether a pod did not fit since the last call.
     pub fn take_overflowed(&mut self) -> bool {
         std::mem::take(&mut self.overflowed)
     }
 
-    /// Whether somebody did not fit, and half of the room is free by now: it is worth asking for all pods again.
+    /// Whether a pod did not fit, and half of the queue is free: a new list is worthwhile.
     #[must_use]
     pub fn wants_list(&self) -> bool {
         self.overflowed && self.jobs.len() <= MOST_PODS / 2
     }
 
-    /// The next pod to be dealt with, if it is time.
-    pub fn take(&mut self, now: Instant) -> Option<Task> {
-        let due = |job: &Job| if let State::Due(at) = job.state { Some(at) } else { None };
+    /// The next pod to handle, if it is due.
+    pub fn take(&mut self, now: Instant) -> Option<RepairTask> {
+        let due = |job: &RepairJob| if let JobState::Due(at) = job.state { Some(at) } else { None };
         let jobs = self.jobs.values_mut().filter_map(|job| Some((due(job)?, job)));
         let (_, job) = jobs.filter(|(at, _)| *at <= now).min_by_key(|(at, _)| *at)?;
-        job.state = State::InWork(job.pod.failure.clone());
+        job.state = JobState::InWork(job.pod.failure.clone());
         job.tries = job.tries.saturating_add(1);
-        Some(Task { pod: job.pod.clone(), since: job.since, tries: job.tries })
+        Some(RepairTask { pod: job.pod.clone(), since: job.since, tries: job.tries })
     }
 
     /// Notes how a try ended; true if the pod is given up.
-    pub fn done(&mut self, uid: &str, ended: Ended, now: Instant) -> bool {
+    pub fn done(&mut self, uid: &str, ended: AttemptEnd, now: Instant) -> bool {
         let Some(job) = self.jobs.get_mut(uid) else { return false };
-        let State::InWork(failure) = job.state.clone() else { return false };
+        let JobState::InWork(failure) = job.state.clone() else { return false };
         match ended {
-            Ended::Settled if job.pod.failure == failure => job.state = State::Settled(failure),
-            // It has failed again meanwhile.
-            Ended::Settled => {
+            AttemptEnd::Settled if job.pod.failure == failure => job.state = JobState::Settled(failure),
+            // It has failed again in between.
+            AttemptEnd::Settled => {
                 job.since = now;
                 job.retry(now, None);
             }
-            Ended::Failed => job.retry(now, None),
-            Ended::Unanswered(after) => {
+            AttemptEnd::Failed => job.retry(now, None),
+            AttemptEnd::Unanswered(after) => {
                 job.tries = job.tries.saturating_sub(1);
                 job.retry(now, after);
             }
         }
-        job.state == State::GivenUp
+        job.state == JobState::GivenUp
     }
 
-    /// Whether a pod's trouble, by its word, is another one than the last that was said about it.
-    pub fn says_new(&mut self, uid: &str, trouble: &'static str) -> bool {
-        self.jobs.get_mut(uid).is_some_and(|job| job.said.replace(trouble) != Some(trouble))
+    /// Whether a pod's error, by its word, is another one than the last that was said about it.
+    pub fn is_news(&mut self, uid: &str, error: &'static str) -> bool {
+        self.jobs.get_mut(uid).is_some_and(|job| job.said.replace(error) != Some(error))
     }
 
     /// When the next pod is due.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         let due = self.jobs.values().filter_map(|job| match &job.state {
-            State::Due(at) => Some(*at),
-            State::InWork(_) | State::Settled(_) | State::GivenUp => None,
+            JobState::Due(at) => Some(*at),
+            JobState::InWork(_) | JobState::Settled(_) | JobState::GivenUp => None,
         });
         due.min()
     }
@@ -180,16 +180,16 @@ impl Queue {
     /// How many pods wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.jobs.values().filter(|job| matches!(job.state, State::Due(_))).count()
+        self.jobs.values().filter(|job| matches!(job.state, JobState::Due(_))).count()
     }
 }
 
-impl Job {
+impl RepairJob {
     fn retry(&mut self, now: Instant, after: Option<Duration>) {
         self.state = if self.tries >= MOST_TRIES {
-            State::GivenUp
+            JobState::GivenUp
         } else {
-            State::Due(now + self.pauses.pause(after))
+            JobState::Due(now + self.pauses.pause(after))
         };
     }
 }
@@ -217,11 +217,11 @@ mod tests {
 
     #[test]
     fn a_failure_is_dealt_with_once_and_the_next_one_again() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
+        let (mut queue, start) = (RepairQueue::default(), Instant::now());
         assert_eq!(queue.note(broken("a", "1"), start), Noted::New);
         let task = queue.take(start).expect("a task");
         assert_eq!((task.pod.uid.as_str(), task.tries, queue.take(start)), ("a", 1, None));
-        assert!(!queue.done("a", Ended::Settled, start));
+        assert!(!queue.done("a", AttemptEnd::Settled, start));
         assert_eq!(queue.note(broken("a", "1"), start), Noted::Known);
         assert_eq!((queue.next(), queue.waiting()), (None, 0));
         assert_eq!(queue.note(broken("a", "2"), at(start, 9)), Noted::New);
@@ -232,17 +232,17 @@ mod tests {
 
     #[test]
     fn a_failure_during_a_try_is_another_one() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
+        let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
         queue.take(start).expect("a task");
         assert_eq!(queue.note(broken("a", "2"), start), Noted::Known);
-        queue.done("a", Ended::Settled, start);
+        queue.done("a", AttemptEnd::Settled, start);
         assert_eq!(queue.waiting(), 1);
     }
 
     #[test]
     fn a_try_sees_the_newest_version() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
+        let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
         let newer = Broken { version: "77".into(), ..broken("a", "1") };
         assert_eq!(queue.note(newer, start), Noted::Known);
@@ -251,13 +251,13 @@ mod tests {
 
     #[test]
     fn a_pod_is_given_up_until_it_is_sound() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
+        let (mut queue, start) = (RepairQueue::default(), Instant::now());
         let mut now = start;
         for run in 0..MOST_TRIES {
             queue.note(broken("a", &run.to_string()), now);
             now = queue.next().expect("is due").max(now);
             assert_eq!(queue.take(now).expect("a task").tries, run + 1);
-            assert_eq!(queue.done("a", Ended::Failed, now), run + 1 == MOST_TRIES);
+            assert_eq!(queue.done("a", AttemptEnd::Failed, now), run + 1 == MOST_TRIES);
         }
         assert_eq!(queue.note(broken("a", "x"), now), Noted::Known);
         assert_eq!(queue.next(), None);
@@ -267,11 +267,11 @@ mod tests {
 
     #[test]
     fn what_nobody_answers_does_not_count() {
-        let (mut queue, mut now) = (Queue::default(), Instant::now());
+        let (mut queue, mut now) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), now);
         for _ in 0..3 * MOST_TRIES {
             assert_eq!(queue.take(now).expect("a task").tries, 1);
-            assert!(!queue.done("a", Ended::Unanswered(Some(Duration::from_secs(3))), now));
+            assert!(!queue.done("a", AttemptEnd::Unanswered(Some(Duration::from_secs(3))), now));
             let next = queue.next().expect("is due");
             assert!(next >= at(now, 3) && next <= now + LONGEST_PAUSE, "{:?}", next - now);
             now = next;
@@ -280,35 +280,35 @@ mod tests {
 
     #[test]
     fn a_pod_that_waits_is_tried_at_once_when_its_container_runs() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
+        let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
         queue.take(start).expect("a task");
-        queue.done("a", Ended::Failed, start);
+        queue.done("a", AttemptEnd::Failed, start);
         assert_eq!(queue.take(start), None);
         let runs = Broken { runs: true, ..broken("a", "1") };
         assert_eq!(queue.note(runs.clone(), start), Noted::New);
         assert!(queue.take(start).is_some());
-        queue.done("a", Ended::Failed, start);
+        queue.done("a", AttemptEnd::Failed, start);
         assert_eq!((queue.note(runs, start), queue.take(start)), (Noted::Known, None), "once");
     }
 
     #[test]
-    fn a_trouble_is_new_once() {
-        let (mut queue, start) = (Queue::default(), Instant::now());
+    fn a_error_is_new_once() {
+        let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
-        let said: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.says_new("a", word)).into();
-        assert_eq!((said, queue.says_new("b", "x")), (vec![true, false, true, true], false));
+        let said: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.is_news("a", word)).into();
+        assert_eq!((said, queue.is_news("b", "x")), (vec![true, false, true, true], false));
     }
 
     #[test]
     fn who_does_not_fit_is_counted_and_found_later() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (RepairQueue::default(), Instant::now());
         for count in 0..MOST_PODS {
             assert_eq!(queue.note(broken(&format!("{count:04}"), "1"), now), Noted::New);
         }
         assert!(!queue.take_overflowed() && !queue.wants_list());
         assert_eq!(queue.note(broken("one more", "1"), now), Noted::Overflow);
-        assert!(!queue.wants_list(), "there is no room yet");
+        assert!(!queue.wants_list(), "not enough room yet");
         for count in 0..MOST_PODS / 2 {
             queue.forget(&format!("{:04}", MOST_PODS - 1 - count));
         }
@@ -321,46 +321,50 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum QueueStep {
         Note(u8, u8),
         Forget(u8),
         Take,
-        Done(u8, Ended),
+        Done(u8, AttemptEnd),
         Wait(u64),
     }
 
-    fn any_step() -> impl Strategy<Value = Step> {
-        let ended = prop_oneof![Just(Ended::Settled), Just(Ended::Failed), Just(Ended::Unanswered(None))];
+    fn any_step() -> impl Strategy<Value = QueueStep> {
+        let ended = prop_oneof![
+            Just(AttemptEnd::Settled),
+            Just(AttemptEnd::Failed),
+            Just(AttemptEnd::Unanswered(None))
+        ];
         prop_oneof![
-            (0..4_u8, 0..3_u8).prop_map(|(uid, run)| Step::Note(uid, run)),
-            (0..4_u8).prop_map(Step::Forget),
-            Just(Step::Take),
-            (0..4_u8, ended).prop_map(|(uid, ended)| Step::Done(uid, ended)),
-            (0..100_u64).prop_map(Step::Wait),
+            (0..4_u8, 0..3_u8).prop_map(|(uid, run)| QueueStep::Note(uid, run)),
+            (0..4_u8).prop_map(QueueStep::Forget),
+            Just(QueueStep::Take),
+            (0..4_u8, ended).prop_map(|(uid, ended)| QueueStep::Done(uid, ended)),
+            (0..100_u64).prop_map(QueueStep::Wait),
         ]
     }
 
     proptest! {
         #[test]
-        fn nobody_is_dealt_with_twice_at_once_nor_unasked(steps in prop::collection::vec(any_step(), 0..200)) {
-            let (mut queue, mut now) = (Queue::default(), Instant::now());
+        fn a_pod_is_handled_once_at_a_time_and_only_on_request(steps in prop::collection::vec(any_step(), 0..200)) {
+            let (mut queue, mut now) = (RepairQueue::default(), Instant::now());
             let mut in_work = BTreeSet::new();
             for step in steps {
                 match step {
-                    Step::Note(uid, run) => { queue.note(broken(&uid.to_string(), &run.to_string()), now); }
-                    Step::Forget(uid) => {
+                    QueueStep::Note(uid, run) => { queue.note(broken(&uid.to_string(), &run.to_string()), now); }
+                    QueueStep::Forget(uid) => {
                         queue.forget(&uid.to_string());
                         in_work.remove(&uid.to_string());
                     }
-                    Step::Take => if let Some(task) = queue.take(now) {
+                    QueueStep::Take => if let Some(task) = queue.take(now) {
                         prop_assert!(in_work.insert(task.pod.uid.clone()), "{:?}", task);
                         prop_assert!(task.tries <= MOST_TRIES);
                     },
-                    Step::Done(uid, ended) => {
+                    QueueStep::Done(uid, ended) => {
                         queue.done(&uid.to_string(), ended, now);
                         in_work.remove(&uid.to_string());
                     }
-                    Step::Wait(seconds) => now = at(now, seconds),
+                    QueueStep::Wait(seconds) => now = at(now, seconds),
                 }
                 prop_assert!(queue.waiting() <= 4);
                 prop_assert_eq!(queue.next().is_some(), queue.waiting() > 0);

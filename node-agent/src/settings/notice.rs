@@ -5,7 +5,7 @@ use super::table::{SETTINGS, Status, Takes};
 use redirect_core::settings::meant;
 use settings_table::NotInForce;
 
-/// Beginnings of names that are nobody's but ours.
+/// Prefixes of names that only our settings have.
 const OURS: [&str; 7] =
     ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_", "TAINT_", "NODE_TAINT", "NODE_CONDITION"];
 
@@ -35,14 +35,14 @@ pub enum Notice {
         /// Why.
         because: &'static str,
     },
-    /// The plugin's token can be read by others than its file's owner and group, or the file be written by others than its owner.
+    /// More users than the file's owner and group can read the plugin's token, or more than its owner can write the file.
     Exposed {
         /// The flag or variable.
         origin: String,
         /// The mode it stands for.
         mode: u32,
     },
-    /// The environment has a name that looks like a setting and is none.
+    /// The environment has a name that resembles a setting but is not one.
     Unknown {
         /// The name.
         given: String,
@@ -68,9 +68,9 @@ impl std::fmt::Display for Notice {
             ),
             Self::NoEffect { origin, because } => write!(f, "{origin} has no effect: {because}"),
             Self::Unknown { given, meant: Some(meant) } => {
-                write!(f, "{given} is no setting and is ignored; is {meant} meant?")
+                write!(f, "{given} is not a setting and is ignored; did you mean {meant}?")
             }
-            Self::Unknown { given, meant: None } => write!(f, "{given} is no setting and is ignored"),
+            Self::Unknown { given, meant: None } => write!(f, "{given} is not a setting and is ignored"),
         }
     }
 }
@@ -113,7 +113,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     let (is_chained, is_owned) = (raw.is_on("CHAINED_CNI_PLUGIN"), raw.is_on("ISTIO_OWNED_CNI_CONFIG"));
     let is_watched =
         given("DRIFT_WATCH_INTERVAL").is_some_and(|(_, _, interval)| !matches!(interval, "0" | "0s"));
-    let by_template = (has_template, "the template in CNI_NETWORK_CONFIG says what the plugin is told");
+    let by_template = (has_template, "the template in CNI_NETWORK_CONFIG replaces it");
     let in_place = raw.is_on("REPAIR_ENABLED") && raw.is_on("REPAIR_REPAIR_PODS");
     let is_healed = is_watched && raw.is_on("DRIFT_HEAL");
     let is_probed = raw.is_on("TAINT_PROBE") && (raw.is_on("NODE_TAINT") || raw.is_on("NODE_CONDITION"));
@@ -149,29 +149,26 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
             "MOUNTED_CNI_NETNS_DIR",
             (
                 !is_watched && !in_place,
-                "only the drift watch and repairs in place look there, and neither DRIFT_WATCH_INTERVAL nor REPAIR_REPAIR_PODS is set",
+                "only the drift watch and repairs in place use it, and neither DRIFT_WATCH_INTERVAL nor REPAIR_REPAIR_PODS is set",
             ),
         ),
         (
             "MOUNTED_PROC_DIR",
             (
                 !in_place && !is_healed,
-                "only repairs in place and the healing of drift look there, and neither REPAIR_REPAIR_PODS nor DRIFT_HEAL is set",
+                "only repairs in place and healing use it, and neither REPAIR_REPAIR_PODS nor DRIFT_HEAL is set",
             ),
         ),
-        (
-            "DRIFT_HEAL",
-            (!is_watched, "only what the drift watch finds is mended, and DRIFT_WATCH_INTERVAL is not set"),
-        ),
+        ("DRIFT_HEAL", (!is_watched, "healing needs the drift watch, and DRIFT_WATCH_INTERVAL is not set")),
         ("ISTIO_OUTBOUND_OWNER_GROUPS", by_no_plan),
         ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", by_no_plan),
         ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", by_no_plan),
     ];
-    let mut told: Vec<&str> = Vec::new();
+    let mut noticed: Vec<&str> = Vec::new();
     let mut notices = Vec::new();
     for (name, (is_silent, because)) in cases.into_iter().chain(of_repair(raw)).chain(of_taint(raw)) {
-        if let Some((_, origin, _)) = given(name).filter(|_| is_silent && !told.contains(&name)) {
-            told.push(name);
+        if let Some((_, origin, _)) = given(name).filter(|_| is_silent && !noticed.contains(&name)) {
+            noticed.push(name);
             notices.push(Notice::NoEffect { origin: origin.to_string(), because });
         }
     }
@@ -186,7 +183,7 @@ fn of_repair(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 14] {
     let idle = is_off || !(in_place || deletes || labels);
     let is_other = |name: &str| raw.given().any(|(row, _, value)| row.name() == name && row.default != value);
     let by_switch = (is_off, "REPAIR_ENABLED is false");
-    let if_idle = |name| (name, (idle && is_other(name), "nothing is done with broken pods"));
+    let if_idle = |name| (name, (idle && is_other(name), "repair is off"));
     let if_no_label = |name| (name, ((is_off || !labels) && is_other(name), "broken pods are not labelled"));
     [
         ("REPAIR_REPAIR_PODS", by_switch),
@@ -210,10 +207,11 @@ fn of_repair(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 14] {
 fn of_taint(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 13] {
     let is_cluster = raw.is_for_cluster();
     let keeps_taint = raw.is_on("NODE_TAINT");
-    let by_no_taint = (!is_cluster && !keeps_taint, "the taint is left alone, because NODE_TAINT is not set");
+    let by_no_taint =
+        (!is_cluster && !keeps_taint, "the agent does not manage the taint: NODE_TAINT is not set");
     let by_no_condition = (
         !is_cluster && !keeps_taint && !raw.is_on("NODE_CONDITION"),
-        "nothing is said of the node, because neither NODE_TAINT nor NODE_CONDITION is set",
+        "no condition is published: neither NODE_TAINT nor NODE_CONDITION is set",
     );
     let by_cluster = (is_cluster, "only agents use it, and this is the cluster's taint controller");
     let by_agent = (!is_cluster, "only install-cni taint-controller uses it");

@@ -17,7 +17,7 @@ const LEVEL_FLAG: &str = "log_output_level";
 
 /// What the agent is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum AgentCommand {
     /// Install and keep installed.
     Run,
     /// Install and end.
@@ -36,7 +36,7 @@ const PAGES: Pages = Pages {
             "Once, on the node itself instead of in a container (docs/node-image.md)",
             "install-cni install --once --source-cni-bin-dir /usr/local/lib/istio-cni \\\n      --mounted-cni-bin-dir /opt/cni/bin --mounted-cni-net-dir /etc/cni/net.d",
         ),
-        ("Take everything out of the node again", "install-cni uninstall"),
+        ("Remove everything from the node", "install-cni uninstall"),
         ("Taint nodes of the cluster that have no agent (docs/taint.md)", "install-cni taint-controller"),
     ],
     exit_status: &[
@@ -46,7 +46,7 @@ const PAGES: Pages = Pages {
         ),
         (
             1,
-            "A flag or variable is wrong, or what a start needs is not there: nothing on the node was changed. With install --once, pods would not be redirected; with uninstall, not everything could be removed, or an agent runs. The log says why.",
+            "A flag or variable is wrong, or something the start needs is missing: nothing on the node was changed. With install --once, pods would not be redirected; with uninstall, not everything could be removed, or an agent runs. The log has the reason.",
         ),
     ],
     files: &[
@@ -59,7 +59,7 @@ const PAGES: Pages = Pages {
     see_also: &["istio-cni(8)", "istio-iptables(8)", "istio-validation(8)"],
 };
 
-impl Action {
+impl AgentCommand {
     /// What a command line asks for.
     #[must_use]
     pub fn of(words: &Words) -> Self {
@@ -93,15 +93,15 @@ const TAINT_CONTROLLER: &str = "taint-controller";
 #[must_use]
 pub fn command_line() -> CommandLine {
     let once = Arg::new(ONCE).long(ONCE).action(ArgAction::SetTrue);
-    let once = once.help("End when the plugin is installed, or cannot be, which is exit code 1");
+    let once = once.help("Exit once the plugin is installed; exit 1 on failure");
     let install = Command::new(INSTALL)
-        .about("Install the plugin and keep it installed, as without a command; with --once, end then")
+        .about("Install the plugin and keep it installed, the default; with --once, exit afterwards")
         .arg(once);
     let uninstall = Command::new(UNINSTALL)
         .visible_alias("cleanup")
-        .about("Take the plugin out of the node: entry, kubeconfig, binary");
+        .about("Remove the plugin from the node: entry, kubeconfig, binary");
     let taint_controller = Command::new(TAINT_CONTROLLER)
-        .about("Run in the cluster instead of on a node: taint nodes that have no agent which is ready");
+        .about("Run in the cluster instead of on a node: taint nodes without a ready agent");
     CommandLine {
         name: "install-cni",
         about: "Puts the istio-cni plugin on the node and keeps it there",
@@ -141,7 +141,7 @@ impl std::fmt::Display for Origin {
 /// All values as texts.
 pub(super) struct Raw<'a> {
     given: &'a Words,
-    /// Whether the API server has to be named.
+    /// Whether the API server is required.
     needs_server: bool,
     values: Vec<(&'static Row, Origin, String)>,
     problems: Vec<Problem>,
@@ -163,7 +163,8 @@ impl<'a> Raw<'a> {
                 (None, None) => (setting, Origin::Default(setting.name()), setting.default.to_owned()),
             }
         };
-        let needs_server = matches!(Action::of(given), Action::Run | Action::TaintController);
+        let needs_server =
+            matches!(AgentCommand::of(given), AgentCommand::Run | AgentCommand::TaintController);
         let problems = given.refused.iter().map(|(word, problem)| Problem {
             origin: "command line".to_owned(),
             value: Some(word.clone()),
@@ -173,10 +174,10 @@ impl<'a> Raw<'a> {
         Self { given, needs_server, values: SETTINGS.iter().map(find).collect(), problems }
     }
 
-    /// The settings that somebody gave, with where and what.
+    /// The settings that were given, with their origins and values.
     pub(super) fn given(&self) -> impl Iterator<Item = (&'static Row, &Origin, &str)> {
-        let somebody = |origin: &Origin| !matches!(origin, Origin::Default(_));
-        let values = self.values.iter().filter(move |(_, origin, _)| somebody(origin));
+        let is_given = |origin: &Origin| !matches!(origin, Origin::Default(_));
+        let values = self.values.iter().filter(move |(_, origin, _)| is_given(origin));
         values.map(|(setting, origin, value)| (*setting, origin, value.as_str()))
     }
 
@@ -188,7 +189,7 @@ impl<'a> Raw<'a> {
         self.value(name).1.to_owned()
     }
 
-    /// Host and port of the API server. Where nobody says either and it is not needed, both are empty.
+    /// Host and port of the API server. If neither is given and it is not required, both are empty.
     pub(super) fn server(&mut self) -> [String; 2] {
         let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
         let is_needed = self.needs_server || names.iter().any(|name| !self.text(name).is_empty());
@@ -316,7 +317,7 @@ impl<'a> Raw<'a> {
 
     /// Whether this is for the cluster instead of a node.
     pub(super) fn is_for_cluster(&self) -> bool {
-        Action::of(self.given) == Action::TaintController
+        AgentCommand::of(self.given) == AgentCommand::TaintController
     }
 
     /// Whether a switch is on, or cannot be read.

@@ -1,26 +1,19 @@
-//! What the taint controllers are told: the agent's, which knows one node, and the cluster's.
+//! Settings of the taint controllers: the agent's, which knows one node, and the cluster's.
 
-use std::time::Duration;
+use controller_runtime::node::{Effect, NodeMarking, Taint};
+use controller_runtime::selector::{is_key, is_value};
 
 use super::raw::Raw;
-use crate::repair::selector::{is_key, is_value};
-use crate::taint::node::{Effect, Taint};
 
-/// What the taint controllers are told.
+/// Settings of the taint controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaintSettings {
     /// Whether the agent keeps its node's taint.
     pub keeps_taint: bool,
     /// Whether the agent keeps its node's condition.
     pub keeps_condition: bool,
-    /// The condition's type.
-    pub condition_type: String,
-    /// The taint.
-    pub taint: Taint,
-    /// Keys of taints that are removed as well, and never added.
-    pub old_keys: Vec<String>,
-    /// How long a node has to be unfit before it is tainted.
-    pub after: Duration,
+    /// How nodes are marked.
+    pub marking: NodeMarking,
     /// Whether a probe namespace is redirected.
     pub probe: bool,
     /// The ConfigMap of selectors: its namespace and name; empty for the agent's DaemonSet.
@@ -56,10 +49,12 @@ pub(super) fn read(raw: &mut Raw<'_>) -> TaintSettings {
     TaintSettings {
         keeps_taint,
         keeps_condition: raw.switch("NODE_CONDITION") || keeps_taint,
-        condition_type,
-        taint: Taint { key, value, effect },
-        old_keys,
-        after: raw.duration("TAINT_AFTER"),
+        marking: NodeMarking {
+            taint: Taint { key, value, effect },
+            old_keys,
+            condition_type,
+            after: raw.duration("TAINT_AFTER"),
+        },
         probe: raw.switch("TAINT_PROBE"),
         config_map: (raw.text("TAINT_CONFIGMAP_NAMESPACE"), raw.text("TAINT_CONFIGMAP_NAME")),
     }

@@ -87,7 +87,7 @@ fn defaults_are_those_of_the_interface() {
 }
 
 #[test]
-fn the_drift_watch_is_off_unless_it_is_told_how_often() {
+fn the_drift_watch_is_off_unless_it_is_found_how_often() {
     assert_eq!(
         settings(&[], &[]).drift,
         DriftSettings { interval: None, heal: false, environment: Vec::new() }
@@ -108,17 +108,17 @@ fn the_drift_watch_is_off_unless_it_is_told_how_often() {
     let watched = ("DRIFT_WATCH_INTERVAL", "1m");
     let in_place = ("REPAIR_REPAIR_PODS", "true");
     let condition = ("NODE_CONDITION", "true");
-    for (env, is_told) in [
+    for (env, is_found) in [
         (&[wide][..], true),
         (&[wide, watched], false),
         (&[wide, in_place], false),
         (&[wide, condition], false),
         (&[wide, condition, ("TAINT_PROBE", "false")], true),
     ] {
-        let told = notices(&[], env)
+        let found = notices(&[], env)
             .iter()
             .any(|notice| notice.starts_with("ISTIO_OUTBOUND_OWNER_GROUPS has no effect"));
-        assert_eq!(told, is_told, "{env:?}");
+        assert_eq!(found, is_found, "{env:?}");
     }
     let [notice] = &notices(&[], &[("MOUNTED_CNI_NETNS_DIR", "/x")])[..] else { panic!("one notice") };
     assert!(notice.contains("MOUNTED_CNI_NETNS_DIR has no effect"), "{notice}");
@@ -224,13 +224,13 @@ fn a_mode_that_shows_the_plugins_token_is_mentioned() {
         ("511", Some("0777")),
     ] {
         let said = notices(&[], &[("KUBECONFIG_MODE", mode)]);
-        let told: Vec<_> = said.iter().filter(|line| line.contains("KUBECONFIG_MODE")).collect();
+        let found: Vec<_> = said.iter().filter(|line| line.contains("KUBECONFIG_MODE")).collect();
         match mentioned {
-            None => assert!(told.is_empty(), "{mode}: {told:?}"),
+            None => assert!(found.is_empty(), "{mode}: {found:?}"),
             Some(octal) => {
                 assert!(
-                    told.len() == 1 && told[0].contains(&format!("KUBECONFIG_MODE {octal} ")),
-                    "{mode}: {told:?}"
+                    found.len() == 1 && found[0].contains(&format!("KUBECONFIG_MODE {octal} ")),
+                    "{mode}: {found:?}"
                 );
             }
         }
@@ -298,9 +298,9 @@ fn misspelt_names_are_reported_and_others_are_not() {
     assert_eq!(
         notices(&[], &env),
         [
-            "EXCLUDE_NAMESPACE is no setting and is ignored; is EXCLUDE_NAMESPACES meant?",
-            "Chained-Cni-Plugin is no setting and is ignored; is CHAINED_CNI_PLUGIN meant?",
-            "REPAIR_EVERYTHING is no setting and is ignored",
+            "EXCLUDE_NAMESPACE is not a setting and is ignored; did you mean EXCLUDE_NAMESPACES?",
+            "Chained-Cni-Plugin is not a setting and is ignored; did you mean CHAINED_CNI_PLUGIN?",
+            "REPAIR_EVERYTHING is not a setting and is ignored",
         ]
     );
 }
@@ -318,7 +318,7 @@ fn settings_without_effect_are_reported() {
     assert_eq!(texts.len(), 5, "{texts:#?}");
     let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
     has("AMBIENT_ENABLED: accepted and not implemented: this agent has no ambient mode");
-    has("GOMEMLIMIT has no effect: nothing here depends on it");
+    has("GOMEMLIMIT has no effect: it is not used");
     has("LOG_LEVEL has no effect: only a template");
     has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");
     has("ISTIO_OWNED_CNI_CONF_FILENAME has no effect: ISTIO_OWNED_CNI_CONFIG is false");
@@ -341,11 +341,11 @@ const CHART: [(&str, &str); 13] = [
     ("GOMEMLIMIT", "1"),
 ];
 
-/// Whoever sets them relies on broken pods being dealt with.
+/// A user who sets them relies on repair.
 #[test]
 fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
     let texts = notices(&["--log_output_level=info,cni-plugin:debug"], &CHART);
-    assert_eq!(texts, ["ALLOW_SWITCH_TO_HOST_NS, GOMEMLIMIT have no effect: nothing here depends on it"]);
+    assert_eq!(texts, ["ALLOW_SWITCH_TO_HOST_NS, GOMEMLIMIT have no effect: it is not used"]);
     assert_eq!(notices(&[], &[]), [""; 0]);
     assert_eq!(notices(&["--log_stacktrace_level=default:none,cni-agent:none"], &[]), [""; 0]);
     let [traces] = &notices(&["--log_stacktrace_level=default:info"], &[])[..] else { panic!("one notice") };
@@ -437,7 +437,7 @@ fn every_flag_completes_in_every_shell() {
 }
 
 #[test]
-fn what_is_not_understood_is_told_with_everything_else() {
+fn what_is_not_understood_is_found_with_everything_else() {
     let problems =
         read(&["--frob", "--health-port=x", "--skip-tls-verify", "yes"], &[]).expect_err("problems");
     let has =
@@ -456,35 +456,34 @@ fn commands_take_flags_on_either_side() {
         "--skip-tls-verify --cni-conf-name=a.conf install --once",
     ] {
         let words = words(&line.split(' ').collect::<Vec<_>>());
-        assert_eq!(Action::of(&words), Action::Once, "{line}");
+        assert_eq!(AgentCommand::of(&words), AgentCommand::Once, "{line}");
         assert_eq!(words.flags.get("cni-conf-name").map(String::as_str), Some("a.conf"), "{line}");
         assert!(words.refused.is_empty(), "{line}: {words:?}");
     }
     for (line, action) in [
-        (&[][..], Action::Run),
-        (&["install"], Action::Run),
-        (&["uninstall"], Action::Uninstall),
-        (&["cleanup"], Action::Uninstall),
+        (&[][..], AgentCommand::Run),
+        (&["install"], AgentCommand::Run),
+        (&["uninstall"], AgentCommand::Uninstall),
+        (&["cleanup"], AgentCommand::Uninstall),
     ] {
-        assert_eq!(Action::of(&words(line)), action, "{line:?}");
+        assert_eq!(AgentCommand::of(&words(line)), action, "{line:?}");
     }
     assert!(command_line().read(["uninstall".into(), "--once".into()]).is_err());
 }
 
-/// What somebody gives beside a template is told by the template.
+/// A template replaces the settings of the built-in entry.
 #[test]
-fn every_key_of_the_entry_that_a_template_replaces_is_told() {
+fn every_key_of_the_entry_that_a_template_replaces_is_found() {
     let keys = ["EXCLUDE_NAMESPACES", "NATIVE_NFTABLES", "NFT_SETS", "STRICT_CAPTURE"];
     let mut env = keys.map(|name| (name, "true")).to_vec();
     assert_eq!(notices(&[], &env), [""; 0]);
     env.push(("CNI_NETWORK_CONFIG", r#"{"type":"istio-cni"}"#));
-    let told = notices(&[], &env);
+    let found = notices(&[], &env);
     for name in keys {
-        let wanted =
-            format!("{name} has no effect: the template in CNI_NETWORK_CONFIG says what the plugin is told");
-        assert!(told.contains(&wanted), "{wanted}: {told:#?}");
+        let wanted = format!("{name} has no effect: the template in CNI_NETWORK_CONFIG replaces it");
+        assert!(found.contains(&wanted), "{wanted}: {found:#?}");
     }
-    assert_eq!(told.len(), keys.len(), "{told:#?}");
+    assert_eq!(found.len(), keys.len(), "{found:#?}");
     let off = keys.map(|name| (name, "false")).to_vec();
     assert_eq!(notices(&["--cni-network-config={\"type\":\"istio-cni\"}"], &off[1..]), [""; 0]);
     let [sets] = &notices(&[], &[("NFT_SETS", "true")])[..] else { panic!("one notice") };
@@ -525,7 +524,7 @@ fn settings_of_a_repair_that_is_not_made_are_said_to_have_no_effect() {
     let texts = notices(&[], &[&selecting[..], &labelling].concat());
     assert_eq!(texts.len(), 8, "{texts:?}");
     for (name, because) in selecting
-        .map(|(name, _)| (name, "nothing is done with broken pods"))
+        .map(|(name, _)| (name, "repair is off"))
         .into_iter()
         .chain(labelling.map(|(name, _)| (name, "broken pods are not labelled")))
     {
@@ -563,16 +562,19 @@ fn selectors_and_labels_that_are_none_are_refused_together() {
     let problems = read(&[], &wrong).expect_err("all wrong");
     assert_eq!(problems.len(), 4, "{problems:?}");
     let settings =
-        read(&[], &[("REPAIR_BROKEN_POD_LABEL_KEY", "-x"), ("NODE_NAME", "n")]).expect("nobody labels");
+        read(&[], &[("REPAIR_BROKEN_POD_LABEL_KEY", "-x"), ("NODE_NAME", "n")]).expect("labels are off");
     assert_eq!(settings.0.repair.node, "n", "where REPAIR_NODE_NAME is not given");
 }
 
 #[test]
-fn a_nodes_taint_is_left_alone_unless_somebody_says_otherwise() {
+fn a_nodes_taint_is_unmanaged_by_default() {
     let usual = settings(&[], &[]).taint;
     assert!(!usual.keeps_taint && !usual.keeps_condition && usual.probe);
-    assert_eq!(usual.taint.to_string(), "cni.istio.io/not-ready:NoSchedule");
-    assert_eq!((usual.after, usual.condition_type.as_str()), (Duration::from_secs(30), "cni.istio.io/Ready"));
+    assert_eq!(usual.marking.taint.to_string(), "cni.istio.io/not-ready:NoSchedule");
+    assert_eq!(
+        (usual.marking.after, usual.marking.condition_type.as_str()),
+        (Duration::from_secs(30), "cni.istio.io/Ready")
+    );
     let taint = settings(&[], &[("NODE_TAINT", "true")]).taint;
     assert!(taint.keeps_taint && taint.keeps_condition);
     let condition = settings(&[], &[("NODE_CONDITION", "true")]).taint;
@@ -592,7 +594,7 @@ fn the_names_of_istios_releases_are_understood() {
     let (settings, notices) = read(&["taint-controller"], &env).expect("settings");
     let taint = settings.taint;
     assert_eq!(
-        (taint.taint.key.as_str(), taint.old_keys.as_slice()),
+        (taint.marking.taint.key.as_str(), taint.marking.old_keys.as_slice()),
         ("example.com/no", &["NodeReadiness".to_owned()][..])
     );
     assert_eq!(taint.config_map, ("istio-system".to_owned(), "selectors".to_owned()));
@@ -606,7 +608,7 @@ fn the_names_of_istios_releases_are_understood() {
 }
 
 #[test]
-fn a_taint_that_no_node_can_have_is_refused_and_one_that_is_not_used_is_told() {
+fn a_taint_that_no_node_can_have_is_refused_and_one_that_is_not_used_is_found() {
     let wrong = [
         ("TAINT_KEY", "not a key"),
         ("TAINT_VALUE", "a value"),
@@ -617,10 +619,10 @@ fn a_taint_that_no_node_can_have_is_refused_and_one_that_is_not_used_is_told() {
     ];
     let problems = read(&[], &wrong).expect_err("problems");
     assert_eq!(problems.len(), wrong.len(), "{problems:?}");
-    let told = notices(
+    let found = notices(
         &[],
         &[("TAINT_KEY", "example.com/no"), ("TAINT_PROBE", "true"), ("TAINT_CONFIGMAP_NAME", "x")],
     );
-    assert_eq!(told.iter().filter(|notice| notice.contains("has no effect")).count(), 3, "{told:?}");
+    assert_eq!(found.iter().filter(|notice| notice.contains("has no effect")).count(), 3, "{found:?}");
     assert!(notices(&[], &[("TAINT_KEYS", "x")])[0].contains("TAINT_KEY"));
 }

@@ -3,18 +3,14 @@
 //! It has no name and no file: it belongs to the thread that made it and ends with that, also when the agent is killed.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
 
-use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN};
+use netns_apply::ApplyError;
+use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use netns_apply::facts::addresses;
-use netns_apply::{ApplyError, ApplyOptions, Programs, apply, verify};
 use nix::sched::{CloneFlags, unshare};
-use redirect_core::pod::{Decision, PodFacts};
+use redirect_core::pod::PodFacts;
 
-use crate::drift::Rules;
-
-/// How long one may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::pod_check::{ApplyFailure, ExpectedRules, redirect_here, require};
 
 /// Why a probe namespace is not redirected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +19,7 @@ pub enum ProbeError {
     #[error("cannot try a redirection: {0}; or set TAINT_PROBE=false")]
     Impossible(String),
     /// A pod would fare alike.
-    #[error("a network namespace made for the purpose could not be redirected: {0}")]
+    #[error("a network namespace created as a test could not be redirected: {0}")]
     Failed(String),
 }
 
@@ -32,10 +28,8 @@ pub enum ProbeError {
 ///
 /// # Errors
 /// Why it is not redirected.
-pub fn probe(rules: &Rules) -> Result<(), ProbeError> {
-    let missing = [NET_ADMIN, SYS_ADMIN].into_iter().filter(|one| capabilities::has(*one) == Some(false));
-    let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
-    if !missing.is_empty() {
+pub fn probe(rules: &ExpectedRules) -> Result<(), ProbeError> {
+    if let Err(missing) = require([NET_ADMIN, SYS_ADMIN]) {
         return Err(ProbeError::Impossible(format!("the agent's container lacks {}", missing.join(" and "))));
     }
     // Of the families that the node has, pods have addresses.
@@ -65,22 +59,13 @@ const fn is_link_local(address: &IpAddr) -> bool {
     }
 }
 
-fn redirect(rules: &Rules, there: &[IpAddr]) -> Result<(), ProbeError> {
-    let failed = |error: &dyn std::fmt::Display| ProbeError::Failed(error.to_string());
-    let plan = match rules.decide(&PodFacts::sidecar([("", ""); 0]), there) {
-        Ok(Decision::Redirect(redirect)) => redirect.plan(),
-        Ok(Decision::Skip(reason)) => return Err(failed(&reason.explanation())),
-        Err(errors) => return Err(failed(&errors)),
-    };
-    let options = ApplyOptions {
-        programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
-        patience: PATIENCE,
-        ..rules.options(false)
-    };
-    apply(&plan, &options).map_err(|error| of_apply(&error.cause))?;
-    match verify(&plan, &options).map_err(|error| of_apply(&error))? {
-        None => Ok(()),
-        Some(mismatch) => Err(failed(&mismatch)),
+fn redirect(rules: &ExpectedRules, there: &[IpAddr]) -> Result<(), ProbeError> {
+    match redirect_here(&PodFacts::sidecar([("", ""); 0]), rules, there, false) {
+        Ok(done) => done.verified.map_err(|error| of_apply(&error)),
+        Err(ApplyFailure::Apply(error)) => Err(of_apply(&error.cause)),
+        Err(failure @ (ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) | ApplyFailure::Mismatch(_))) => {
+            Err(ProbeError::Failed(failure.to_string()))
+        }
     }
 }
 
@@ -115,7 +100,7 @@ mod tests {
             r#","native_nftables":true,"nft_sets":true"#,
             r#","strict_capture":true"#,
         ] {
-            assert_eq!(probe(&Rules::of(&conf(more), &[])), Ok(()), "{more}");
+            assert_eq!(probe(&ExpectedRules::of(&conf(more), &[])), Ok(()), "{more}");
         }
         assert_eq!(addresses().expect("addresses"), own, "this thread stayed where it was");
     }
@@ -123,7 +108,7 @@ mod tests {
     #[test]
     fn what_would_fail_pods_fails_the_probe() {
         let environment = [("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "nonsense".to_owned())];
-        let said = probe(&Rules::of(&conf(""), &environment));
+        let said = probe(&ExpectedRules::of(&conf(""), &environment));
         assert!(matches!(&said, Err(ProbeError::Failed(why)) if why.contains("nonsense")), "{said:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! An API server for pods that are watched and changed, which fails as it is told; [`objects`] is one for whatever else is.
+//! An API server for pods that are watched and changed, which fails on demand; [`objects`] is one for all other objects.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -67,8 +67,8 @@ pub struct State {
     epoch: u64,
     /// Whether connections are closed at once.
     pub down: bool,
-    /// Happens to a pod just before it is deleted or patched: somebody else was faster.
-    pub meanwhile: Option<fn(&mut Value)>,
+    /// Happens to a pod just before it is deleted or patched: another client was faster.
+    pub before_patch: Option<fn(&mut Value)>,
 }
 
 /// Makes a node's API server: a thread for each connection. Returns its port.
@@ -125,7 +125,7 @@ impl Api {
         self.state().pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned()
     }
 
-    /// Ends all watches; what happened before is forgotten, so that nobody can watch from there.
+    /// Ends all watches; earlier events are forgotten, so a watch from there is rejected.
     pub fn forget_history(&self) {
         let mut state = self.state();
         state.history.clear();
@@ -190,8 +190,8 @@ impl State {
         let Some(mut pod) = self.pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned() else {
             return 404;
         };
-        if let Some(meanwhile) = self.meanwhile.take() {
-            meanwhile(&mut pod);
+        if let Some(before_patch) = self.before_patch.take() {
+            before_patch(&mut pod);
             self.put(pod.clone());
             pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
         }

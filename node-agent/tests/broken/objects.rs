@@ -1,5 +1,5 @@
 //! An API server for objects of any kind, by their paths: nodes, Leases, ConfigMaps, DaemonSets, pods, events. It holds to versions as a real one does,
-//! and fails as it is told. Selectors select everything.
+//! and fails on demand. Selectors select everything.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
@@ -48,7 +48,7 @@ pub struct State {
     version: u64,
     /// What happened: to what, from which version on, and how.
     history: Vec<(u64, String, &'static str, Value)>,
-    /// Nobody can watch from an older version.
+    /// A watch from an older version is rejected.
     oldest: u64,
     /// Each goes wrong once.
     faults: VecDeque<(Asked, Fault)>,
@@ -57,8 +57,8 @@ pub struct State {
     pub requests: Vec<Request>,
     /// Counts up when all watches are to end.
     epoch: u64,
-    /// Happens to an object just before it is patched: somebody else was faster.
-    pub meanwhile: Option<fn(&mut Value)>,
+    /// Happens to an object just before it is patched: another client was faster.
+    pub before_patch: Option<fn(&mut Value)>,
 }
 
 type Shared = (Mutex<State>, Condvar);
@@ -127,7 +127,7 @@ impl Objects {
         self.state().faults.is_empty()
     }
 
-    /// Ends all watches; what happened before is forgotten, so that nobody can watch from there.
+    /// Ends all watches; earlier events are forgotten, so a watch from there is rejected.
     pub fn forget_history(&self) {
         let mut state = self.state();
         state.history.clear();
@@ -170,7 +170,7 @@ impl State {
     fn put(&mut self, path: &str, mut object: Value) {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        // An empty list is none, as in a real server's store.
+        // An empty list is omitted, as in a real server's store.
         if let Some(spec) = object["spec"].as_object_mut() {
             spec.retain(|_, value| *value != json!([]));
         }
@@ -228,8 +228,8 @@ impl State {
 
     fn patch(&mut self, path: &str, patch: &Value) -> (u16, Value) {
         let Some(mut object) = self.objects.get(path).cloned() else { return (404, Value::Null) };
-        if let Some(meanwhile) = self.meanwhile.take() {
-            meanwhile(&mut object);
+        if let Some(before_patch) = self.before_patch.take() {
+            before_patch(&mut object);
             self.put(path, object.clone());
         }
         let status = match patch.as_array() {
@@ -259,7 +259,7 @@ fn is_in(path: &str, collection: &str) -> bool {
     path.rsplit_once('/').is_some_and(|(parent, _)| parent == collection)
 }
 
-/// One step of a JSON patch (RFC 6902), as far as anybody here needs it; false where its test fails.
+/// One step of a JSON patch (RFC 6902), as far as these tests need it; false if its test fails.
 fn apply(step: &Value, object: &mut Value) -> bool {
     let path = step["path"].as_str().expect("a path");
     let (parent, key) = path.rsplit_once('/').expect("a path");

@@ -32,7 +32,7 @@ fn breaks(node: &Node) {
     fs::remove_file(node.path("net.d").join(CONF)).expect("removes");
 }
 
-fn mends(node: &Node) {
+fn recovers(node: &Node) {
     node.write_conf(CONF, CALICO);
 }
 
@@ -118,20 +118,20 @@ fn a_conflict_is_worked_out_anew_and_costs_nobody_a_taint() {
     assert_eq!(count(&node, &changes("remove", "rejected")).to_string(), "0", "{}", node.log());
     assert_eq!(count(&node, &changes("condition", "changed")).to_string(), "1", "{}", node.log());
     assert_eq!(api.requests(PATCH).len(), 4);
-    // Somebody else's taint comes in the same moment as ours.
+    // Another controller's taint comes at the same moment as ours.
     breaks(&node);
     wait_condition(&node, &api, "False");
     wait_tainted(&node, &api, NAME, true);
-    mends(&node);
+    recovers(&node);
     wait_condition(&node, &api, "True");
     wait_tainted(&node, &api, NAME, false);
     api.change(&path(NAME), taints_in_front);
     breaks(&node);
     wait_tainted(&node, &api, NAME, true);
-    assert_eq!(taints(&api, NAME), [somebody_elses(), ours()]);
+    assert_eq!(taints(&api, NAME), [another_controllers(), ours()]);
 }
 
-/// The decision was made before the server asked to be left alone: by now it is another one.
+/// The decision was made before the server asked for a pause: after it, the decision differs.
 #[test]
 fn what_was_decided_before_an_outage_is_not_done_after_it() {
     let (node, api) = born_tainted();
@@ -142,11 +142,11 @@ fn what_was_decided_before_an_outage_is_not_done_after_it() {
     wait_condition(&node, &api, "False");
     assert!(is_tainted(&api, NAME));
     assert_eq!(api.requests(PATCH).len(), 1, "{}", node.log());
-    mends(&node);
+    recovers(&node);
     wait_tainted(&node, &api, NAME, false);
 }
 
-/// Whoever goes by the condition must not be contradicted where a node is freed. A node is held back without it.
+/// A controller that reads the condition must not be contradicted when a node is freed. A node is tainted without it.
 #[test]
 fn a_condition_that_cannot_be_written_keeps_a_node_from_being_freed_and_not_from_being_tainted() {
     let (node, api) = born_tainted();
@@ -185,7 +185,7 @@ fn a_clock_that_jumps_taints_no_node_early_and_none_late() {
     }
 }
 
-/// Another machine has the agent's node's name: its taint is removed by a patch that tests whose it is.
+/// Another machine has the agent's node's name: its taint is removed by a patch that tests its owner.
 #[test]
 fn a_node_that_is_replaced_in_the_moment_of_a_change_is_looked_at_anew() {
     let (node, api) = born_tainted();
@@ -201,7 +201,7 @@ fn a_node_that_is_replaced_in_the_moment_of_a_change_is_looked_at_anew() {
     assert_eq!(api.events_about(NAME), ["NodeFreed", "NodeTainted"]);
 }
 
-/// What the runtime's environment says holds for every pod, so a probe is made with it, and made anew when it changes.
+/// The runtime's environment counts for every pod, so a probe uses it, and is repeated when it changes.
 #[test]
 fn a_node_is_verified_by_what_the_settings_folder_says_at_present() {
     let (mut node, api) = born_tainted();
@@ -219,7 +219,7 @@ fn a_node_is_verified_by_what_the_settings_folder_says_at_present() {
     wait_condition(&node, &api, "True");
 }
 
-/// What an agent cannot take back is told to whoever has to.
+/// The agent names what it cannot take back, for the operator.
 #[test]
 fn what_cannot_be_said_at_the_end_is_logged() {
     for keeps_taint in ["true", "false"] {

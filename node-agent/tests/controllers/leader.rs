@@ -86,7 +86,7 @@ fn an_api_server_that_fails_delays_a_change_and_doubles_nothing() {
     }
     for watch in ["nodes", "pods"] {
         assert!(count(&node, &watch_restarts(watch)) >= 6.0);
-        wait(&node, "the watch", || lines(&node, &format!("{watch} are watched again")) == 1);
+        wait(&node, "the watch", || lines(&node, &format!("watching {watch} again")) == 1);
     }
     let lease_writes = "istio_cni_taint_controller_lease_writes_total{result=\"failed\"}";
     assert_eq!(count(&node, lease_writes).to_string(), "6");
@@ -100,7 +100,7 @@ fn an_api_server_that_fails_delays_a_change_and_doubles_nothing() {
     assert_eq!(api.events_about("n1"), ["NodeTainted", "NodeFreed"]);
 }
 
-/// Nobody but who is told to come back later would ask so late: pauses are of a second at most at first. All nodes wait, whichever it was about.
+/// Only a Retry-After explains such a late request: the first pauses are of a second at most. All nodes wait, whichever it was about.
 #[test]
 fn a_server_that_says_when_to_come_back_is_not_asked_before() {
     let (node, api) = cluster();
@@ -139,7 +139,7 @@ fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twi
     {
         api.fail(asked, &[Fault::Hang]);
     }
-    // It was written, and the writer was not told: it finds its own name there.
+    // It was written, but the response was lost: the writer finds its own name there.
     api.fail((Verb::Create, "leases"), &[Fault::DoneAndHang]);
     api.fail(PATCH, &[Fault::Hang, Fault::DoneAndHang]);
     joins(&api, "n1", false);
@@ -179,7 +179,7 @@ fn a_watch_that_expires_misses_nobody() {
     wait(&node, "the watches", || {
         ["nodes", "pods"].iter().all(|what| !api.requests((Verb::Watch, what)).is_empty())
     });
-    // What happens while nobody watches cannot be watched later.
+    // Changes during a broken watch cannot be watched later.
     api.forget_history();
     api.remove(&agent_of("n1"));
     api.forget_history();
@@ -200,7 +200,7 @@ fn a_watch_that_expires_misses_nobody() {
     assert!(count(&node, &watch_restarts("nodes")) >= 2.0);
 }
 
-/// What a leader remembers of pods says nothing about a node that came while it could not see them.
+/// A leader's stale pods do not count for a node that joined while their watch was broken.
 #[test]
 fn a_leader_that_cannot_see_pods_frees_nobody_and_taints_who_joins() {
     let (node, api) = cluster();
@@ -221,7 +221,7 @@ fn a_leader_that_cannot_see_pods_frees_nobody_and_taints_who_joins() {
     pass_by(&node, &api);
     assert!(api.requests_about(PATCH, "n1").is_empty(), "{}", node.log());
     api.recover();
-    wait(&node, "pods to be seen", || lines(&node, "pods are watched again") == 1);
+    wait(&node, "pods to be seen", || lines(&node, "watching pods again") == 1);
     pass_by(&node, &api);
     assert!(api.requests_about(PATCH, "n1").is_empty(), "{}", node.log());
     agent(&api, "n1", true);
@@ -233,17 +233,17 @@ fn a_conflict_is_worked_out_anew_and_costs_nobody_a_taint() {
     let (node, api) = cluster();
     let _controller = start(&node);
     wait_at_least(&node, LEADS, 1.0);
-    // Somebody else taints the node in the same moment.
-    api.state().meanwhile = Some(taints_in_front);
+    // Another controller taints the node at the same moment.
+    api.state().before_patch = Some(taints_in_front);
     joins(&api, "n1", false);
     wait_at_least(&node, &changes("add", "done"), 1.0);
-    assert_eq!(taints(&api, "n1"), [somebody_elses(), ours()]);
-    api.state().meanwhile = Some(|node| node["spec"]["taints"] = json!([ours(), somebody_elses()]));
+    assert_eq!(taints(&api, "n1"), [another_controllers(), ours()]);
+    api.state().before_patch = Some(|node| node["spec"]["taints"] = json!([ours(), another_controllers()]));
     agent(&api, "n1", true);
     wait_at_least(&node, &changes("remove", "done"), 1.0);
-    assert_eq!(taints(&api, "n1"), [somebody_elses()]);
+    assert_eq!(taints(&api, "n1"), [another_controllers()]);
     assert_eq!(api.requests_about(PATCH, "n1").len(), 4);
-    // Conflicts about what is not looked at here, such as heartbeats.
+    // Conflicts about ignored fields, such as heartbeats.
     api.fail(PATCH, &[Fault::Status(409); 3]);
     joins(&api, "n2", false);
     wait_tainted(&node, &api, "n2", true);
@@ -266,7 +266,7 @@ fn a_conflict_is_worked_out_anew_and_costs_nobody_a_taint() {
 fn a_node_whose_agent_objects_in_the_moment_of_a_conflict_is_not_freed() {
     let (node, api) = cluster();
     joins(&api, "n1", true);
-    api.state().meanwhile = Some(|node| {
+    api.state().before_patch = Some(|node| {
         taints_in_front(node);
         says(node, "False");
     });
@@ -274,23 +274,23 @@ fn a_node_whose_agent_objects_in_the_moment_of_a_conflict_is_not_freed() {
     let _controller = start(&node);
     wait(&node, "the try", || !api.requests_about(PATCH, "n1").is_empty());
     pass_by(&node, &api);
-    assert_eq!(taints(&api, "n1"), [somebody_elses(), ours()], "{}", node.log());
+    assert_eq!(taints(&api, "n1"), [another_controllers(), ours()], "{}", node.log());
     assert_eq!(api.requests_about(PATCH, "n1").len(), 1);
     api.change(&path("n1"), |node| says(node, "True"));
     wait_tainted(&node, &api, "n1", false);
 }
 
-/// A Lease that somebody else holds.
+/// A Lease that another replica holds.
 fn held_by(holder: &str, seconds: u64, renewed: &str) -> Value {
     json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "istio-taint-lock", "namespace": "istio-system"},
         "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": renewed, "acquireTime": renewed, "leaseTransitions": 3}})
 }
 
-/// Waits for so many further looks at the Lease.
+/// Waits for so many further reads of the Lease.
 fn wait_looks(node: &Node, api: &Objects, more: usize) {
-    let looks = || api.requests((Verb::Get, "leases")).len();
-    let before = looks();
-    wait(node, "looks at the Lease", || looks() >= before + more);
+    let reads = || api.requests((Verb::Get, "leases")).len();
+    let before = reads();
+    wait(node, "reads of the Lease", || reads() >= before + more);
 }
 
 #[test]
@@ -433,16 +433,16 @@ fn one_odd_answer_about_the_agents_daemon_set_is_not_believed() {
     selected("n2");
     wait_at_least(&node, NODES, 2.0);
     api.fail((Verb::Get, "daemonsets"), &[Fault::Status(403), Fault::Status(404)]);
-    let looks = || api.requests((Verb::Get, "daemonsets")).len();
-    let before = looks();
-    wait(&node, "three looks", || looks() >= before + 3);
+    let reads = || api.requests((Verb::Get, "daemonsets")).len();
+    let before = reads();
+    wait(&node, "three looks", || reads() >= before + 3);
     joins(&api, "n3", false);
     selected("n3");
     wait_tainted(&node, &api, "n3", true);
     for untouched in ["n1", "n2"] {
         assert!(api.requests_about(PATCH, untouched).is_empty(), "{untouched}\n{}", node.log());
     }
-    // What is said again is true: there are no agents any more.
+    // A repeated report is true: the agents are gone.
     api.remove(AGENTS);
     wait_tainted(&node, &api, "n2", false);
     wait_tainted(&node, &api, "n3", false);

@@ -45,14 +45,14 @@ pub fn ours() -> Value {
     json!({"key": KEY, "effect": "NoSchedule"})
 }
 
-pub fn somebody_elses() -> Value {
+pub fn another_controllers() -> Value {
     json!({"key": "example.com/other", "effect": "NoSchedule"})
 }
 
-/// Somebody else's taint gets in front of ours, so that a patch by places does not fit any more.
+/// Another controller's taint gets in front of ours, so that a patch by index does not fit any more.
 pub fn taints_in_front(node: &mut Value) {
     let mut taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
-    taints.insert(0, somebody_elses());
+    taints.insert(0, another_controllers());
     node["spec"]["taints"] = json!(taints);
 }
 

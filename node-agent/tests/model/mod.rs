@@ -101,7 +101,7 @@ impl Model {
         *self.operations.lock().unwrap() = 0;
     }
 
-    /// How many operations there were since the fault was set.
+    /// The number of operations since the fault was set.
     pub fn operations(&self) -> usize {
         *self.operations.lock().unwrap()
     }

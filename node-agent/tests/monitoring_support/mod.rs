@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use controller_runtime::metrics::{Described, process, text};
 use e2e::process::{command, run, run_with_input};
-use install_cni::metrics::{Described, METRICS};
-use install_cni::process_metrics::METRICS as PROCESS_METRICS;
-use install_cni::taint::cluster::metrics::{ControllerMetrics, METRICS as TAINT_METRICS};
+use install_cni::metrics::Metrics;
 use serde_json::{Value, json};
+use taint_controller::metrics::ControllerMetrics;
 
 /// Labels that Prometheus gives to a target, with the chart's PodMonitor and with deploy/monitoring/scrape.yaml.
 pub const TARGET_LABELS: [&str; 3] = ["job", "instance", "node"];
@@ -88,7 +88,7 @@ pub fn parsed(expressions: &[String]) -> Vec<Value> {
 /// The metrics that are there, as they are scraped: the row of the reference, and the labels of the series.
 pub fn known() -> BTreeMap<String, (Described, Vec<&'static str>)> {
     let mut known = BTreeMap::new();
-    for row in METRICS.iter().chain(TAINT_METRICS).chain(PROCESS_METRICS) {
+    for row in Metrics::ROWS.iter().chain(ControllerMetrics::ROWS).chain(process::METRICS) {
         let labels: Vec<&str> = row.labels.split(',').filter(|label| !label.is_empty()).collect();
         if row.kind == "histogram" {
             for part in ["_sum", "_count"] {
@@ -117,7 +117,7 @@ pub fn controller() -> String {
     let metrics = ControllerMetrics::default();
     metrics.leader.set(1);
     metrics.nodes.set(10);
-    metrics.text()
+    text(&metrics.registry())
 }
 
 /// Series by their names with labels, as they are printed, and their values minute by minute in promtool's notation.

@@ -130,7 +130,7 @@ fn list(query: &str, state: &mut State) -> Value {
     json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "7", "continue": rest}, "items": items})
 }
 
-/// A running pod of the mesh with these addresses, as the API server has it: with much that nobody here needs.
+/// A running pod of the mesh with these addresses, as the API server has it: with much unused data.
 pub fn mesh_pod(name: &str, addresses: &[&str]) -> Value {
     let addresses: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
     let env: Vec<Value> =
@@ -362,7 +362,7 @@ impl Drop for Foreign {
     }
 }
 
-/// The network namespace that the agent runs in, which stands for the host's: process 1 of this machine may not be looked at.
+/// The network namespace that the agent runs in, which stands for the host's: process 1 of this machine may not be read.
 pub fn hosts() -> PathBuf {
     format!("/proc/{}/ns/net", std::process::id()).into()
 }
@@ -375,7 +375,7 @@ impl Proc {
         let proc = Self(tempfile::tempdir().expect("a folder"));
         node.set("MOUNTED_PROC_DIR", &proc.0.path().display().to_string());
         proc.add(1, "0::/init.scope\n", &hosts());
-        // What is no process.
+        // Not a process.
         fs::write(proc.0.path().join("uptime"), "1").expect("writes");
         proc
     }
@@ -443,7 +443,7 @@ const NATIVE: [&str; 4] = [
     "nft flush chain inet istio-proxy-nat istio-output",
 ];
 
-/// What somebody may delete of a pod's redirection.
+/// Deletions of a pod's redirection.
 pub fn deletions(is_native: bool, is_tproxy: bool) -> &'static [&'static str] {
     match (is_native, is_tproxy) {
         (true, _) => &NATIVE,

@@ -72,7 +72,7 @@ impl Node {
         self.env.insert(name.to_owned(), value.to_owned());
     }
 
-    /// The program's clock of the day is told by what is returned; what counts up goes on as it is.
+    /// The returned file sets the program's clock of the day; the monotonic clock stays as it is.
     pub fn fake_clock(&mut self) -> impl Fn(&str) + use<> {
         // Where every program may read, also when it is confined.
         let clock = self.path("account/clock");
@@ -127,7 +127,7 @@ impl Node {
         fs::read(self.path("bin/istio-cni")).ok() == fs::read(self.path("image/istio-cni")).ok()
     }
 
-    /// One whose image has the real plugin, in a cluster whose own pods are no pods of the mesh.
+    /// One whose image has the real plugin, in a cluster whose own pods are outside the mesh.
     pub fn with_the_real_plugin() -> Self {
         let mut node = Self::new(&[("10-calico.conflist", CALICO)]);
         node.use_real_plugin();
@@ -231,7 +231,7 @@ impl Agent<'_> {
         self.find_metric(name).unwrap_or_else(|| panic!("no {name}\n{}", self.node.log()))
     }
 
-    /// How many passes there were when there are no more.
+    /// The number of passes once it stays the same.
     pub fn passes_at_rest(&self) -> f64 {
         loop {
             let passes = self.metric("istio_cni_passes_total");
@@ -258,7 +258,7 @@ impl Agent<'_> {
         assert!(Command::new("kill").args([signal, &id]).status().expect("kill").success());
     }
 
-    /// Tells it to end, and waits for it; returns its exit code.
+    /// Sends it a signal, and waits for it; returns its exit code.
     pub fn end(self) -> Option<i32> {
         self.signal("-TERM");
         self.wait_end()
@@ -298,7 +298,7 @@ pub fn get(port: u16, path: &str) -> Option<(u16, String)> {
     request(port, "GET", path, "")
 }
 
-/// One request: status and body. The agent hangs up on who says nothing for five seconds, and on a machine that stands still anybody may
+/// One request: status and body. The agent closes a connection after five silent seconds, and on a machine that stands still any client may
 /// look like that.
 pub fn request(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     (0..5)
@@ -389,7 +389,7 @@ fn respond(head: &str, body: &[u8], status: u16, object: &str, posted: &Mutex<Ve
     match () {
         () if head.contains("/daemonsets") => (status, object.to_owned()),
         () if head.contains("/events") => (201, body),
-        // An agent without rights or credentials may not look at its pod either.
+        // An agent without rights or credentials may not read its pod either.
         () if matches!(status, 401 | 403) => (status, failure(status)),
         () => (404, r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"NotFound","code":404}"#.to_owned()),
     }

@@ -1,4 +1,4 @@
-//! A node of the soak: an agent's directories, an API server with its pods, their network namespaces, and what is wanted there.
+//! A node of the soak: an agent's directories, an API server with its pods, their network namespaces, and the expected rules.
 
 pub mod programs;
 
@@ -113,7 +113,7 @@ impl Pod {
         100 + u32::try_from(self.number).expect("few")
     }
 
-    /// What is there and was not before anybody redirected anything, or the other way round.
+    /// The difference between the namespace now and before its redirection.
     pub fn difference(&self) -> Result<Vec<String>> {
         difference(&self.namespace, &self.before)
     }

@@ -52,13 +52,13 @@ fn status(name: &str, state: Value, last: Value) -> Value {
 }
 
 fn is_broken(filter: &Filter, pod: &Value) -> bool {
-    matches!(filter.judge(pod), Verdict::Broken(_))
+    matches!(filter.check(pod), BrokenCheck::Broken(_))
 }
 
-fn sound(filter: &Filter, pod: &Value) -> Sound {
-    match filter.judge(pod) {
-        Verdict::Sound(sound) => sound,
-        Verdict::Broken(broken) => panic!("broken: {broken:?}"),
+fn sound(filter: &Filter, pod: &Value) -> NotBroken {
+    match filter.check(pod) {
+        BrokenCheck::Sound(sound) => sound,
+        BrokenCheck::Broken(broken) => panic!("broken: {broken:?}"),
     }
 }
 
@@ -90,7 +90,7 @@ fn the_seventeen_cases_of_the_reference() {
         ("the annotation is there, and the failure", &by_annotation, annotated(waits.clone()), true),
         ("the annotation is there, and no failure", &by_annotation, annotated(fine.clone()), false),
         ("the annotation is not there, but the failure", &by_annotation, waits.clone(), false),
-        ("the annotation is there, all was mended", &by_annotation, annotated(recovered.clone()), false),
+        ("the annotation is there, all was repaired", &by_annotation, annotated(recovered.clone()), false),
         ("the named container failed", &by_name, waits, true),
         ("another container failed", &by_name, beside, false),
         ("the named container ended well", &by_name, fine.clone(), false),
@@ -122,12 +122,12 @@ fn the_seventeen_cases_of_the_reference() {
 
 #[test]
 fn the_first_failure_counts() {
-    // Nobody restarts a container of such a pod: its last state stays empty.
+    // The kubelet does not restart a container of such a pod: its last state stays empty.
     for policy in ["Never", "OnFailure", "Always"] {
         let mut first = pod(&json!([validation(failed(), json!({}))]));
         first["spec"]["restartPolicy"] = json!(policy);
         first["status"]["phase"] = json!(if policy == "Never" { "Failed" } else { "Pending" });
-        let Verdict::Broken(broken) = usual().judge(&first) else { panic!("{policy}") };
+        let BrokenCheck::Broken(broken) = usual().check(&first) else { panic!("{policy}") };
         let failure = Failure {
             container: "istio-validation".into(),
             exit_code: 126,
@@ -148,7 +148,7 @@ fn a_native_sidecar_is_judged_as_any_init_container() {
         pod(&json!([validation(done(), json!({})), status]))
     };
     assert!(is_broken(&sidecar, &beside(json!({"running": {}}), failed())));
-    assert_eq!(sound(&sidecar, &beside(json!({"running": {}}), json!({}))), Sound::NotEnded);
+    assert_eq!(sound(&sidecar, &beside(json!({"running": {}}), json!({}))), NotBroken::NotEnded);
     let any = Filter { container: String::new(), ..usual() };
     assert!(is_broken(&any, &beside(waiting(), failed())), "one that ended well hides no other");
 }
@@ -158,29 +158,29 @@ fn any_exit_code_is_any_but_success() {
     let any = Filter { exit_code: 0, ..usual() };
     assert!(is_broken(&any, &pod(&json!([validation(ended(1, "Error", ""), json!({}))]))));
     let restarted = pod(&json!([validation(json!({"running": {}}), done())]));
-    assert_eq!(sound(&any, &restarted), Sound::FailedOtherwise, "it ended well before, and runs again");
+    assert_eq!(sound(&any, &restarted), NotBroken::FailedOtherwise, "it ended well before, and runs again");
 }
 
 #[test]
 fn every_reason_for_being_sound() {
     let broken = pod(&json!([validation(waiting(), failed())]));
     assert!(is_broken(&usual(), &broken));
-    let changes: [(&str, Value, Sound); 12] = [
-        ("/metadata/uid", json!(""), Sound::Unnamed),
-        ("/metadata/resourceVersion", Value::Null, Sound::Unnamed),
-        ("/spec/nodeName", json!("node-2"), Sound::OtherNode),
-        ("/spec/nodeName", Value::Null, Sound::OtherNode),
-        ("/metadata/deletionTimestamp", json!("2026-11-21T00:00:00Z"), Sound::BeingDeleted),
-        ("/metadata/annotations", json!({"sidecar.istio.io/inject": "true"}), Sound::NotAnnotated),
-        ("/metadata/annotations", Value::Null, Sound::NotAnnotated),
-        ("/status/initContainerStatuses", Value::Null, Sound::NeverRan),
-        ("/status/initContainerStatuses", json!([status("x", waiting(), failed())]), Sound::NeverRan),
-        ("/status/initContainerStatuses", json!([validation(waiting(), json!({}))]), Sound::NotEnded),
-        ("/status/initContainerStatuses", json!([validation(done(), failed())]), Sound::EndedWell),
+    let changes: [(&str, Value, NotBroken); 12] = [
+        ("/metadata/uid", json!(""), NotBroken::Unnamed),
+        ("/metadata/resourceVersion", Value::Null, NotBroken::Unnamed),
+        ("/spec/nodeName", json!("node-2"), NotBroken::OtherNode),
+        ("/spec/nodeName", Value::Null, NotBroken::OtherNode),
+        ("/metadata/deletionTimestamp", json!("2026-11-21T00:00:00Z"), NotBroken::BeingDeleted),
+        ("/metadata/annotations", json!({"sidecar.istio.io/inject": "true"}), NotBroken::NotAnnotated),
+        ("/metadata/annotations", Value::Null, NotBroken::NotAnnotated),
+        ("/status/initContainerStatuses", Value::Null, NotBroken::NeverRan),
+        ("/status/initContainerStatuses", json!([status("x", waiting(), failed())]), NotBroken::NeverRan),
+        ("/status/initContainerStatuses", json!([validation(waiting(), json!({}))]), NotBroken::NotEnded),
+        ("/status/initContainerStatuses", json!([validation(done(), failed())]), NotBroken::EndedWell),
         (
             "/status/initContainerStatuses",
             json!([validation(ended(1, "Error", ""), json!({}))]),
-            Sound::FailedOtherwise,
+            NotBroken::FailedOtherwise,
         ),
     ];
     for (pointer, value, why) in changes {
@@ -189,12 +189,12 @@ fn every_reason_for_being_sound() {
         pod.pointer_mut(parent).expect("a parent")[key] = value;
         assert_eq!(sound(&usual(), &pod), why, "{pointer}");
     }
-    assert_eq!(sound(&Filter { node: String::new(), ..usual() }, &broken), Sound::OtherNode);
+    assert_eq!(sound(&Filter { node: String::new(), ..usual() }, &broken), NotBroken::OtherNode);
     let labels = LabelSelector::parse("app=shop").expect("a selector");
-    assert_eq!(sound(&Filter { labels, ..usual() }, &broken), Sound::NotSelected);
+    assert_eq!(sound(&Filter { labels, ..usual() }, &broken), NotBroken::NotSelected);
     let fields = FieldSelector::parse("metadata.namespace!=shop").expect("a selector");
-    assert_eq!(sound(&Filter { fields, ..usual() }, &broken), Sound::NotSelected);
-    assert_eq!(sound(&usual(), &json!(7)), Sound::Unnamed);
+    assert_eq!(sound(&Filter { fields, ..usual() }, &broken), NotBroken::NotSelected);
+    assert_eq!(sound(&usual(), &json!(7)), NotBroken::Unnamed);
 }
 
 fn any_state() -> impl Strategy<Value = Value> {
@@ -250,7 +250,7 @@ proptest! {
 
     #[test]
     fn a_broken_pod_has_a_container_that_failed_as_configured_and_did_not_end_well_since(filter in any_filter(), pod in any_pod()) {
-        let Verdict::Broken(broken) = filter.judge(&pod) else { return Ok(()) };
+        let BrokenCheck::Broken(broken) = filter.check(&pod) else { return Ok(()) };
         prop_assert!(broken.failure.exit_code != 0);
         prop_assert!(filter.exit_code == 0 || broken.failure.exit_code == filter.exit_code);
         prop_assert!(filter.container.is_empty() || broken.failure.container == filter.container);

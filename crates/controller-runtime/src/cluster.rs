@@ -1,0 +1,195 @@
+//! The API server: a client with the service account's current files, and events.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use cluster_client::params::PostParams;
+use cluster_client::{AccessError, Account, Built, Client, Limits, Request, RequestError};
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::{Timestamp, Unit};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use serde_json::Value;
+
+use crate::SCOPE;
+use crate::metrics::ResultLabel;
+
+/// How long one request may take. A request that hangs must not delay the shutdown.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest event message that the API server accepts is 1024 bytes.
+const LONGEST_MESSAGE: usize = 1000;
+
+/// Who a controller is in the cluster. Empty texts are unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its pod.
+    pub pod: String,
+    /// Its node.
+    pub node: String,
+    /// The DaemonSet of the agents.
+    pub daemon_set: String,
+}
+
+/// How a controller gets a client of the API server.
+#[derive(Debug)]
+pub struct Connection {
+    account: Account,
+    identity: Identity,
+    problem: Mutex<Option<String>>,
+}
+
+impl Connection {
+    /// Sends and reads nothing yet.
+    #[must_use]
+    pub const fn new(account: Account, identity: Identity) -> Self {
+        Self { account, identity, problem: Mutex::new(None) }
+    }
+
+    /// The API server, with the service account's files as they are now.
+    ///
+    /// # Errors
+    /// They cannot be read, or do not make a client.
+    pub fn get(&self) -> Result<Cluster, AccessError> {
+        let client = self.account.client();
+        let problem = client.as_ref().err().map(ToString::to_string);
+        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+        Ok(Cluster { client: client?, identity: self.identity.clone() })
+    }
+
+    /// Why the last [`get`](Self::get) returned no client, if so.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The same API server for the owner of another token.
+    ///
+    /// # Errors
+    /// The authority cannot be read, or does not make a client.
+    pub fn with_token(&self, token: &str) -> Result<Cluster, AccessError> {
+        Ok(Cluster { client: self.account.client_with(token)?, identity: self.identity.clone() })
+    }
+
+    /// Sends an event about an object, and counts it. A failure is logged for debugging: whatever an event reports is in the log too.
+    ///
+    /// # Errors
+    /// The API server did not accept it.
+    pub async fn publish(
+        &self,
+        counter: &Family<ResultLabel, Counter>,
+        about: ObjectReference,
+        event: &EventBody<'_>,
+    ) -> Result<(), String> {
+        let sent = match self.get() {
+            Ok(cluster) => cluster.send_event(about, event).await,
+            Err(error) => Err(error.to_string()),
+        };
+        let result = if sent.is_ok() { "sent" } else { "failed" };
+        counter.get_or_create(&ResultLabel { result }).inc();
+        if let Err(error) = &sent {
+            log::debug!(target: SCOPE, reason = event.reason; "cannot send an event, which needs the verb create on events: {error}");
+        }
+        sent
+    }
+
+    /// The controller's own pod, for events about it.
+    #[must_use]
+    pub fn own_pod(&self) -> ObjectReference {
+        pod_reference(&self.identity.namespace, &self.identity.pod, None)
+    }
+}
+
+/// What an event contains.
+#[derive(Debug, Clone, Copy)]
+pub struct EventBody<'a> {
+    /// The component that reports it.
+    pub component: &'a str,
+    /// Normal or Warning.
+    pub kind: &'a str,
+    /// Its reason, for people and programs.
+    pub reason: &'a str,
+    /// Its message.
+    pub message: &'a str,
+}
+
+/// The API server.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    client: Client,
+    identity: Identity,
+}
+
+impl Cluster {
+    /// The client.
+    #[must_use]
+    pub const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Who asks.
+    #[must_use]
+    pub const fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    async fn send_event(&self, about: ObjectReference, event: &EventBody<'_>) -> Result<(), String> {
+        let is_named = |part: Option<&String>| part.is_some_and(|part| !part.is_empty());
+        // The API server keeps events about what has no namespace in this one.
+        let is_global = about.kind.as_deref() == Some("Node");
+        let namespace = if is_global { Some("default".to_owned()) } else { about.namespace.clone() };
+        let Some(namespace) =
+            namespace.filter(|name| !name.is_empty()).filter(|_| is_named(about.name.as_ref()))
+        else {
+            return Err("POD_NAME or POD_NAMESPACE is not set".to_owned());
+        };
+        let now = Time(Timestamp::now());
+        let event = Event {
+            metadata: ObjectMeta {
+                generate_name: about.name.as_deref().map(|name| format!("{name}.")),
+                namespace: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            involved_object: about,
+            reason: Some(event.reason.to_owned()),
+            message: Some(event.message.chars().take(LONGEST_MESSAGE).collect()),
+            type_: Some(event.kind.to_owned()),
+            source: Some(EventSource {
+                component: Some(event.component.to_owned()),
+                host: Some(self.identity.node.clone()),
+            }),
+            first_timestamp: Some(now.clone()),
+            last_timestamp: Some(now),
+            count: Some(1),
+            ..Event::default()
+        };
+        let request = creation(&format!("/api/v1/namespaces/{namespace}/events"), &event);
+        let sent = self.client.json::<Value>(request, Limits::object(PATIENCE)).await;
+        sent.map(drop).map_err(|error| error.to_string())
+    }
+}
+
+fn creation(path: &str, event: &Event) -> Built {
+    let data = serde_json::to_vec(event).map_err(RequestError::SerializeBody)?;
+    Request::new(path).create(&PostParams::default(), data)
+}
+
+/// A pod, for events about it; with its UID if that is known.
+#[must_use]
+pub fn pod_reference(namespace: &str, name: &str, uid: Option<&str>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(name.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        uid: uid.map(str::to_owned),
+        ..ObjectReference::default()
+    }
+}
+
+/// The current time as the API server writes it, in seconds.
+#[must_use]
+pub fn timestamp() -> String {
+    Timestamp::now().round(Unit::Second).unwrap_or_else(|_| Timestamp::now()).to_string()
+}

@@ -1,0 +1,20 @@
+//! What the node agent and the taint controller share: how a long-running controller works and how it sees the API server.
+//!
+//! In: a service account, a task, a request, a collection to follow. Out: supervised tasks, HTTP responses, metrics, current copies of
+//! collections, patches of nodes, events. It does not know the plugin, pods' network namespaces or anything of a node's file system.
+
+pub mod cluster;
+pub mod daemon_set;
+pub mod metrics;
+pub mod node;
+mod node_api;
+pub mod outage;
+pub mod resync;
+pub mod selector;
+pub mod serve;
+pub mod supervisor;
+
+pub use node_api::{NodeError, TRIES};
+
+/// The scope of the log lines of both programs.
+pub const SCOPE: &str = "cni-agent";

@@ -1,0 +1,181 @@
+//! Metrics: each is declared once, with its type, name and help; its kind and labels follow from the type.
+
+pub mod process;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::node::RequestedTaint;
+
+/// A metric as the documentation shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Described {
+    /// Its name as it is scraped.
+    pub name: &'static str,
+    /// Counter, gauge or histogram.
+    pub kind: &'static str,
+    /// Its labels, separated by commas.
+    pub labels: &'static str,
+    /// Its meaning.
+    pub help: &'static str,
+}
+
+impl Described {
+    /// A metric of this type.
+    #[must_use]
+    pub const fn of<M: Kind>(name: &'static str, help: &'static str) -> Self {
+        Self { name, kind: M::KIND, labels: M::LABELS, help }
+    }
+
+    /// The name for the library, which appends `_total` to the names of counters.
+    #[must_use]
+    pub fn registered(&self) -> &'static str {
+        self.name.strip_suffix("_total").unwrap_or(self.name)
+    }
+}
+
+/// The kind and the labels of a type of metric.
+pub trait Kind {
+    /// Counter, gauge or histogram.
+    const KIND: &'static str;
+    /// The names of the labels, separated by commas.
+    const LABELS: &'static str = "";
+}
+
+impl Kind for Counter {
+    const KIND: &'static str = "counter";
+}
+
+impl Kind for Gauge {
+    const KIND: &'static str = "gauge";
+}
+
+impl Kind for Histogram {
+    const KIND: &'static str = "histogram";
+}
+
+impl<L: LabelNames, M: Kind, C> Kind for Family<L, M, C> {
+    const KIND: &'static str = M::KIND;
+    const LABELS: &'static str = L::NAMES;
+}
+
+/// The names of a set of labels.
+pub trait LabelNames {
+    /// Separated by commas.
+    const NAMES: &'static str;
+}
+
+/// Declares a struct of metrics: `field: Type [= value] => "name", "help";`. It gets `ROWS`, a `Default` that counts from 0, and `register`.
+#[macro_export]
+macro_rules! metrics {
+    ($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty $(= $value:expr)? => $metric:literal, $help:literal;)* }) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        pub struct $name { $(#[doc = $help] pub $field: $kind,)* }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $crate::metrics!(@value $($value)?),)* }
+            }
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ROWS: &'static [$crate::metrics::Described] =
+                &[$($crate::metrics::Described::of::<$kind>($metric, $help)),*];
+
+            /// Adds them to what is scraped.
+            pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+                let mut rows = Self::ROWS.iter();
+                $(if let Some(row) = rows.next() {
+                    registry.register(row.registered(), row.help, self.$field.clone());
+                })*
+            }
+        }
+    };
+    (@value) => { Default::default() };
+    (@value $value:expr) => { $value };
+}
+
+/// Declares a set of labels.
+#[macro_export]
+macro_rules! labels {
+    ($(#[$meta:meta])* $name:ident = $names:literal { $($field:ident: $kind:ty),* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, prometheus_client::encoding::EncodeLabelSet)]
+        #[expect(missing_docs, reason = "the names are the documentation")]
+        pub struct $name { $(pub $field: $kind),* }
+
+        impl $crate::metrics::LabelNames for $name {
+            const NAMES: &'static str = $names;
+        }
+    };
+}
+
+/// Makes the members of a family with these labels: a counter that exists from the start shows its first rise.
+pub fn start_at_zero<L, M, C>(family: &Family<L, M, C>, labels: impl IntoIterator<Item = L>)
+where
+    L: Clone + Eq + std::hash::Hash + EncodeLabelSet,
+    C: MetricConstructor<M>,
+{
+    labels.into_iter().for_each(|labels| drop(family.get_or_create(&labels)));
+}
+
+labels!(
+    /// How it ended.
+    ResultLabel = "result" { result: &'static str }
+);
+labels!(
+    /// Which watch.
+    WatchLabel = "watch" { watch: &'static str }
+);
+labels!(
+    /// What was to be changed, and how that ended.
+    ChangeLabels = "change,result" { change: &'static str, result: &'static str }
+);
+
+impl ChangeLabels {
+    /// Every result of a change.
+    pub const RESULTS: [&'static str; 6] = ["done", "gone", "changed", "refused", "rejected", "unanswered"];
+
+    /// Of the taint, or, if no taint is requested, of the condition.
+    #[must_use]
+    pub const fn of(requested: Option<RequestedTaint>, result: &'static str) -> Self {
+        let change = match requested {
+            Some(RequestedTaint::Tainted) => "add",
+            Some(RequestedTaint::Free) => "remove",
+            None => "condition",
+        };
+        Self { change, result }
+    }
+}
+
+/// One label set for each result.
+pub fn results<const N: usize>(results: [&'static str; N]) -> [ResultLabel; N] {
+    results.map(|result| ResultLabel { result })
+}
+
+/// One label set for each watch.
+pub fn watches<const N: usize>(watches: [&'static str; N]) -> [WatchLabel; N] {
+    watches.map(|watch| WatchLabel { watch })
+}
+
+/// All metrics in the OpenMetrics text format.
+#[must_use]
+pub fn text(registry: &Registry) -> String {
+    let mut text = String::new();
+    // Writing to a String does not fail.
+    let _ = encode(&mut text, registry);
+    text
+}
+
+/// A count as a gauge shows it.
+#[must_use]
+pub fn gauged(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

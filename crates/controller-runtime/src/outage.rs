@@ -1,0 +1,96 @@
+//! One log line when something begins to fail, one when it works again; and growing pauses in between.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use cluster_client::{Outage, Pauses};
+use log::{Level, Record};
+
+use crate::SCOPE;
+
+/// The pauses after an API server that does not respond.
+pub const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// The longest of them.
+pub const LONGEST_RETRY: Duration = Duration::from_secs(30);
+
+/// Logs an outage once.
+#[derive(Debug)]
+pub struct OutageLog {
+    outage: Outage,
+    cannot: String,
+    again: String,
+}
+
+impl OutageLog {
+    /// The two lines: `cannot … : error` and `… again`.
+    pub fn new(cannot: impl Into<String>, again: impl Into<String>) -> Self {
+        Self { outage: Outage::default(), cannot: cannot.into(), again: again.into() }
+    }
+
+    /// Warns at the first failure; the others are for debugging.
+    pub fn failed(&mut self, error: &dyn Display, keys: &[(&str, &str)]) {
+        let cannot = &self.cannot;
+        if self.outage.begins(Instant::now()) {
+            write(Level::Warn, &format!("{cannot}: {error}"), keys);
+        } else {
+            write(Level::Debug, &format!("still {cannot}: {error}"), keys);
+        }
+    }
+
+    /// Logs the end of an outage, with its length.
+    pub fn worked(&mut self) {
+        if let Some(lasted) = self.outage.ends(Instant::now()) {
+            log::info!(target: SCOPE, seconds = lasted.as_secs(); "{}", self.again);
+        }
+    }
+}
+
+/// The macros of `log` take keys only where they are written out.
+fn write(level: Level, text: &str, keys: &[(&str, &str)]) {
+    if log::log_enabled!(target: SCOPE, level) {
+        let mut record = Record::builder();
+        record.level(level).target(SCOPE).key_values(&keys);
+        log::logger().log(&record.args(format_args!("{text}")).build());
+    }
+}
+
+/// The pauses between attempts that go on for ever, with the log of their outages.
+#[derive(Debug)]
+pub struct Retry {
+    pauses: Pauses,
+    log: OutageLog,
+}
+
+impl Retry {
+    /// With the lines of [`OutageLog::new`].
+    pub fn new(cannot: impl Into<String>, again: impl Into<String>) -> Self {
+        Self { pauses: Pauses::new(FIRST_RETRY, LONGEST_RETRY), log: OutageLog::new(cannot, again) }
+    }
+
+    /// An attempt works.
+    pub fn worked(&mut self) {
+        self.log.worked();
+    }
+
+    /// The pause after an attempt that ended well: an API server that ends each watch at once is not asked all the time.
+    pub fn after_success(&mut self) -> Duration {
+        self.pauses.reset();
+        self.pauses.pause(None)
+    }
+
+    /// The pause after an attempt that failed.
+    pub fn after_failure(&mut self, error: &dyn Display, retry_after: Option<Duration>) -> Duration {
+        self.log.failed(error, &[]);
+        self.pauses.pause(retry_after)
+    }
+
+    /// The pause after an attempt whose failure is not an outage.
+    pub fn quiet_pause(&mut self) -> Duration {
+        self.pauses.pause(None)
+    }
+
+    /// The next pause is the first one again.
+    pub const fn reset(&mut self) {
+        self.pauses.reset();
+    }
+}

@@ -1,0 +1,191 @@
+//! Copies of collections of the API server, kept current: a list, then a watch, with growing pauses and one log line for each outage.
+
+mod list;
+mod watch;
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::time::{Duration, Instant};
+
+use cluster_client::{AccessError, Failure};
+use serde_json::Value;
+
+use crate::SCOPE;
+use crate::cluster::Connection;
+use crate::outage::{LONGEST_RETRY, Retry};
+pub use list::{Freshness, Listed, Selection};
+pub use watch::{ObjectEvent, WATCH_PATIENCE};
+
+/// Why a collection cannot be read or watched.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// A client cannot be made.
+    #[error("no working API client: {0}")]
+    NoClient(String),
+    /// The API server refuses (401, 403).
+    #[error("the API server denies access ({code}): {message}")]
+    Denied {
+        /// The status.
+        code: u16,
+        /// Its message.
+        message: String,
+    },
+    /// The API server has forgotten the version to watch from (410).
+    #[error("the version to watch from is too old (410)")]
+    Expired,
+    /// No response, or an unexpected one.
+    #[error("{text}")]
+    Failed {
+        /// What happened.
+        text: String,
+        /// When the API server wants the next request.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl ReadError {
+    pub(crate) const fn failed(text: String) -> Self {
+        Self::Failed { text, retry_after: None }
+    }
+
+    /// When the API server wants the next request, if it said so.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Failed { retry_after, .. } => *retry_after,
+            Self::NoClient(_) | Self::Denied { .. } | Self::Expired => None,
+        }
+    }
+}
+
+impl From<AccessError> for ReadError {
+    fn from(error: AccessError) -> Self {
+        Self::NoClient(error.to_string())
+    }
+}
+
+impl From<Failure> for ReadError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
+            Failure::Forbidden(words) => Self::Denied { code: 403, message: words.text },
+            Failure::Busy { code: 410, .. } => Self::Expired,
+            Failure::Impossible(_)
+            | Failure::NotFound(_)
+            | Failure::Busy { .. }
+            | Failure::Garbled { .. }
+            | Failure::Untrusted { .. }
+            | Failure::Unreachable { .. }
+            | Failure::Silent { .. } => {
+                Self::Failed { retry_after: failure.retry_after(), text: failure.to_string() }
+            }
+        }
+    }
+}
+
+/// What to follow.
+#[derive(Debug, Clone)]
+pub struct Collection {
+    /// What it contains, as log lines name it.
+    pub what: &'static str,
+    /// Its path.
+    pub path: String,
+    /// Which of its objects.
+    pub selection: Selection,
+    /// How current its list must be.
+    pub freshness: Freshness,
+    /// The rights that a controller needs, for one that is denied them.
+    pub remedy: &'static str,
+}
+
+/// A copy of a collection.
+pub trait Replica: Sync {
+    /// What is kept of an object.
+    type Item: Send + 'static;
+
+    /// What to keep of an object of the list, decided on another thread.
+    fn parser(&self) -> impl Fn(&Value) -> Option<Self::Item> + Clone + Send + Sync + 'static;
+    /// These are all objects.
+    fn replace(&self, items: Vec<Self::Item>);
+    /// An object is new, or changed.
+    fn changed(&self, object: &Value);
+    /// An object is gone.
+    fn removed(&self, object: &Value);
+    /// The watch broke; true if the copy may be stale until the next list.
+    fn interrupted(&self) -> bool;
+    /// Whether to list again although no watch broke.
+    fn is_incomplete(&self) -> bool {
+        false
+    }
+    /// Waits until the copy became incomplete and a list is worthwhile.
+    fn wants_list(&self) -> impl Future<Output = ()> + Send {
+        pending()
+    }
+}
+
+/// Keeps a copy current for ever.
+pub async fn run(connection: &Connection, collection: &Collection, replica: &impl Replica) -> Infallible {
+    let what = collection.what;
+    let mut retry = Retry::new(format!("cannot watch {what}"), format!("watching {what} again"));
+    let mut version = None;
+    loop {
+        let start = Instant::now();
+        let pause = match watch_once(connection, collection, replica, &mut version, &mut retry).await {
+            Ok(()) => retry.after_success(),
+            Err(error) => {
+                if replica.interrupted() || error == ReadError::Expired {
+                    version = None;
+                }
+                if start.elapsed() >= LONGEST_RETRY {
+                    retry.reset();
+                }
+                match &error {
+                    ReadError::Expired => {
+                        log::debug!(target: SCOPE, "listing {what} again: {error}");
+                        retry.quiet_pause()
+                    }
+                    ReadError::Denied { .. } => {
+                        let text = format!("{error}; {}", collection.remedy);
+                        retry.after_failure(&text, None)
+                    }
+                    ReadError::NoClient(_) | ReadError::Failed { .. } => {
+                        retry.after_failure(&error, error.retry_after())
+                    }
+                }
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Watches until the API server ends the watch. The next watch begins where this one ended.
+async fn watch_once(
+    connection: &Connection,
+    collection: &Collection,
+    replica: &impl Replica,
+    version: &mut Option<String>,
+    retry: &mut Retry,
+) -> Result<(), ReadError> {
+    let cluster = connection.get()?;
+    let Collection { path, selection, freshness, .. } = collection;
+    if replica.is_incomplete() {
+        *version = None;
+    }
+    let from = match version {
+        Some(from) => from,
+        None => {
+            let listed = cluster.list(path, selection, *freshness, replica.parser()).await?;
+            replica.replace(listed.kept);
+            version.insert(listed.version)
+        }
+    };
+    let watch = cluster.watch(path, selection, from, |event| match event {
+        ObjectEvent::Watching => retry.worked(),
+        ObjectEvent::Changed(object) => replica.changed(&object),
+        ObjectEvent::Removed(object) => replica.removed(&object),
+    });
+    tokio::select! {
+        done = watch => done,
+        () = replica.wants_list() => Ok(()),
+    }
+}

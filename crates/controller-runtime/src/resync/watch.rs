@@ -1,0 +1,77 @@
+//! Watching a collection, one event after the other: no more than one object is in memory.
+//!
+//! The library's watcher does not fit: it brings a client whose responses have limits neither in time nor in size, and whose token
+//! is the one that the watch began with.
+
+use std::time::{Duration, Instant};
+
+use cluster_client::params::WatchParams;
+use cluster_client::{Request, WatchEvent};
+use serde_json::Value;
+
+use super::{ReadError, Selection};
+use crate::cluster::{Cluster, PATIENCE};
+
+/// How long a watch may last. The API server is asked to end it earlier, so a watch that lasts longer is dead.
+pub const WATCH_PATIENCE: Duration = Duration::from_secs(300);
+/// When the API server is to end it, in seconds.
+const WATCH_SECONDS: u32 = 240;
+
+/// What happened to an object.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ObjectEvent {
+    /// Nothing yet: the watch has begun.
+    Watching,
+    /// It is new, or changed.
+    Changed(Value),
+    /// It is gone.
+    Removed(Value),
+}
+
+impl Cluster {
+    /// Watches a collection from a version on, which is kept current, until the API server ends the watch.
+    ///
+    /// # Errors
+    /// Why it broke.
+    pub async fn watch(
+        &self,
+        path: &str,
+        of: &Selection,
+        version: &mut String,
+        mut each: impl FnMut(ObjectEvent),
+    ) -> Result<(), ReadError> {
+        let params = WatchParams::default().fields(&of.fields).timeout(WATCH_SECONDS);
+        let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
+        let start = Instant::now();
+        let mut answer = self.client().open(Request::new(path).watch(&params, version), PATIENCE).await?;
+        each(ObjectEvent::Watching);
+        loop {
+            let left = WATCH_PATIENCE.saturating_sub(start.elapsed());
+            let Some(event) = answer.line::<WatchEvent<Value>>(left).await? else {
+                return Ok(());
+            };
+            match event {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    advance(version, &object);
+                    each(ObjectEvent::Changed(object));
+                }
+                WatchEvent::Deleted(object) => {
+                    advance(version, &object);
+                    each(ObjectEvent::Removed(object));
+                }
+                WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
+                WatchEvent::Error(status) if status.code == 410 => return Err(ReadError::Expired),
+                WatchEvent::Error(status) => {
+                    let text = format!("the API server reports {}: {}", status.code, status.message);
+                    return Err(ReadError::failed(text));
+                }
+            }
+        }
+    }
+}
+
+fn advance(version: &mut String, object: &Value) {
+    if let Some(newer) = object.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
+        newer.clone_into(version);
+    }
+}

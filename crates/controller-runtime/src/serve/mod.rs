@@ -1,0 +1,200 @@
+//! HTTP servers of a controller: listening, connections within limits, plain responses.
+
+mod slots;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use crate::SCOPE;
+use crate::supervisor::Supervisor;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::registry::Registry;
+use slots::Slots;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+/// Connections of one server at a time. The one that has been idle for longest makes room for another.
+const MOST_CONNECTIONS: usize = 32;
+/// How long a request's head may take, also the next one on the same connection.
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request's body may take.
+pub const BODY_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a connection may last.
+const CONNECTION_PATIENCE: Duration = Duration::from_secs(30);
+
+/// An address, none for every address of the machine, and a port.
+pub type Address = (Option<IpAddr>, u16);
+
+/// An answer.
+pub type Answer = Response<Full<Bytes>>;
+
+/// Whether the process works: whether none of its tasks has ended unexpectedly.
+#[must_use]
+pub fn healthz(tasks: &Supervisor) -> Answer {
+    match tasks.dead() {
+        None => text(StatusCode::OK, "ok\n"),
+        Some(dead) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{dead}\n")),
+    }
+}
+
+/// The metrics of a registry.
+#[must_use]
+pub fn metrics(registry: &Registry) -> Answer {
+    let mut answer = text(StatusCode::OK, crate::metrics::text(registry));
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}
+
+/// A plain answer.
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer
+}
+
+/// A response to a method that is not supported.
+#[must_use]
+pub fn only(methods: &'static str) -> Answer {
+    let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, format!("only {methods}\n"));
+    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    answer
+}
+
+/// How long a port may be taken: an agent that is being replaced holds it for a moment longer.
+const HANDOVER: Duration = Duration::from_secs(3);
+
+/// Listens on a port of an address, or of every address, of both families where the node has both.
+///
+/// # Errors
+/// When the port is taken, and stays so.
+pub async fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    let deadline = Instant::now() + HANDOVER;
+    loop {
+        match try_listen(address, port).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn try_listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    match address {
+        Some(address) => TcpListener::bind(SocketAddr::new(address, port)).await,
+        None => match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+            Ok(listener) => Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
+            Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+        },
+    }
+}
+
+/// Starts a server on an address.
+///
+/// # Errors
+/// The port is taken, and stays so.
+pub async fn start<A, F>(
+    tasks: &Supervisor,
+    name: &'static str,
+    (address, port): Address,
+    answer: A,
+) -> io::Result<()>
+where
+    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    spawn(tasks, name, listen(address, port).await?, answer);
+    Ok(())
+}
+
+/// Starts a server that the process can do without: a port that is taken is logged.
+pub async fn start_optional<A, F>(tasks: &Supervisor, name: &'static str, address: Address, answer: A)
+where
+    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    if let Err(error) = start(tasks, name, address, answer).await {
+        log::error!(target: SCOPE, port = address.1; "no {name}: cannot listen: {error}");
+    }
+}
+
+/// Something that accepts connections.
+pub trait Listener {
+    /// A connection.
+    type Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static;
+    /// The next connection.
+    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+    async fn next(&self) -> io::Result<TcpStream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+}
+
+/// Answers requests for ever. Silent clients, however many, do not block others.
+pub async fn connections<L, A, F>(listener: L, answer: A) -> Infallible
+where
+    L: Listener,
+    A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let slots = Slots::new(MOST_CONNECTIONS);
+    loop {
+        let stream = match listener.next().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                // Out of file descriptors, most likely; asking again at once would only burn the processor.
+                log::warn!(target: SCOPE, "cannot accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let slot = slots.take().await;
+        let (answer, number, own) = (answer.clone(), slot.number(), slots.clone());
+        #[expect(clippy::disallowed_methods, reason = "a connection is over soon; who has made it notices")]
+        let task = tokio::spawn(async move {
+            let service = service_fn(move |request| {
+                let (answer, slots) = (answer(request), own.clone());
+                async move {
+                    slots.begin(number);
+                    let answer = answer.await;
+                    slots.end(number);
+                    Ok::<_, Infallible>(answer)
+                }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_PATIENCE)
+                .max_buf_size(16 * 1024)
+                .serve_connection(TokioIo::new(stream), service);
+            // Errors of a client do not matter here.
+            let _ = tokio::time::timeout(CONNECTION_PATIENCE, connection).await;
+            drop(slot);
+        });
+        slots.served_by(number, task.abort_handle());
+    }
+}
+
+/// Starts a server as a supervised task.
+pub fn spawn<L, A, F>(tasks: &Supervisor, name: &'static str, listener: L, answer: A) -> AbortHandle
+where
+    L: Listener + Send + Sync + 'static,
+    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    tasks.spawn(name, async move { match connections(listener, answer).await {} })
+}

@@ -1,0 +1,221 @@
+//! Who of several replicas acts: the one that holds the Lease. Pure.
+//!
+//! Clocks of different machines are never compared. Who waits goes by how long the Lease has not changed before its own eyes; who leads stops some
+//! seconds before another replica may consider it gone.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// How long the other replicas trust a silent leader.
+pub const LEASE: Duration = Duration::from_secs(15);
+/// How long a leader acts without a response. A request that it has begun in that time ends before the lease does.
+pub const ACTS: Duration = Duration::from_secs(8);
+/// How often the Lease is read and renewed.
+pub const PAUSE: Duration = Duration::from_secs(2);
+/// The most that is believed of what a Lease says of its duration.
+const LONGEST_LEASE: Duration = Duration::from_secs(120);
+
+/// What to do about the Lease.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LeaseWrite {
+    /// Make it.
+    Create(Value),
+    /// Replace the one that was read.
+    Replace(Value),
+    /// Nothing: another replica leads.
+    Wait,
+}
+
+/// One candidate.
+#[derive(Debug)]
+pub struct Candidate {
+    me: String,
+    namespace: String,
+    name: String,
+    /// The Lease as it was seen last, and since when it is so.
+    seen: Option<(Value, Instant)>,
+    acts_until: Option<Instant>,
+}
+
+impl Candidate {
+    /// Nothing is known yet.
+    #[must_use]
+    pub const fn new(me: String, namespace: String, name: String) -> Self {
+        Self { me, namespace, name, seen: None, acts_until: None }
+    }
+
+    /// The Lease's namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The Lease's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What to do about the Lease as it was read, if it exists. `time` is a time as the API server writes it.
+    pub fn consider(&mut self, lease: Option<&Value>, now: Instant, time: &str) -> LeaseWrite {
+        let Some(lease) = lease else {
+            self.seen = None;
+            return LeaseWrite::Create(self.lease(&json!({}), time));
+        };
+        let holder = lease.pointer("/spec/holderIdentity").and_then(Value::as_str).unwrap_or_default();
+        let is_same = self.seen.as_ref().is_some_and(|(seen, _)| seen["spec"] == lease["spec"]);
+        if !is_same {
+            self.seen = Some((lease.clone(), now));
+        }
+        let since = self.seen.as_ref().map_or(now, |(_, since)| *since);
+        let seconds = lease.pointer("/spec/leaseDurationSeconds").and_then(Value::as_u64);
+        let lasts = Duration::from_secs(seconds.unwrap_or(LEASE.as_secs())).min(LONGEST_LEASE);
+        let is_free = holder.is_empty() || holder == self.me || now.duration_since(since) >= lasts;
+        if is_free { LeaseWrite::Replace(self.lease(lease, time)) } else { LeaseWrite::Wait }
+    }
+
+    /// The Lease was written; `asked` is when that was asked for.
+    pub fn won(&mut self, asked: Instant) {
+        self.acts_until = Some(asked + ACTS);
+    }
+
+    /// Another replica has it.
+    pub const fn lost(&mut self) {
+        self.acts_until = None;
+    }
+
+    /// Until when to act; none for who does not lead.
+    #[must_use]
+    pub const fn acts_until(&self) -> Option<Instant> {
+        self.acts_until
+    }
+
+    /// The Lease by which a leader steps down.
+    #[must_use]
+    pub fn release_lease(&self, lease: &Value, time: &str) -> Option<Value> {
+        let is_mine = lease.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(&self.me);
+        is_mine.then(|| {
+            let mut lease = self.lease(lease, time);
+            lease["spec"]["holderIdentity"] = json!("");
+            lease["spec"]["leaseDurationSeconds"] = json!(1);
+            lease
+        })
+    }
+
+    /// As it should be. It keeps the version that was read, so that the API server refuses if another replica was faster.
+    fn lease(&self, old: &Value, time: &str) -> Value {
+        let of = |key: &str| old["spec"][key].clone();
+        let is_mine = of("holderIdentity") == self.me.as_str();
+        let changes = of("leaseTransitions").as_i64().unwrap_or_default();
+        let is_first = old.get("spec").is_none();
+        let mut metadata = old.get("metadata").cloned().unwrap_or_else(|| json!({}));
+        metadata["name"] = json!(self.name);
+        metadata["namespace"] = json!(self.namespace);
+        json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata,
+            "spec": {
+                "holderIdentity": self.me,
+                "leaseDurationSeconds": LEASE.as_secs(),
+                "acquireTime": if is_mine { of("acquireTime") } else { json!(time) },
+                "renewTime": time,
+                "leaseTransitions": if is_mine || is_first { changes } else { changes.saturating_add(1) },
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn candidate(me: &str) -> Candidate {
+        Candidate::new(me.into(), "system".into(), "lock".into())
+    }
+
+    fn replaced(step: LeaseWrite) -> Value {
+        match step {
+            LeaseWrite::Replace(lease) | LeaseWrite::Create(lease) => lease,
+            LeaseWrite::Wait => panic!("waits"),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_made_kept_and_taken_when_its_holder_is_silent() {
+        let (now, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
+        let step = a.consider(None, now, "t0");
+        assert!(matches!(step, LeaseWrite::Create(_)));
+        let mut lease = replaced(step);
+        assert_eq!(
+            (&lease["spec"]["holderIdentity"], &lease["spec"]["leaseTransitions"]),
+            (&json!("a"), &json!(0))
+        );
+        lease["metadata"]["resourceVersion"] = json!("7");
+        assert_eq!(b.consider(Some(&lease), now, "t0"), LeaseWrite::Wait);
+        // The holder renews it: the others start waiting again.
+        let renewed = replaced(a.consider(Some(&lease), now + PAUSE, "t1"));
+        assert_eq!(renewed["metadata"]["resourceVersion"], "7", "the one that was read");
+        assert_eq!(
+            (&renewed["spec"]["acquireTime"], &renewed["spec"]["renewTime"]),
+            (&json!("t0"), &json!("t1"))
+        );
+        let noticed = now + LEASE - PAUSE;
+        assert_eq!(b.consider(Some(&renewed), noticed, "t2"), LeaseWrite::Wait);
+        assert_eq!(b.consider(Some(&renewed), noticed + LEASE - PAUSE, "t3"), LeaseWrite::Wait);
+        let taken = replaced(b.consider(Some(&renewed), noticed + LEASE, "t4"));
+        assert_eq!(
+            (&taken["spec"]["holderIdentity"], &taken["spec"]["leaseTransitions"]),
+            (&json!("b"), &json!(1))
+        );
+        assert_eq!(a.consider(Some(&taken), noticed + LEASE, "t5"), LeaseWrite::Wait);
+    }
+
+    #[test]
+    fn who_steps_down_is_followed_at_once() {
+        let (now, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
+        let lease = replaced(a.consider(None, now, "t0"));
+        assert_eq!(b.release_lease(&lease, "t1"), None);
+        let left = a.release_lease(&lease, "t1").expect("its own");
+        assert_eq!(replaced(b.consider(Some(&left), now, "t1"))["spec"]["holderIdentity"], "b");
+    }
+
+    #[test]
+    fn a_lease_of_somebody_odd_does_not_last_for_ever() {
+        let (now, mut a) = (Instant::now(), candidate("a"));
+        let odd = json!({"metadata": {}, "spec": {"holderIdentity": "x", "leaseDurationSeconds": 4_000_000_000_u64}});
+        assert_eq!(a.consider(Some(&odd), now, "t"), LeaseWrite::Wait);
+        assert!(matches!(a.consider(Some(&odd), now + LONGEST_LEASE, "t"), LeaseWrite::Replace(_)));
+    }
+
+    proptest! {
+        /// Two candidates with clocks that stand still for any time, and an API server that takes one write at a version: never do both act.
+        #[test]
+        fn never_do_two_act_at_once(steps in prop::collection::vec((0_u64..2, 0_u64..9, any::<bool>()), 1..200)) {
+            let mut now = Instant::now();
+            let mut both = [candidate("a"), candidate("b")];
+            let mut stored: Option<(Value, u64)> = None;
+            for (index, (who, seconds, is_slow)) in steps.into_iter().enumerate() {
+                now += Duration::from_secs(seconds);
+                let me = &mut both[usize::try_from(who).expect("0 or 1")];
+                let found = stored.clone();
+                let step = me.consider(found.as_ref().map(|(lease, _)| lease), now, &format!("t{index}"));
+                let (asked, version) = (now, found.map(|(_, version)| version));
+                if is_slow {
+                    // It stood still between the request and its response.
+                    now += Duration::from_secs(4);
+                }
+                match step {
+                    LeaseWrite::Create(lease) | LeaseWrite::Replace(lease) => {
+                        prop_assert_eq!(stored.as_ref().map(|(_, version)| *version), version);
+                        stored = Some((lease, version.unwrap_or_default() + 1));
+                        me.won(asked);
+                    }
+                    LeaseWrite::Wait => me.lost(),
+                }
+                let acting = both.iter().filter(|one| one.acts_until().is_some_and(|until| until > now)).count();
+                prop_assert!(acting <= 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,520 @@
+//! The agent's loop: watch, compare, correct, wait.
+
+mod reload;
+mod shutdown;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::{ResultLabel, WatchLabel};
+use controller_runtime::supervisor::{DeadTask, Supervisor};
+use tokio::sync::watch::{self, Receiver};
+use tokio::task::AbortHandle;
+
+use crate::cluster::own::SharedObservation;
+use crate::cluster::{self, Connection, EventBody};
+use crate::confine;
+use crate::conflict::{Collisions, WriteConflict, suspect};
+use crate::disk::Real;
+use crate::drift::{self, NodeSummary};
+use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
+use crate::heal;
+use crate::install::{Conflist, Installer, Pass};
+use crate::log_socket::LogServer;
+use crate::metrics::{KindLabel, Metrics};
+use crate::plan::{Directory, Edit, Obstacle};
+use crate::plugin::Program;
+use crate::plugin_token::{PluginToken, TokenRenewer};
+use crate::ready::{AgentState, Phase};
+use crate::reload::Reloader;
+use crate::repair;
+use crate::serve::{self, Served};
+use crate::settings::{DriftSettings, KUBECONFIG, Settings, TOKEN_FILE, TemplateSource, Trust};
+use crate::taint;
+use shutdown::{ShutdownSignals, follow_daemon_set, shut_down};
+
+/// The least time between two events of a reason.
+const EVENT_PAUSE: Duration = Duration::from_secs(60);
+/// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
+const FIRST_TOKEN: Duration = Duration::from_secs(5);
+/// How often the node's files are checked if they cannot be watched, or one of them cannot be loaded.
+const POLL: Duration = Duration::from_secs(5);
+/// How often to check that the node's directories are still the mounted ones. inotify does not report that.
+const TICK: Duration = Duration::from_secs(10);
+/// The longest wait after failures.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Runs the agent until a signal ends it. The reloader may change settings while it runs.
+///
+/// # Errors
+/// When it cannot serve health or the log socket, when a directory of the node is not the one it sees any more, or when one of its tasks has ended. What
+/// fails on the node is shown by readiness and tried again.
+pub async fn run(
+    settings: Settings,
+    reloader: Option<Reloader>,
+    logs: Option<logging::Handle>,
+) -> anyhow::Result<()> {
+    run_with(settings, reloader, logs, Supervisor::default()).await
+}
+
+async fn run_with(
+    settings: Settings,
+    reloader: Option<Reloader>,
+    logs: Option<logging::Handle>,
+    tasks: Supervisor,
+) -> anyhow::Result<()> {
+    let mut signals = ShutdownSignals::new()?;
+    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
+    let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
+    let installer = Arc::new(installer.with_token(token.clone()));
+    let (metrics, registry) = Metrics::new();
+    let (state, connection) = (Arc::new(AgentState::default()), Arc::new(cluster::connection(&settings)));
+    let served = Arc::new(Served {
+        installer: installer.clone(),
+        state: state.clone(),
+        connection: connection.clone(),
+        metrics: metrics.clone(),
+        registry,
+        summary: Arc::new(NodeSummary::new(metrics.clone())),
+        logs: logs.clone(),
+        tasks: tasks.clone(),
+    });
+    let changes = Changes { reloader, levels: logs, drift: watch::Sender::new(settings.drift.clone()) };
+    let logs = serve::start(&settings, &served).await?;
+    let observed = Arc::new(SharedObservation::default());
+    tasks.spawn("DaemonSet watch", follow_daemon_set(connection.clone(), observed.clone(), metrics.clone()));
+    let renewer =
+        TokenRenewer::new(settings.plugin.clone(), token.clone(), connection.clone(), metrics.clone());
+    let renewer = Arc::new(renewer);
+    let working = start_work(&settings, &changes.drift, &served, renewer.clone());
+    let own = settings.clone();
+    let mut agent = Agent::new(settings, &served, logs, token.clone(), changes);
+    let end = tokio::select! {
+        end = agent.work(&mut signals) => end,
+        dead = tasks.death() => ExitCause::Died(dead),
+    };
+    working.iter().for_each(AbortHandle::abort);
+    match end {
+        ExitCause::Signal => {}
+        ExitCause::Died(dead) => bail!("{dead}; ending, so that the kubelet starts a new container"),
+        ExitCause::Lost(directory) => bail!(
+            "the node's directory behind {} was recreated; exiting so that a new container mounts it",
+            directory.display()
+        ),
+        ExitCause::Moved(directory) => bail!(
+            "{} is another directory than the one that this process confined itself to (LANDLOCK), so it may not write there; ending, so that its supervisor starts another",
+            directory.display()
+        ),
+    }
+    state.set(Phase::Leaving);
+    tokio::select! {
+        () = shut_down(&own, installer, &connection, &observed, &token, &renewer) => {}
+        () = signals.next_signal() => log::warn!(target: SCOPE, "received a second signal; exiting without cleanup"),
+    }
+    Ok(())
+}
+
+/// Starts the tasks that work beside the agent's loop, and end with it.
+fn start_work(
+    settings: &Settings,
+    drift: &watch::Sender<DriftSettings>,
+    served: &Arc<Served>,
+    renewer: Arc<TokenRenewer>,
+) -> [AbortHandle; 5] {
+    let Served { installer, connection, metrics, summary, tasks, .. } = &**served;
+    let (handle, healer) = heal::link(settings, connection.clone(), metrics.clone(), tasks);
+    let watch = drift::DriftWatch::new(
+        settings.clone(),
+        installer.clone(),
+        connection.clone(),
+        metrics.clone(),
+        summary.clone(),
+        handle,
+    );
+    let repair = repair::RepairController::run(
+        settings.clone(),
+        drift.subscribe(),
+        installer.clone(),
+        connection.clone(),
+        metrics.clone(),
+    );
+    let taint = taint::NodeTaintManager::new(settings, drift.subscribe(), served.clone());
+    [
+        tasks.spawn("healer", healer.run()),
+        tasks.spawn("drift watch", watch.run(drift.subscribe())),
+        tasks.spawn("repair controller", repair),
+        tasks.spawn("taint manager", taint.run()),
+        tasks.spawn("plugin token renewer", async move { renewer.run().await }),
+    ]
+}
+
+/// Why the agent stops working.
+#[derive(Debug)]
+enum ExitCause {
+    /// A signal.
+    Signal,
+    /// One of its tasks ended unexpectedly.
+    Died(DeadTask),
+    /// A directory of the node is not the one it sees any more.
+    Lost(PathBuf),
+    /// A directory is another one than that which it confined itself to.
+    Moved(PathBuf),
+}
+
+/// A file that the agent does not change for a while, because another program does.
+struct WriteBackoff {
+    file: String,
+    until: Instant,
+    /// Who that may be, and what to do about it.
+    who: String,
+}
+
+/// Where settings that change come from, and which parts receive them.
+struct Changes {
+    reloader: Option<Reloader>,
+    levels: Option<logging::Handle>,
+    drift: watch::Sender<DriftSettings>,
+}
+
+struct Agent {
+    settings: Settings,
+    installer: Arc<Installer>,
+    state: Arc<AgentState>,
+    metrics: Arc<Metrics>,
+    connection: Arc<Connection>,
+    logs: LogServer,
+    conflict: WriteConflict,
+    backoff: Option<WriteBackoff>,
+    failures: u32,
+    collisions: Collisions,
+    /// Why the node's files cannot be watched.
+    blind: Option<String>,
+    /// The file that had our entry when all was well.
+    settled: Option<String>,
+    obstacle: Option<Obstacle>,
+    invalid: Vec<(String, String)>,
+    /// When an event of each reason was sent last.
+    events: BTreeMap<&'static str, Instant>,
+    token: Arc<PluginToken>,
+    changes: Changes,
+}
+
+impl Agent {
+    fn new(
+        settings: Settings,
+        served: &Served,
+        logs: LogServer,
+        token: Arc<PluginToken>,
+        changes: Changes,
+    ) -> Self {
+        Self {
+            settings,
+            installer: served.installer.clone(),
+            state: served.state.clone(),
+            metrics: served.metrics.clone(),
+            connection: served.connection.clone(),
+            logs,
+            conflict: WriteConflict::default(),
+            backoff: None,
+            failures: 0,
+            collisions: Collisions::default(),
+            blind: None,
+            settled: None,
+            obstacle: None,
+            invalid: Vec::new(),
+            events: BTreeMap::new(),
+            token,
+            changes,
+        }
+    }
+
+    /// Works until an exit cause arises.
+    async fn work(&mut self, signals: &mut ShutdownSignals) -> ExitCause {
+        let installer = self.installer.clone();
+        match tokio::task::spawn_blocking(move || installer.sweep()).await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(count)) => {
+                log::info!(target: SCOPE, files = count; "removed temporary files of an earlier agent");
+            }
+            Ok(Err(error)) => log::warn!(target: SCOPE, "{error}"),
+            Err(error) => log::warn!(target: SCOPE, "sweeping panicked: {error}"),
+        }
+        let mut tokens = self.token.changes();
+        tokio::select! {
+            () = signals.next_signal() => return ExitCause::Signal,
+            _ = tokio::time::timeout(FIRST_TOKEN, self.token.first_answer()) => {}
+        }
+        let mut watch = None;
+        loop {
+            // The watch comes before the look, so that nothing falls between them.
+            if watch.is_none() {
+                watch = self.watch();
+            }
+            let again = self.reconcile().await;
+            let again = if watch.is_none() { Some(again.map_or(POLL, |wait| wait.min(POLL))) } else { again };
+            if let Some(end) = self.wait(&mut watch, &mut tokens, again, signals).await {
+                return end;
+            }
+        }
+    }
+
+    /// Starts watching, if that is possible.
+    fn watch(&mut self) -> Option<FileWatch> {
+        let made = FileWatch::new(self.watched());
+        self.metrics.polling.set(i64::from(made.is_err()));
+        let blind = made.as_ref().err().map(ToString::to_string);
+        match &blind {
+            Some(error) if self.blind.as_ref() != Some(error) => {
+                log::warn!(target: SCOPE, "cannot watch the node's directories; polling every {} s: {error}", POLL.as_secs());
+            }
+            None if self.blind.is_some() => {
+                log::info!(target: SCOPE, "watching the node's directories again");
+            }
+            Some(_) | None => {}
+        }
+        self.blind = blind;
+        made.ok()
+    }
+
+    /// Waits for a change, another token of the plugin's, or for as long as it takes until the next look; a reason to end cuts it short.
+    async fn wait(
+        &mut self,
+        watch: &mut Option<FileWatch>,
+        tokens: &mut Receiver<u64>,
+        again: Option<Duration>,
+        signals: &mut ShutdownSignals,
+    ) -> Option<ExitCause> {
+        let next = again.map(|wait| tokio::time::Instant::now() + wait);
+        loop {
+            if let Some(lost) = self.installer.lost_directory() {
+                return Some(ExitCause::Lost(lost.to_owned()));
+            }
+            if let Some(moved) = confine::moved() {
+                return Some(ExitCause::Moved(moved.to_owned()));
+            }
+            let tick = tokio::time::Instant::now() + TICK;
+            let changed = async {
+                match watch {
+                    Some(watch) => watch.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = signals.next_signal() => return Some(ExitCause::Signal),
+                change = changed => {
+                    if !matches!(change, Ok(FileEvent::Files)) {
+                        *watch = None;
+                        self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                    }
+                    return None;
+                },
+                _ = tokens.changed() => return None,
+                () = tokio::time::sleep_until(next.map_or(tick, |next| next.min(tick))) => {
+                    if next.is_some_and(|next| next <= tokio::time::Instant::now()) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The directories to be watched, and which names in them matter.
+    fn watched(&self) -> Vec<WatchedDir> {
+        let paths = &self.settings.paths;
+        let binaries = self.installer.source_names().unwrap_or_default();
+        let all =
+            |directory: &Path| WatchedDir { directory: directory.to_owned(), matters: Box::new(|_| true) };
+        let mut watched = vec![
+            WatchedDir { directory: paths.net.clone(), matters: Box::new(Directory::matters) },
+            WatchedDir {
+                directory: paths.bin.clone(),
+                matters: Box::new(move |name| binaries.iter().any(|binary| binary == name)),
+            },
+            WatchedDir {
+                directory: paths.run.clone(),
+                matters: Box::new(|name| [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME].contains(&name)),
+            },
+            all(&paths.service_account),
+        ];
+        watched.extend(self.changes.reloader.iter().map(|reloader| all(&reloader.folder())));
+        if let Some(TemplateSource::File(file)) = &self.settings.entry.template
+            && let (Some(directory), Some(name)) = (file.parent(), file.file_name())
+        {
+            let name = name.to_owned();
+            // A mounted ConfigMap changes by its link `..data`.
+            let matters = move |changed: &str| changed == "..data" || *changed == *name;
+            watched.push(WatchedDir { directory: directory.to_owned(), matters: Box::new(matters) });
+        }
+        match &self.settings.kubeconfig.trust {
+            Trust::Authority(file) => {
+                let directory = file.parent().filter(|directory| **directory != *paths.service_account);
+                watched.extend(directory.map(all));
+            }
+            Trust::Anybody => {}
+        }
+        watched
+    }
+
+    /// One pass, and how long to wait for the next if nothing changes.
+    async fn reconcile(&mut self) -> Option<Duration> {
+        self.logs.keep();
+        self.reload().await;
+        let now = Instant::now();
+        self.backoff = self.backoff.take().filter(|backoff| backoff.until > now);
+        let conflist = match &self.backoff {
+            Some(backoff) => Conflist::Leave(backoff.file.clone()),
+            None => Conflist::Repair,
+        };
+        let installer = self.installer.clone();
+        let done = tokio::task::spawn_blocking(move || installer.pass(&conflist)).await;
+        self.metrics.passes.inc();
+        match done {
+            Ok(Ok(pass)) => {
+                self.failures = 0;
+                self.collisions = Collisions::default();
+                self.settle(&pass)
+            }
+            Ok(Err(error)) => {
+                let wait = if error.is_collision() { self.collisions.another() } else { None };
+                Some(wait.unwrap_or_else(|| self.failed(error.label(), error.to_string())))
+            }
+            Err(error) => {
+                Some(self.failed("CREATE_CNI_CONFIG_FAILURE", format!("the pass panicked: {error}")))
+            }
+        }
+    }
+
+    fn failed(&mut self, label: &'static str, error: String) -> Duration {
+        self.metrics.installs.get_or_create(&ResultLabel { result: label }).inc();
+        let wait = Duration::from_secs(1 << self.failures.min(6)).min(LONGEST_WAIT);
+        self.failures += 1;
+        log::error!(target: SCOPE, next_attempt_in_s = wait.as_secs(); "{error}");
+        self.state.set(Phase::Failed(error));
+        wait
+    }
+
+    /// Says, counts and remembers what a pass did.
+    fn settle(&mut self, pass: &Pass) -> Option<Duration> {
+        if pass.kubeconfig {
+            self.metrics.token_refreshes.inc();
+        }
+        if pass.target.is_some() && (self.settled.is_none() || pass.has_changed()) {
+            self.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
+        }
+        self.note_invalid(&pass.invalid);
+        self.note_obstacle(pass.obstacle.as_ref());
+        report(pass);
+        let was = self.settled.take();
+        self.settled = pass.target.clone().or_else(|| was.clone());
+        let is_contested = !pass.edits.is_empty() && was.is_some() && was == pass.target;
+        if let (Some(old), Some(new)) = (&was, &pass.target)
+            && old != new
+        {
+            let text = format!(
+                "the runtime's network configuration is {new} instead of {old}; moving the entry there"
+            );
+            self.metrics.obstacles.get_or_create(&KindLabel { kind: "preempted" }).inc();
+            self.warn("NetworkConfigPreempted", text);
+        }
+        if is_contested {
+            self.contest(pass);
+        }
+        // A read that failed once, or the target of a link: the kernel does not report when that is over.
+        let may_heal_unseen = (!pass.invalid.is_empty()).then_some(POLL);
+        self.phase_after_pass().or(may_heal_unseen)
+    }
+
+    /// Another program undid our change.
+    fn contest(&mut self, pass: &Pass) {
+        let now = Instant::now();
+        if let (Some(wait), Some(file)) = (self.conflict.restored(now), &pass.target) {
+            let who = suspect(file, &pass.neighbours);
+            self.backoff = Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
+            self.metrics.conflicts.inc();
+            self.warn("NetworkConfigContested", who);
+        }
+    }
+
+    fn phase_after_pass(&self) -> Option<Duration> {
+        match &self.backoff {
+            Some(WriteBackoff { until, who, .. }) => {
+                self.state.set(Phase::Fighting { who: who.clone(), until: *until });
+                Some(until.saturating_duration_since(Instant::now()))
+            }
+            None => {
+                self.state.set(Phase::Installed);
+                None
+            }
+        }
+    }
+
+    fn note_invalid(&mut self, invalid: &[(String, String)]) {
+        if self.invalid != invalid {
+            for (file, reason) in invalid {
+                log::warn!(target: SCOPE, file = file; "this network configuration cannot be loaded, and some runtimes load none after it: {reason}");
+            }
+            self.invalid = invalid.to_vec();
+        }
+    }
+
+    fn note_obstacle(&mut self, obstacle: Option<&Obstacle>) {
+        let is_preempted = matches!(obstacle, Some(Obstacle::Preempted { .. }));
+        self.metrics.preempted.set(i64::from(is_preempted));
+        if self.obstacle.as_ref() == obstacle {
+            return;
+        }
+        self.obstacle = obstacle.cloned();
+        if let Some(obstacle) = obstacle {
+            self.metrics.obstacles.get_or_create(&KindLabel { kind: obstacle.kind() }).inc();
+            if is_preempted {
+                self.warn("NetworkConfigPreempted", obstacle.to_string());
+            } else {
+                log::info!(target: SCOPE, "{obstacle}");
+            }
+        }
+    }
+
+    /// Logs a warning and sends it as an event, without waiting for the API server.
+    fn warn(&mut self, reason: &'static str, text: String) {
+        log::warn!(target: SCOPE, "{text}");
+        let now = Instant::now();
+        if self.events.get(reason).is_some_and(|last| now.duration_since(*last) < EVENT_PAUSE) {
+            return;
+        }
+        self.events.insert(reason, now);
+        let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
+        #[expect(clippy::disallowed_methods, reason = "an event is soon sent or lost; the log has it")]
+        tokio::spawn(async move {
+            let component = "install-cni";
+            let event = EventBody { component, kind: "Warning", reason, message: &text };
+            let _ = connection.publish(&metrics.events, connection.own_pod(), &event).await;
+        });
+    }
+}
+
+/// Says what a pass changed.
+pub fn report(pass: &Pass) {
+    for name in &pass.binaries {
+        log::info!(target: SCOPE, binary = name; "installed the plugin");
+    }
+    if pass.kubeconfig {
+        log::info!(target: SCOPE, "wrote the plugin's kubeconfig");
+    }
+    for edit in &pass.edits {
+        match edit {
+            Edit::Write { name, .. } => {
+                log::info!(target: SCOPE, file = name; "wrote a network configuration");
+            }
+            Edit::Delete { name } => {
+                log::info!(target: SCOPE, file = name; "removed a network configuration");
+            }
+        }
+    }
+}

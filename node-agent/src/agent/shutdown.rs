@@ -1,0 +1,100 @@
+//! The agent's shutdown: its signals, and whether the plugin stays.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::WatchLabel;
+use controller_runtime::supervisor::Unneeded;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::cluster::Connection;
+use crate::cluster::own::{self, Lookup, SharedObservation};
+use crate::install::Installer;
+use crate::leave::{self, Departure};
+use crate::metrics::Metrics;
+use crate::plugin_token::{PluginToken, TokenRenewer};
+use crate::settings::Settings;
+use crate::taint;
+
+/// How long the last renewal of the plugin's token may take.
+const LAST_RENEWAL: Duration = Duration::from_secs(5);
+
+/// The signals that end the agent.
+pub(super) struct ShutdownSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl ShutdownSignals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    pub(super) async fn next_signal(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+pub(super) async fn follow_daemon_set(
+    connection: Arc<Connection>,
+    observed: Arc<SharedObservation>,
+    metrics: Arc<Metrics>,
+) -> Unneeded {
+    let restarted = || {
+        metrics.watch_restarts.get_or_create(&WatchLabel { watch: "daemonset" }).inc();
+    };
+    own::follow(&connection, &observed, restarted).await
+}
+
+/// Leaves the plugin or removes it.
+pub(super) async fn shut_down(
+    settings: &Settings,
+    installer: Arc<Installer>,
+    connection: &Connection,
+    observed: &SharedObservation,
+    token: &PluginToken,
+    renewer: &TokenRenewer,
+) {
+    let lookup = match own::look_up(connection, observed).await {
+        Lookup::Denied { .. } => {
+            // In this order: the plugin's rights go some seconds after the agent's.
+            let pod = own::own_pod(connection).await;
+            Lookup::Denied { plugin_works: token.works(connection).await, pod }
+        }
+        other @ (Lookup::Present { .. } | Lookup::Absent | Lookup::Unreachable(_)) => other,
+    };
+    match leave::decide(&lookup, observed.get()) {
+        Departure::Stay(because) => {
+            // It has to last until the next agent runs, however long that takes.
+            if tokio::time::timeout(LAST_RENEWAL, renewer.renew_if_own()).await == Ok(true) {
+                let written = tokio::task::spawn_blocking(move || installer.kubeconfig()).await;
+                if let Ok(Err(error)) = written {
+                    log::warn!(target: SCOPE, "cannot write the plugin's new token: {error}");
+                }
+            }
+            log::info!(target: SCOPE, "shutting down; keeping the plugin: {because}");
+        }
+        Departure::Remove(because) => {
+            log::info!(target: SCOPE, "shutting down; removing the plugin: {because}");
+            let removed = tokio::task::spawn_blocking(move || leave::remove_patiently(&installer)).await;
+            match removed {
+                Ok(Ok(())) => {
+                    log::info!(target: SCOPE, "the plugin is removed");
+                    taint::NodeTaintManager::release(settings, connection).await;
+                }
+                // The node keeps its taint, and what is said of it: pods may still meet the plugin.
+                Ok(Err(errors)) => {
+                    for error in errors {
+                        log::error!(target: SCOPE, "removal: {error}");
+                    }
+                }
+                Err(error) => log::error!(target: SCOPE, "removal panicked: {error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The agent's requests to the API server: its own DaemonSet and pod, the node's pods, the plugin's token.
+
+pub mod own;
+pub mod pods;
+pub mod token;
+
+use cluster_client::Account;
+pub use controller_runtime::cluster::{Cluster, Connection, EventBody, PATIENCE, pod_reference};
+
+use crate::settings::Settings;
+
+/// The account that these settings describe.
+#[must_use]
+pub fn account(settings: &Settings) -> Account {
+    let token = settings.paths.service_account.join("token");
+    Account::new(settings.kubeconfig.server.clone(), settings.kubeconfig.trust.clone(), token)
+}
+
+/// The agent's connection.
+#[must_use]
+pub fn connection(settings: &Settings) -> Connection {
+    Connection::new(account(settings), settings.identity.clone())
+}

@@ -1,0 +1,513 @@
+//! The drift watch: compares every pod of the node with its plan, at an interval, and reports differences. It is
+//! read-only; [`crate::heal`] receives every pod, and repairs drifted ones if the settings ask for that.
+//!
+//! A round reads the node's pods and checks those of the mesh one after the other, spread over the interval. If a namespace has not changed since everything was as
+//! planned, its rules are not read again (`fingerprints`). A pod that drifted for the first
+//! time is checked again at the end of the round, with the pod read again before and after, so that a pod that starts, ends or changes at that
+//! moment is not a false alarm.
+
+mod fingerprints;
+mod pod_state;
+mod tracker;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cni_core::conf::Conf;
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::{ResultLabel, gauged, results, start_at_zero};
+use controller_runtime::resync::ReadError;
+use controller_runtime::supervisor::Unneeded;
+use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
+use pod_netns::{Sandbox, Survey, SurveyError};
+use tokio::sync::watch::Receiver;
+
+use crate::cluster::{Cluster, Connection, EventBody, pod_reference, pods};
+use crate::heal::{CheckRequests, HealHandle, HealRequest};
+use crate::install::Installer;
+use crate::metrics::Metrics;
+use crate::pod_check::{
+    Basis, CheckError, Comparison, ExpectedRules, MeshPod, UNVERIFIABLE, check, plugin_conf, require,
+};
+use crate::settings::{DriftSettings, Settings};
+use fingerprints::Fingerprints;
+pub use pod_state::NodeSummary;
+use pod_state::{PodState, PodStates};
+use tracker::{DriftReport, DriftTracker};
+
+/// The longest time between a bad check and the next: enough for the API server to report a pod's end.
+const LONGEST_RECHECK: Duration = Duration::from_secs(5);
+/// The longest wait before the first round.
+const LONGEST_START: Duration = Duration::from_secs(60);
+
+/// Where a difference comes from.
+const CHANGED: &str =
+    "Its rules were changed after it started, or its annotations were; a new pod is redirected as planned";
+/// The origin of other programs' rules.
+const INTERFERENCE: &str = "A container with NET_ADMIN, or a program on the node, has made them; a new pod is redirected as planned unless it does so again";
+
+/// Why a round could not be made.
+#[derive(Debug, thiserror::Error)]
+enum RoundError {
+    #[error(
+        "the container lacks {}; add them to its capabilities, as deploy/istio-cni-node.yaml describes it",
+        .0.join(" and ")
+    )]
+    Capability(Vec<&'static str>),
+    #[error("NODE_NAME is not set, so the agent does not know which pods are those of its node")]
+    NoNode,
+    #[error(
+        "the agent may not read pods ({code}): {message}; give its service account the verbs get and list on pods (ClusterRole istio-cni)"
+    )]
+    Denied { code: u16, message: String },
+    #[error("cannot read the node's pods: {0}")]
+    Pods(ReadError),
+    #[error(transparent)]
+    Namespaces(#[from] SurveyError),
+    #[error("the plugin's entry cannot be read: {0}")]
+    Entry(String),
+}
+
+impl From<ReadError> for RoundError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Denied { code, message } => Self::Denied { code, message },
+            ReadError::NoClient(_) | ReadError::Expired | ReadError::Failed { .. } => Self::Pods(error),
+        }
+    }
+}
+
+impl RoundError {
+    const fn word(&self) -> &'static str {
+        match self {
+            Self::Capability(_) => "no_capability",
+            Self::NoNode | Self::Denied { .. } | Self::Pods(_) => "no_pods",
+            Self::Namespaces(_) => "no_namespaces",
+            Self::Entry(_) => "no_entry",
+        }
+    }
+}
+
+/// What holds for one round.
+struct RoundContext {
+    conf: Arc<Conf>,
+    rules: Arc<ExpectedRules>,
+    /// The addresses of all pods.
+    wanted: Arc<BTreeSet<IpAddr>>,
+}
+
+/// The drift watch.
+pub struct DriftWatch {
+    settings: Settings,
+    installer: Arc<Installer>,
+    connection: Arc<Connection>,
+    metrics: Arc<Metrics>,
+    summary: Arc<NodeSummary>,
+    tracker: DriftTracker,
+    states: PodStates,
+    fingerprints: Fingerprints,
+    /// Receives every pod, and heals it.
+    healer: HealHandle,
+    /// Why the last round could not be made.
+    blind: Option<&'static str>,
+    /// Whether the last event could not be sent.
+    mute: bool,
+}
+
+impl DriftWatch {
+    /// Checks nothing yet.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        installer: Arc<Installer>,
+        connection: Arc<Connection>,
+        metrics: Arc<Metrics>,
+        summary: Arc<NodeSummary>,
+        healer: HealHandle,
+    ) -> Self {
+        let checks = ["as_planned", "drifted", "changed", "not_found", "ambiguous", UNVERIFIABLE, "failed"];
+        start_at_zero(&metrics.drift_checks, results(checks));
+        let rounds = ["complete", "no_capability", "no_pods", "no_namespaces", "no_entry"];
+        start_at_zero(&metrics.drift_rounds, results(rounds));
+        Self {
+            settings,
+            installer,
+            connection,
+            metrics,
+            summary,
+            tracker: DriftTracker::default(),
+            states: PodStates::default(),
+            fingerprints: Fingerprints::default(),
+            healer,
+            blind: None,
+            mute: false,
+        }
+    }
+
+    /// Watches according to the current settings, until they cannot change any more.
+    pub async fn run(mut self, mut settings: Receiver<DriftSettings>) -> Unneeded {
+        loop {
+            self.settings.drift = settings.borrow_and_update().clone();
+            let interval = self.settings.drift.interval;
+            if !self.heals() {
+                self.healer.send(HealRequest::Off).await;
+            }
+            let rounds = async {
+                match interval {
+                    Some(interval) => self.rounds(interval).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = rounds => {}
+                changed = settings.changed() => if changed.is_err() { return Unneeded },
+            }
+            if interval.is_some() && settings.borrow().interval.is_none() {
+                log::info!(target: SCOPE, "the drift watch is off");
+                (self.tracker, self.states, self.blind) =
+                    (DriftTracker::default(), PodStates::default(), None);
+                self.fingerprints = Fingerprints::default();
+                self.show();
+                self.summary.off();
+            }
+        }
+    }
+
+    const fn heals(&self) -> bool {
+        self.settings.drift.heal && self.settings.drift.interval.is_some()
+    }
+
+    fn interval(&self) -> Duration {
+        self.settings.drift.interval.unwrap_or_default()
+    }
+
+    /// Goes round for ever.
+    async fn rounds(&mut self, interval: Duration) {
+        log::info!(target: SCOPE, interval = format!("{interval:?}"); "watching the node's pods for drift");
+        // The agents of many nodes start together.
+        let share = spread(&self.settings.identity.node);
+        if self.heals() {
+            // Healing knows all pods soon; only later rounds are spread over the interval.
+            tokio::time::sleep(interval.min(LONGEST_RECHECK).mul_f64(share)).await;
+            let done =
+                self.run_requested_checks(&CheckRequests { new: true, ..CheckRequests::default() }).await;
+            self.conclude(&done);
+        }
+        self.rest_until(tokio::time::Instant::now() + interval.min(LONGEST_START).mul_f64(share)).await;
+        loop {
+            let start = tokio::time::Instant::now();
+            let done = self.round(start).await;
+            self.conclude(&done);
+            self.rest_until(start + interval).await;
+        }
+    }
+
+    /// Waits, and runs requested checks.
+    async fn rest_until(&mut self, end: tokio::time::Instant) {
+        loop {
+            let requests = tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(end) => return,
+                requests = self.healer.requests() => requests,
+            };
+            if let Err(blind) = self.run_requested_checks(&requests).await {
+                log::debug!(target: SCOPE, "cannot run requested checks: {blind}");
+            }
+        }
+    }
+
+    fn conclude(&mut self, done: &Result<(), RoundError>) {
+        let result = done.as_ref().map_or_else(RoundError::word, |()| "complete");
+        self.metrics.drift_rounds.get_or_create(&ResultLabel { result }).inc();
+        let blind = done.as_ref().err().map(RoundError::word);
+        match done {
+            Err(blind) if self.blind != Some(blind.word()) => {
+                log::warn!(target: SCOPE, "cannot check pods: {blind}");
+            }
+            Ok(()) if self.blind.is_some() => {
+                log::info!(target: SCOPE, "checking pods again");
+            }
+            Ok(()) | Err(_) => {}
+        }
+        self.blind = blind;
+        self.show();
+    }
+
+    async fn round(&mut self, start: tokio::time::Instant) -> Result<(), RoundError> {
+        let (cluster, ground, pods) = self.begin().await?;
+        let mut survey = None;
+        let mut unconfirmed = Vec::new();
+        let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
+        for (index, pod) in (0..).zip(pods) {
+            // A quarter is left for the second checks.
+            self.rest_until(start + self.interval() / 4 * 3 / count * index).await;
+            let survey = match &survey {
+                Some(survey) => Arc::clone(survey),
+                None => survey.insert(self.survey(ground.wanted.clone()).await?).clone(),
+            };
+            unconfirmed.extend(self.check_one(pod, &survey, &ground.rules).await);
+        }
+        self.check_again(&cluster, &unconfirmed, &ground).await
+    }
+
+    /// Checks some pods at once, out of turn.
+    async fn run_requested_checks(&mut self, requests: &CheckRequests) -> Result<(), RoundError> {
+        let (cluster, ground, pods) = self.begin().await?;
+        let is_requested = |pod: &MeshPod| {
+            requests.pods.contains(&pod.uid) || (requests.new && self.states.is_unseen(&pod.uid))
+        };
+        let pods: Vec<MeshPod> = pods.into_iter().filter(is_requested).collect();
+        if pods.is_empty() {
+            return Ok(());
+        }
+        let survey = self.survey(ground.wanted.clone()).await?;
+        let mut unconfirmed = Vec::new();
+        for pod in pods {
+            unconfirmed.extend(self.check_one(pod, &survey, &ground.rules).await);
+        }
+        self.check_again(&cluster, &unconfirmed, &ground).await
+    }
+
+    /// Which pods to check, and how.
+    async fn begin(&mut self) -> Result<(Cluster, RoundContext, Vec<MeshPod>), RoundError> {
+        require([NET_ADMIN, SYS_ADMIN]).map_err(RoundError::Capability)?;
+        if self.settings.identity.node.is_empty() {
+            return Err(RoundError::NoNode);
+        }
+        let cluster = self.connection.get().map_err(ReadError::from)?;
+        let conf = Arc::new(plugin_conf(&self.installer).map_err(RoundError::Entry)?);
+        let rules = Arc::new(ExpectedRules::of(&conf, &self.settings.drift.environment));
+        let of_node = conf.clone();
+        let pods = pods::of_node(&cluster, move |pod| MeshPod::running(pod, &of_node)).await?;
+        self.forget_others(&pods).await;
+        let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
+        Ok((cluster, RoundContext { conf, rules, wanted }, pods))
+    }
+
+    /// Checks one pod; returns it if a second check has to confirm the result.
+    async fn check_one(
+        &mut self,
+        pod: MeshPod,
+        survey: &Arc<Survey>,
+        rules: &Arc<ExpectedRules>,
+    ) -> Option<Arc<MeshPod>> {
+        let pod = Arc::new(pod);
+        let seen = self.compare(&pod, survey, rules).await;
+        if self.tracker.is_news(&pod.uid, &seen) {
+            return Some(pod);
+        }
+        self.settle(&pod, &seen).await;
+        self.entrust(&pod, survey, rules, &seen).await;
+        None
+    }
+
+    /// Checks one pod, and keeps its namespace's fingerprint if it is as planned.
+    async fn compare(
+        &mut self,
+        pod: &Arc<MeshPod>,
+        survey: &Arc<Survey>,
+        rules: &Arc<ExpectedRules>,
+    ) -> Comparison {
+        let namespace = survey.find(&pod.addresses).ok().map(Sandbox::id);
+        let known = namespace.and_then(|namespace| self.fingerprints.of(pod, rules, namespace));
+        let keys = self.fingerprints.keys();
+        let (of, there, all) = (pod.clone(), survey.clone(), rules.clone());
+        let checked = tokio::task::spawn_blocking(move || check(&of, &there, &all, &keys, known)).await;
+        let (seen, basis) = checked.unwrap_or_else(|error| {
+            let error = CheckError::Failed(format!("the check panicked: {error}"));
+            (Comparison::Unknown(error), Basis::Rules(None))
+        });
+        if basis == Basis::Fingerprint {
+            self.metrics.drift_unread.inc();
+        }
+        if let Some(namespace) = namespace {
+            self.fingerprints.note(pod, rules, namespace, &seen, basis);
+        }
+        seen
+    }
+
+    /// Hands a pod over to healing.
+    async fn entrust(
+        &self,
+        pod: &Arc<MeshPod>,
+        survey: &Survey,
+        rules: &Arc<ExpectedRules>,
+        seen: &Comparison,
+    ) {
+        let is_verified = match seen {
+            Comparison::AsPlanned => true,
+            Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => false,
+            Comparison::Unknown(_) => return,
+        };
+        if let (true, Ok(sandbox)) = (self.heals(), survey.find(&pod.addresses)) {
+            let (pod, rules, sandbox) = (pod.clone(), rules.clone(), sandbox.clone());
+            self.healer.send(HealRequest::Checked { pod, rules, sandbox, is_verified }).await;
+        }
+    }
+
+    async fn forget_others(&mut self, pods: &[MeshPod]) {
+        let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        self.states.keep(&uids);
+        self.fingerprints.keep(&uids);
+        for pod in self.tracker.keep(&uids) {
+            log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
+        }
+        self.show();
+        if self.heals() {
+            self.healer.send(HealRequest::Pods(uids.into_iter().map(str::to_owned).collect())).await;
+        }
+    }
+
+    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Survey>, SurveyError> {
+        let directory: PathBuf = self.settings.paths.netns.clone();
+        let panicked = |error: tokio::task::JoinError| SurveyError::Directory {
+            directory: self.settings.paths.netns.clone(),
+            cause: std::io::Error::other(error.to_string()),
+        };
+        let survey = tokio::task::spawn_blocking(move || Survey::of(&directory, &wanted)).await;
+        let survey = survey.map_err(panicked)??;
+        let (namespaces, others) = survey.counts();
+        log::debug!(target: SCOPE, namespaces = namespaces, others = others; "looked for network namespaces");
+        Ok(Arc::new(survey))
+    }
+
+    /// Checks a second time the pods that seemed drifted.
+    async fn check_again(
+        &mut self,
+        cluster: &Cluster,
+        unconfirmed: &[Arc<MeshPod>],
+        ground: &RoundContext,
+    ) -> Result<(), RoundError> {
+        let RoundContext { conf, rules, wanted } = ground;
+        if unconfirmed.is_empty() {
+            return Ok(());
+        }
+        tokio::time::sleep(LONGEST_RECHECK.min(self.interval() / 8)).await;
+        let survey = self.survey(wanted.clone()).await?;
+        for pod in unconfirmed {
+            let Some(now) = same(cluster, pod, conf).await? else {
+                self.count("changed");
+                continue;
+            };
+            let now = Arc::new(now);
+            let seen = self.compare(&now, &survey, rules).await;
+            // Only if it was this pod, with these settings, all the time.
+            if seen != Comparison::AsPlanned && same(cluster, pod, conf).await?.as_ref() != Some(&*now) {
+                self.count("changed");
+                continue;
+            }
+            self.settle(&now, &seen).await;
+            self.entrust(&now, &survey, rules, &seen).await;
+        }
+        Ok(())
+    }
+
+    /// Counts the result of a check, and reports what is new.
+    async fn settle(&mut self, pod: &MeshPod, seen: &Comparison) {
+        self.count(match seen {
+            Comparison::AsPlanned => "as_planned",
+            Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => {
+                "drifted"
+            }
+            Comparison::Unknown(error) => error.word(),
+        });
+        self.states.note(&pod.uid, PodState::of(seen));
+        let said = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
+        self.show();
+        let name = pod.name.to_string();
+        match said {
+            None => {}
+            Some(DriftReport::Recovered) => {
+                log::info!(target: SCOPE, pod = name; "the pod is redirected as planned again");
+            }
+            Some(DriftReport::Visible) => {
+                log::info!(target: SCOPE, pod = name; "the pod can be checked again, and is redirected as planned");
+            }
+            Some(DriftReport::Unknown(error)) => {
+                log::warn!(target: SCOPE, pod = name; "cannot determine whether the pod is redirected as planned: {error}");
+            }
+            Some(DriftReport::Drifted { difference, event }) => {
+                log::warn!(target: SCOPE, pod = name; "the pod is not redirected as planned: {difference}");
+                if event {
+                    let origin = match seen {
+                        Comparison::Interference(_) => INTERFERENCE,
+                        Comparison::Different(_)
+                        | Comparison::NotRedirected(_)
+                        | Comparison::AsPlanned
+                        | Comparison::Unknown(_) => CHANGED,
+                    };
+                    self.send_event(pod, &format!("{difference}. {origin}")).await;
+                }
+            }
+        }
+    }
+
+    async fn send_event(&mut self, pod: &MeshPod, difference: &str) {
+        let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
+        let message = format!("the pod is not redirected as planned: {difference}");
+        let event = EventBody {
+            component: "install-cni",
+            kind: "Warning",
+            reason: "RedirectDrift",
+            message: &message,
+        };
+        match self.connection.publish(&self.metrics.events, about, &event).await {
+            Ok(()) => self.mute = false,
+            Err(error) if !self.mute => {
+                log::warn!(target: SCOPE, pod = pod.name.to_string(); "cannot send an event, which needs the verb create on events: {error}");
+                self.mute = true;
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn count(&self, result: &'static str) {
+        self.metrics.drift_checks.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    fn show(&self) {
+        self.metrics.drifted.set(gauged(self.tracker.drifted()));
+        self.summary.show(&self.states, self.blind);
+    }
+}
+
+/// The pod in its current state, if it still has its UID and addresses and is still to be checked.
+async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<MeshPod>, ReadError> {
+    let now = pods::get(cluster, &pod.name.namespace, &pod.name.name).await?;
+    Ok(now
+        .and_then(|now| MeshPod::running(&now, conf))
+        .filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
+}
+
+/// From 0 to 1, evenly, and always the same for a node.
+fn spread(node: &str) -> f64 {
+    use std::hash::{Hash as _, Hasher as _};
+    let mut hasher = std::collections::hash_map::DefaultHasher::new();
+    node.hash(&mut hasher);
+    let number = u16::try_from(hasher.finish() >> 48).unwrap_or_default();
+    f64::from(number) / f64::from(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_begin_at_different_moments() {
+        let shares: Vec<f64> = (0..100).map(|count| spread(&format!("node-{count}"))).collect();
+        assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)));
+        let early = shares.iter().filter(|share| **share < 0.5).count();
+        assert!((25..75).contains(&early), "{early}");
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_the_remedy() {
+        let text = RoundError::Capability(vec!["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]).to_string();
+        assert!(text.contains("lacks CAP_NET_ADMIN and CAP_SYS_ADMIN"), "{text}");
+        let denied = RoundError::from(ReadError::Denied { code: 403, message: "no".into() });
+        assert!(denied.to_string().contains("list on pods") && denied.word() == "no_pods");
+    }
+}

@@ -1,0 +1,61 @@
+//! Events about pods, sent one after the other: a slow API server does not delay healing.
+
+use std::sync::Arc;
+
+use controller_runtime::metrics::ResultLabel;
+use controller_runtime::supervisor::{Supervisor, Unneeded};
+use tokio::sync::mpsc;
+
+use crate::cluster::{Connection, EventBody, pod_reference};
+use crate::metrics::Metrics;
+use crate::pod_check::MeshPod;
+
+/// The component of the events.
+const COMPONENT: &str = "cni-heal";
+/// How many may wait. An event that does not fit counts as failed; the log has it in any case.
+const MOST_WAITING: usize = 64;
+
+/// An event about a pod.
+#[derive(Debug)]
+pub struct EventMessage {
+    /// The pod.
+    pub pod: Arc<MeshPod>,
+    /// Normal or Warning.
+    pub kind: &'static str,
+    /// Its reason, for people and programs.
+    pub reason: &'static str,
+    /// Its message.
+    pub message: String,
+}
+
+/// Sends events.
+#[derive(Debug)]
+pub struct EventPublisher {
+    queue: mpsc::Sender<EventMessage>,
+    metrics: Arc<Metrics>,
+}
+
+impl EventPublisher {
+    /// Sends until it is dropped.
+    #[must_use]
+    pub fn start(connection: Arc<Connection>, metrics: Arc<Metrics>, tasks: &Supervisor) -> Self {
+        let (queue, mut waiting) = mpsc::channel::<EventMessage>(MOST_WAITING);
+        let counted = metrics.clone();
+        tasks.spawn("events of healing", async move {
+            while let Some(EventMessage { pod, kind, reason, message }) = waiting.recv().await {
+                let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
+                let event = EventBody { component: COMPONENT, kind, reason, message: &message };
+                let _ = connection.publish(&counted.events, about, &event).await;
+            }
+            Unneeded
+        });
+        Self { queue, metrics }
+    }
+
+    /// Sends an event, later.
+    pub fn send(&self, event: EventMessage) {
+        if self.queue.try_send(event).is_err() {
+            self.metrics.events.get_or_create(&ResultLabel { result: "failed" }).inc();
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! The monitor of one pod: a task with two sockets in the pod's network namespace. Dropping the monitor closes the sockets.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::ResultLabel;
+use netns_apply::notify::{Heard, Subscription};
+use pod_netns::Sandbox;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::backoff::RecheckBackoff;
+use super::events::EventMessage;
+use super::history::{HealDecision, HealHistory, HealReport};
+use super::repair::{HealJob, HealOutcome, check_and_repair};
+use super::{HEALED, HealContext};
+use crate::metrics::ReasonLabel;
+use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNVERIFIABLE};
+
+/// How long to wait for the rest of a burst.
+const BURST: Duration = Duration::from_millis(5);
+/// How many datagrams are read at a time. More of them say no more.
+const MOST_READ: usize = 64;
+/// The name of the threads that enter namespaces, with which the kernel reports our own changes.
+const OWN_NAME: &str = "netns";
+
+/// How a pod should be redirected.
+#[derive(Debug, Clone)]
+pub struct DesiredRedirect {
+    pod: Arc<MeshPod>,
+    rules: Arc<ExpectedRules>,
+    /// Whether it was verified to be so.
+    is_verified: bool,
+}
+
+impl DesiredRedirect {
+    /// As the drift watch has checked it.
+    pub const fn new(pod: Arc<MeshPod>, rules: Arc<ExpectedRules>, is_verified: bool) -> Self {
+        Self { pod, rules, is_verified }
+    }
+
+    /// Takes note of a later check. A verified state stays the desired one: a pod's annotations, and the settings of all pods, may change while it runs, and
+    /// neither is a reason to redirect it otherwise.
+    fn update(&mut self, later: Self) {
+        if later.is_verified || !self.is_verified {
+            *self = later;
+        }
+    }
+}
+
+/// What the healer and the monitor's task share.
+#[derive(Debug)]
+struct MonitorState {
+    desired: Mutex<DesiredRedirect>,
+    sandbox: Sandbox,
+    /// Requests a check.
+    recheck: Notify,
+    /// The drift watch has reported that it drifted.
+    is_reported: AtomicBool,
+}
+
+/// A monitored pod.
+#[derive(Debug)]
+pub struct PodMonitor {
+    state: Arc<MonitorState>,
+    task: AbortHandle,
+}
+
+impl PodMonitor {
+    /// Subscribes, then checks the pod.
+    pub(super) async fn start(
+        context: &Arc<HealContext>,
+        desired: DesiredRedirect,
+        sandbox: Sandbox,
+    ) -> Result<Self, String> {
+        let there = sandbox.clone();
+        let opened = tokio::task::spawn_blocking(move || subscribe(&there)).await;
+        let [rules, routing] = opened.map_err(|error| error.to_string())??;
+        let subscriptions = ChangeSubscriptions::new(rules, routing).map_err(|error| error.to_string())?;
+        let state = MonitorState {
+            is_reported: AtomicBool::new(!desired.is_verified),
+            desired: Mutex::new(desired),
+            sandbox,
+            recheck: Notify::new(),
+        };
+        let state = Arc::new(state);
+        let task_state = MonitorTask {
+            context: context.clone(),
+            state: state.clone(),
+            subscriptions,
+            history: HealHistory::new(),
+            backoff: RecheckBackoff::default(),
+            contested: None,
+            is_sure: false,
+            is_unfinished: false,
+        };
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a pod without a monitor gets one at the drift watch's next check"
+        )]
+        let task = tokio::spawn(task_state.run()).abort_handle();
+        Ok(Self { state, task })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.state.sandbox
+    }
+
+    /// Whether its task has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+
+    /// The drift watch has checked it again.
+    pub fn update(&self, pod: Arc<MeshPod>, rules: Arc<ExpectedRules>, is_verified: bool) {
+        let later = DesiredRedirect::new(pod, rules, is_verified);
+        self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).update(later);
+        if !is_verified {
+            self.state.is_reported.store(true, Ordering::Relaxed);
+            self.state.recheck.notify_one();
+        }
+    }
+}
+
+impl Drop for PodMonitor {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn subscribe(sandbox: &Sandbox) -> Result<[Subscription; 2], String> {
+    let netns = sandbox.open().map_err(|error| error.to_string())?;
+    let opened = netns.run(|| Ok([Subscription::to_rules()?, Subscription::to_routing()?]));
+    opened.map_err(|error| error.to_string())?.map_err(|error: io::Error| error.to_string())
+}
+
+/// Both sockets.
+struct ChangeSubscriptions([AsyncFd<Subscription>; 2]);
+
+impl ChangeSubscriptions {
+    fn new(rules: Subscription, routing: Subscription) -> io::Result<Self> {
+        Ok(Self([register(rules)?, register(routing)?]))
+    }
+
+    /// Waits for a notification, and for the end of its burst.
+    async fn receive(&self) -> io::Result<(Instant, Heard)> {
+        let [rules, routing] = &self.0;
+        let mut notification = Heard::default();
+        while notification.is_nothing() {
+            let mut ready: AsyncFdReadyGuard<'_, Subscription> = tokio::select! {
+                ready = rules.readable() => ready?,
+                ready = routing.readable() => ready?,
+            };
+            if ready.get_inner().drain(&mut notification, MOST_READ)? {
+                ready.clear_ready();
+            }
+        }
+        let since = Instant::now();
+        sleep(BURST).await;
+        self.drain(&mut notification)?;
+        Ok((since, notification))
+    }
+
+    fn drain(&self, notification: &mut Heard) -> io::Result<()> {
+        self.0.iter().try_for_each(|one| one.get_ref().drain(notification, MOST_READ).map(drop))
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "the replacement is unsafe, for types that may change their descriptor; ours has the same for life"
+)]
+fn register(subscription: Subscription) -> io::Result<AsyncFd<Subscription>> {
+    AsyncFd::with_interest(subscription, tokio::io::Interest::READABLE)
+}
+
+/// Counts a contested pod for as long as it lives.
+struct Contested(Gauge);
+
+impl Contested {
+    fn new(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Contested {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// The monitor's task.
+struct MonitorTask {
+    context: Arc<HealContext>,
+    state: Arc<MonitorState>,
+    subscriptions: ChangeSubscriptions,
+    history: HealHistory,
+    backoff: RecheckBackoff,
+    contested: Option<Contested>,
+    is_sure: bool,
+    is_unfinished: bool,
+}
+
+impl MonitorTask {
+    /// Checks the pod now, and after every notification, until the namespace is gone.
+    async fn run(mut self) {
+        let mut cause = Some((Instant::now(), Heard::default()));
+        let mut retry: Option<Instant> = None;
+        loop {
+            let (since, notification) = match cause.take() {
+                Some(cause) => cause,
+                None => match self.wait(retry).await {
+                    Ok(Some(cause)) => cause,
+                    Ok(None) => continue,
+                    Err(error) => {
+                        log::warn!(target: SCOPE, pod = self.desired().pod.name.to_string(); "cannot monitor the pod's network namespace any more, so only the drift watch checks it: {error}");
+                        return;
+                    }
+                },
+            };
+            if notification.lost {
+                self.context.metrics.heal_lost.inc();
+            }
+            let desired = self.desired();
+            let outcome = self.check(&desired).await;
+            if outcome == HealOutcome::Gone {
+                return;
+            }
+            let next = self.settle(&desired, &outcome, since, &notification);
+            let now = Instant::now();
+            retry = next.retry.map(|after| now + after);
+            let pause = self.backoff.checked(now.into_std()).max(next.wait);
+            sleep(pause).await;
+        }
+    }
+
+    fn desired(&self) -> DesiredRedirect {
+        self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for a reason to check.
+    async fn wait(&mut self, retry: Option<Instant>) -> io::Result<Option<(Instant, Heard)>> {
+        let calm = self.history.calm_at().map(Instant::from_std);
+        let at = |time: Option<Instant>| async move {
+            match time {
+                Some(time) => sleep_until(time).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            notification = self.subscriptions.receive() => notification.map(Some),
+            () = self.state.recheck.notified() => Ok(Some((Instant::now(), Heard::default()))),
+            () = at(retry) => Ok(Some((Instant::now(), Heard::default()))),
+            () = at(calm) => {
+                self.history.calm_down(Instant::now().into_std());
+                self.contested = None;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn check(&mut self, desired: &DesiredRedirect) -> HealOutcome {
+        // It is never closed.
+        let slot = self.context.slots.acquire().await;
+        let job = HealJob {
+            pod: desired.pod.clone(),
+            rules: desired.rules.clone(),
+            sandbox: self.state.sandbox.clone(),
+            is_sure: self.is_sure,
+            is_unfinished: self.is_unfinished,
+            paths: self.context.paths.clone(),
+        };
+        let done = tokio::task::spawn_blocking(move || check_and_repair(&job)).await;
+        drop(slot);
+        let outcome = done.unwrap_or_else(|error| {
+            HealOutcome::Failed(RepairError::new("failed", format!("the check panicked: {error}")))
+        });
+        self.is_unfinished = outcome.reason() == Some("not_severed");
+        self.is_sure |= matches!(outcome, HealOutcome::Healed { .. });
+        outcome
+    }
+
+    /// Counts the result of a check, and reports what is new.
+    fn settle(
+        &mut self,
+        desired: &DesiredRedirect,
+        outcome: &HealOutcome,
+        since: Instant,
+        notification: &Heard,
+    ) -> HealDecision {
+        self.count(outcome, since);
+        let next = self.history.ended(outcome, Instant::now().into_std());
+        match (self.history.is_contested(), &self.contested) {
+            (true, None) => self.contested = Some(Contested::new(&self.context.metrics.heal_contested)),
+            (false, Some(_)) => self.contested = None,
+            (true, Some(_)) | (false, None) => {}
+        }
+        if matches!(outcome, HealOutcome::Healed { .. }) {
+            self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).is_verified = true;
+        }
+        let was_reported = match outcome {
+            HealOutcome::Healed { .. } | HealOutcome::AsPlanned => {
+                self.state.is_reported.swap(false, Ordering::Relaxed)
+            }
+            HealOutcome::Interference(_) | HealOutcome::Failed(_) | HealOutcome::Gone => false,
+        };
+        let is_new = match next.report {
+            Some((HealReport::Failed | HealReport::Recovered, _)) => true,
+            // It was not reported before.
+            Some((HealReport::Healed | HealReport::Contested(_), _)) | None => false,
+        };
+        if was_reported || is_new {
+            // Only the drift watch reports the state of pods.
+            let uid = desired.pod.uid.clone();
+            self.context.requests.add(|requests| requests.pods.extend([uid]));
+        }
+        if let Some((report, is_event)) = &next.report {
+            self.report(desired, outcome, report, *is_event, notification);
+        }
+        next
+    }
+
+    fn count(&self, outcome: &HealOutcome, since: Instant) {
+        let metrics = &self.context.metrics;
+        let result = match outcome {
+            HealOutcome::AsPlanned => "as_planned",
+            HealOutcome::Healed { .. } | HealOutcome::Interference(_) => "drifted",
+            HealOutcome::Failed(_) => "failed",
+            HealOutcome::Gone => return,
+        };
+        metrics.heal_checks.get_or_create(&ResultLabel { result }).inc();
+        let reason = outcome.reason();
+        if let Some(reason) = reason {
+            metrics.heal_attempts.get_or_create(&ReasonLabel { reason }).inc();
+        }
+        if reason == Some(HEALED) {
+            metrics.heal_durations.observe(since.elapsed().as_secs_f64());
+        }
+    }
+
+    fn report(
+        &self,
+        desired: &DesiredRedirect,
+        outcome: &HealOutcome,
+        report: &HealReport,
+        is_event: bool,
+        notification: &Heard,
+    ) {
+        let (difference, words) = match outcome {
+            HealOutcome::Healed { difference, words } => (difference.as_str(), words.as_str()),
+            // The drift watch reports it.
+            HealOutcome::Interference(_) => return,
+            HealOutcome::Failed(error) => (error.text.as_str(), ""),
+            HealOutcome::AsPlanned | HealOutcome::Gone => ("", ""),
+        };
+        let by = writers(notification);
+        let (kind, reason, message) = match report {
+            HealReport::Recovered => {
+                log::info!(target: SCOPE, pod = desired.pod.name.to_string(); "the pod is redirected as planned again");
+                return;
+            }
+            HealReport::Healed => (
+                "Normal",
+                "RedirectHealed",
+                format!("restored the pod's redirection: {difference}{by}. {words}"),
+            ),
+            HealReport::Contested(wait) => (
+                "Warning",
+                "RedirectContested",
+                format!(
+                    "another program keeps changing the pod's rules{by}; backing off {} s (at most 60 s); traffic may bypass the proxy. Last difference: {difference}",
+                    wait.as_secs()
+                ),
+            ),
+            HealReport::Failed if outcome.reason() == Some(UNVERIFIABLE) => (
+                "Warning",
+                "RedirectNotHealed",
+                format!("cannot verify the pod's redirection: {difference}{by}"),
+            ),
+            HealReport::Failed => (
+                "Warning",
+                "RedirectNotHealed",
+                format!("the pod is not redirected as planned, and repair failed: {difference}{by}"),
+            ),
+        };
+        log::warn!(target: SCOPE, pod = desired.pod.name.to_string(); "{message}");
+        if is_event {
+            self.context.events.send(EventMessage { pod: desired.pod.clone(), kind, reason, message });
+        }
+    }
+}
+
+/// Which programs changed rules, if the kernel reported it. Names are those that processes give themselves.
+fn writers(notification: &Heard) -> String {
+    let others = notification.writers.iter().filter(|(_, name)| name != OWN_NAME);
+    let named: Vec<String> =
+        others.map(|(process, name)| format!("{} (process {process})", name.escape_debug())).collect();
+    if named.is_empty() { String::new() } else { format!("; rules were changed by {}", named.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cni_core::pod_source::PodName;
+    use cni_core::selection::Programming;
+    use redirect_core::pod::PodFacts;
+    use std::collections::BTreeSet;
+
+    fn order(ports: &str, is_strict: bool, is_verified: bool) -> DesiredRedirect {
+        let facts = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", ports)]);
+        let name = PodName { namespace: "shop".into(), name: "web".into() };
+        let pod = MeshPod { name, uid: "u".into(), addresses: Vec::new(), facts };
+        let programming = Programming::new(false, false);
+        let rules = ExpectedRules { programming, strict_capture: is_strict, environment: Vec::new() };
+        DesiredRedirect::new(Arc::new(pod), Arc::new(rules), is_verified)
+    }
+
+    fn wants(desired: &DesiredRedirect) -> (String, bool) {
+        (
+            desired
+                .pod
+                .facts
+                .annotations
+                .values()
+                .find(|value| !value.is_empty())
+                .cloned()
+                .unwrap_or_default(),
+            desired.rules.strict_capture,
+        )
+    }
+
+    #[test]
+    fn a_verified_state_stays_the_desired_one() {
+        let mut now = order("1", false, false);
+        now.update(order("2", true, false));
+        assert_eq!(wants(&now), ("2".into(), true), "nothing was verified yet");
+        now.update(order("3", false, true));
+        now.update(order("4", true, false));
+        assert_eq!(wants(&now), ("3".into(), false), "an annotation changed while it runs");
+        now.update(order("5", true, true));
+        assert_eq!(wants(&now), ("5".into(), true), "as it is means the same");
+    }
+
+    #[test]
+    fn writers_are_named_and_cannot_forge_lines() {
+        let writers_of = |names: &[(u32, &str)]| {
+            let named: BTreeSet<(u32, String)> =
+                names.iter().map(|(id, name)| (*id, (*name).to_owned())).collect();
+            writers(&Heard { messages: 1, lost: false, writers: named })
+        };
+        assert_eq!(writers_of(&[]), "");
+        assert_eq!(writers_of(&[(7, "netns")]), "");
+        assert_eq!(
+            writers_of(&[(7, "netns"), (8, "iptables"), (9, "a\nb")]),
+            "; rules were changed by iptables (process 8), a\\nb (process 9)"
+        );
+    }
+}

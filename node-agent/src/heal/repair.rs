@@ -1,0 +1,98 @@
+//! One check of a pod's network namespace, and its repair if it has drifted. Takes milliseconds: not for an async thread.
+
+use std::sync::Arc;
+
+use netns_apply::pod::Outside;
+use pod_netns::Sandbox;
+
+use super::{HEALED, INTERFERENCE};
+use crate::pod_check::{
+    CheckError, Comparison, ExpectedRules, MeshPod, RepairError, UNVERIFIABLE, compare_here, repair_known,
+};
+use crate::settings::Paths;
+
+/// What to check, and how it should be.
+#[derive(Debug, Clone)]
+pub struct HealJob {
+    /// The pod.
+    pub pod: Arc<MeshPod>,
+    /// What holds beside what it says.
+    pub rules: Arc<ExpectedRules>,
+    /// Its network namespace.
+    pub sandbox: Sandbox,
+    /// Whether the pod's processes have proved that it is the pod's.
+    pub is_sure: bool,
+    /// The rules are in force, but connections may go on beside the proxy.
+    pub is_unfinished: bool,
+    /// Where the host's processes and the runtime's network namespaces are.
+    pub paths: Paths,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HealOutcome {
+    /// All is as planned.
+    AsPlanned,
+    /// It was not, and is again, verified.
+    Healed {
+        /// The first thing that was not.
+        difference: String,
+        /// What was done.
+        words: String,
+    },
+    /// The mesh's rules are in force, but other programs' rules interfere.
+    Interference(String),
+    /// It is not as planned, or that is unknown, and repair failed.
+    Failed(RepairError),
+    /// The namespace is gone.
+    Gone,
+}
+
+impl HealOutcome {
+    /// The word for metrics, one of [`REASONS`](super::REASONS), if a repair was due.
+    #[must_use]
+    pub const fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::AsPlanned | Self::Gone => None,
+            Self::Healed { .. } => Some(HEALED),
+            Self::Interference(_) => Some(INTERFERENCE),
+            Self::Failed(error) => Some(error.reason),
+        }
+    }
+}
+
+/// Checks and repairs it. The pod's network namespace is known by device and inode, and its file is reopened each time.
+#[must_use]
+pub fn check_and_repair(job: &HealJob) -> HealOutcome {
+    let Ok(netns) = job.sandbox.open() else { return HealOutcome::Gone };
+    let outside = Outside::of_this_process();
+    let failed =
+        |error: &dyn std::fmt::Display| HealOutcome::Failed(RepairError::new("failed", error.to_string()));
+    let seen = match netns.run(|| compare_here(&job.pod, &job.rules, outside.finds_this_foreign())) {
+        Ok(Ok(seen)) => seen,
+        Ok(Err(error)) => Comparison::Unknown(error),
+        Err(error) => return failed(&error),
+    };
+    let difference = match seen {
+        Comparison::AsPlanned | Comparison::Unknown(CheckError::Unverifiable(_)) if job.is_unfinished => {
+            "connections opened earlier may bypass the proxy".to_owned()
+        }
+        Comparison::AsPlanned => return HealOutcome::AsPlanned,
+        Comparison::Interference(findings) => return HealOutcome::Interference(findings),
+        Comparison::Unknown(CheckError::Unverifiable(text)) => {
+            return HealOutcome::Failed(RepairError::new(UNVERIFIABLE, text));
+        }
+        Comparison::Unknown(error) => return failed(&error),
+        Comparison::Different(difference) | Comparison::NotRedirected(difference) => difference,
+    };
+    match repair_known(&job.pod, &job.rules, &job.paths, &job.sandbox, job.is_sure) {
+        Ok(report) => HealOutcome::Healed { difference, words: report.words() },
+        Err(error) if error.reason == UNVERIFIABLE => HealOutcome::Failed(RepairError::new(
+            UNVERIFIABLE,
+            format!("{}; before: {difference}", error.text),
+        )),
+        Err(error) => {
+            HealOutcome::Failed(RepairError::new(error.reason, format!("{difference}; {}", error.text)))
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Redirecting a pod in place: what the plugin does for ADD, then what it does for CHECK; then it ends the connections that were open before.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use controller_runtime::SCOPE;
+use netns_apply::capabilities::SYS_PTRACE;
+use netns_apply::connections::{Severed, sever};
+use netns_apply::facts::addresses;
+use netns_apply::netns::Netns;
+use netns_apply::pod::Outside;
+use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Programs, RunError, apply, verify};
+use pod_netns::Sandbox;
+use redirect_core::plan::RulePlan;
+use redirect_core::pod::{Decision, PodFacts, SkipReason};
+use redirect_core::settings::InputErrors;
+
+use super::namespace;
+use super::{ExpectedRules, MeshPod, RepairError, UNVERIFIABLE, require};
+use crate::settings::Paths;
+
+/// How long another program may hold the lock of a pod's network namespace.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a repair did.
+#[derive(Debug)]
+pub struct RepairReport {
+    backend: String,
+    changed: bool,
+    severed: Severed,
+}
+
+/// Redirects a pod after finding its network namespace. Takes milliseconds: not for an async thread.
+///
+/// # Errors
+/// Why it is not redirected, or not verified.
+pub fn repair(pod: &MeshPod, rules: &ExpectedRules, paths: &Paths) -> Result<RepairReport, RepairError> {
+    repair_in(&namespace::open(pod, paths)?, pod, rules)
+}
+
+/// Redirects a pod in a network namespace that has its addresses. Any process with CAP_NET_ADMIN can add an address, but none can enter
+/// the pod's cgroup: so unless `is_sure`, the pod's processes have to be in that namespace.
+///
+/// # Errors
+/// Why it is not redirected, or not verified.
+pub fn repair_known(
+    pod: &MeshPod,
+    rules: &ExpectedRules,
+    paths: &Paths,
+    sandbox: &Sandbox,
+    is_sure: bool,
+) -> Result<RepairReport, RepairError> {
+    if is_sure {
+        let netns = sandbox.open().map_err(|error| RepairError::new("not_found", error))?;
+        return repair_in(&netns, pod, rules);
+    }
+    if let Err(missing) = require([SYS_PTRACE]) {
+        let text = format!(
+            "the agent's container lacks {}, so it cannot determine a network namespace's owner",
+            missing.join(" and ")
+        );
+        return Err(RepairError::new("no_capability", text));
+    }
+    let netns = namespace::open(pod, paths)?;
+    if netns.id() != sandbox.id() {
+        let text = format!(
+            "{} has the pod's addresses, but its processes are in another network namespace",
+            sandbox.path().display()
+        );
+        return Err(RepairError::new("ambiguous", text));
+    }
+    repair_in(&netns, pod, rules)
+}
+
+fn repair_in(netns: &Netns, pod: &MeshPod, rules: &ExpectedRules) -> Result<RepairReport, RepairError> {
+    let outside = Outside::of_this_process();
+    let done = netns.run(|| repair_here(pod, rules, outside.finds_this_foreign()));
+    done.map_err(|error| RepairError::new("not_applied", error))?
+}
+
+/// Redirects the pod of the calling thread's network namespace, and ends connections that were open before, even if other programs' rules
+/// prevent verification.
+fn repair_here(pod: &MeshPod, rules: &ExpectedRules, is_foreign: bool) -> Result<RepairReport, RepairError> {
+    let there = addresses().map_err(|error| RepairError::new("not_applied", error))?;
+    let Redirected { plan, applied, verified } = redirect_here(&pod.facts, rules, &there, is_foreign)?;
+    for warning in &applied.warnings {
+        log::warn!(target: SCOPE, pod = pod.uid; "{warning}");
+    }
+    let severed = sever(&plan).map_err(|error| {
+        let text =
+            format!("the rules are in force, but connections opened earlier may bypass the proxy: {error}");
+        RepairError::new("not_severed", text)
+    })?;
+    let report = RepairReport { backend: applied.backend.to_string(), changed: applied.changed, severed };
+    match verified {
+        Ok(()) => Ok(report),
+        Err(error @ ApplyError::OthersUnread { .. }) => {
+            Err(RepairError::new(UNVERIFIABLE, error.to_string() + &report.closed()))
+        }
+        Err(error) => {
+            let text = format!("the rules are in force, but cannot be verified: {error}{}", report.closed());
+            Err(RepairError::new(UNVERIFIABLE, text))
+        }
+    }
+}
+
+/// What was done to a network namespace.
+#[derive(Debug)]
+pub struct Redirected {
+    plan: RulePlan,
+    applied: Outcome,
+    /// Whether it could be verified.
+    pub verified: Result<(), ApplyError>,
+}
+
+/// Why a network namespace is not redirected.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyFailure {
+    /// The settings are invalid.
+    #[error(transparent)]
+    Settings(InputErrors),
+    /// The plugin would skip the pod.
+    #[error("{}", .0.explanation())]
+    Skipped(SkipReason),
+    /// The plan is not in force.
+    #[error(transparent)]
+    Apply(RunError),
+    /// The plan does not have its effect.
+    #[error("{0}")]
+    Mismatch(Mismatch),
+}
+
+impl From<ApplyFailure> for RepairError {
+    fn from(failure: ApplyFailure) -> Self {
+        let reason = match failure {
+            ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) => "not_meshed",
+            ApplyFailure::Apply(_) => "not_applied",
+            ApplyFailure::Mismatch(_) => "not_verified",
+        };
+        Self::new(reason, failure)
+    }
+}
+
+/// Puts a pod's plan in force in the calling thread's network namespace, and verifies it. The plan depends on all addresses that are there, as for
+/// ADD, and not only on the pod's.
+///
+/// # Errors
+/// Why the namespace is not redirected.
+pub fn redirect_here(
+    facts: &PodFacts,
+    rules: &ExpectedRules,
+    there: &[IpAddr],
+    is_foreign: bool,
+) -> Result<Redirected, ApplyFailure> {
+    let plan = match rules.decide(facts, there).map_err(ApplyFailure::Settings)? {
+        Decision::Redirect(redirect) => redirect.plan(),
+        Decision::Skip(reason) => return Err(ApplyFailure::Skipped(reason)),
+    };
+    let options = ApplyOptions {
+        programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
+        patience: PATIENCE,
+        ..rules.options(is_foreign)
+    };
+    let applied = apply(&plan, &options).map_err(ApplyFailure::Apply)?;
+    let verified = match verify(&plan, &options) {
+        Ok(None) => Ok(()),
+        Ok(Some(mismatch)) => return Err(ApplyFailure::Mismatch(mismatch)),
+        Err(error) => Err(error),
+    };
+    Ok(Redirected { plan, applied, verified })
+}
+
+impl RepairReport {
+    /// In words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let rules =
+            if self.changed { "its rules are in force now" } else { "its rules were in force already" };
+        format!("{rules} and verified ({}){}", self.backend, self.closed())
+    }
+
+    /// How many connections were closed, if any.
+    fn closed(&self) -> String {
+        match self.severed.sockets + self.severed.tracked {
+            0 => String::new(),
+            count => format!("; {count} connections that bypassed the proxy were ended"),
+        }
+    }
+}

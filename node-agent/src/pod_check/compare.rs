@@ -1,0 +1,201 @@
+//! Comparing a pod's network namespace with its plan. Read-only.
+
+use std::hash::RandomState;
+use std::net::IpAddr;
+
+use cni_core::conf::Conf;
+use cni_core::selection::{Programming, base_settings};
+use netns_apply::facts::{NameFiles, addresses};
+use netns_apply::pod::{Outside, suitable};
+use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, cleanup_preview, verify};
+use pod_netns::{Survey, Unfound};
+use redirect_core::pod::{Decision, PodFacts};
+use redirect_core::settings::{InputErrors, NamespaceFacts};
+
+use super::{MeshPod, UNVERIFIABLE};
+
+/// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
+const MOST_RULES: usize = 1 << 20;
+
+/// What holds for all pods of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpectedRules {
+    /// What programs the rules, and in which form.
+    pub programming: Programming,
+    /// Whether pods get strict capture, unless they say otherwise.
+    pub strict_capture: bool,
+    /// What the runtime's environment says: variables and their values.
+    pub environment: Vec<(&'static str, String)>,
+}
+
+impl ExpectedRules {
+    /// Those of the plugin's configuration and the runtime's environment.
+    #[must_use]
+    pub fn of(conf: &Conf, environment: &[(&'static str, String)]) -> Self {
+        Self {
+            programming: conf.programming,
+            strict_capture: conf.strict_capture,
+            environment: environment.to_vec(),
+        }
+    }
+
+    /// What the plugin decides about a pod whose network namespace has these addresses.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the pod's settings.
+    pub fn decide(&self, pod: &PodFacts, there: &[IpAddr]) -> Result<Decision, InputErrors> {
+        let env = |name: &'static str| {
+            self.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+        };
+        pod.decide_with(
+            base_settings(self.strict_capture, env),
+            &NamespaceFacts::new(there).with_names(&NameFiles),
+        )
+    }
+
+    /// What programs the rules in a network namespace, and how many are read there; a foreign one is owned by another user namespace than
+    /// ours.
+    #[must_use]
+    pub fn options(&self, is_foreign: bool) -> ApplyOptions {
+        let Programming { backend, native_form } = self.programming;
+        let backend = suitable(backend, is_foreign);
+        ApplyOptions { backend, native_form, most_read: Some(MOST_RULES), ..ApplyOptions::default() }
+    }
+}
+
+/// How a pod's namespace compares with its plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Comparison {
+    /// All rules, routes and addresses are as planned.
+    AsPlanned,
+    /// This is the first thing that is not.
+    Different(String),
+    /// Nothing of the mesh is there; this is the first thing that is missing.
+    NotRedirected(String),
+    /// All are, but rules of other programs interfere.
+    Interference(String),
+    /// It cannot be determined.
+    Unknown(CheckError),
+}
+
+/// How a comparison was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Basis {
+    /// The rules were read; this was the namespace's fingerprint just before, if it has one.
+    Rules(Option<Fingerprint>),
+    /// Nothing has changed since they were read.
+    Fingerprint,
+}
+
+/// Why a pod cannot be checked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// Its network namespace is not found.
+    #[error("{0}")]
+    NotFound(String),
+    /// More than one may be its network namespace.
+    #[error("{0}")]
+    Ambiguous(String),
+    /// Its rules are in force, but other rules cannot be read.
+    #[error("{0}")]
+    Unverifiable(String),
+    /// Its network namespace cannot be compared with its plan.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl CheckError {
+    /// The word for metrics.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::NotFound(_) => "not_found",
+            Self::Ambiguous(_) => "ambiguous",
+            Self::Unverifiable(_) => UNVERIFIABLE,
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+impl From<ApplyError> for CheckError {
+    fn from(error: ApplyError) -> Self {
+        let text = error.to_string();
+        if matches!(error, ApplyError::OthersUnread { .. }) {
+            Self::Unverifiable(text)
+        } else {
+            Self::Failed(text)
+        }
+    }
+}
+
+impl From<Unfound> for CheckError {
+    fn from(unfound: Unfound) -> Self {
+        match unfound {
+            Unfound::NoAddress | Unfound::Nowhere(_) => Self::NotFound(unfound.to_string()),
+            Unfound::Ambiguous { .. } => Self::Ambiguous(unfound.to_string()),
+        }
+    }
+}
+
+/// Compares a pod's network namespace with its plan. If it still has the fingerprint of a time when everything was as planned, nothing else is
+/// read. Takes a few milliseconds: not for an async thread.
+#[must_use]
+pub fn check(
+    pod: &MeshPod,
+    survey: &Survey,
+    rules: &ExpectedRules,
+    keys: &RandomState,
+    known: Option<Fingerprint>,
+) -> (Comparison, Basis) {
+    let checked = || {
+        let sandbox = survey.find(&pod.addresses)?;
+        // It may have gone since the survey.
+        let netns = sandbox.open().map_err(|error| CheckError::NotFound(error.to_string()))?;
+        let outside = Outside::of_this_process();
+        let inside = || {
+            // Before the rules are read: a concurrent change changes the next fingerprint.
+            let fingerprint = Fingerprint::now(keys);
+            if known.is_some() && fingerprint == known {
+                return Ok((Comparison::AsPlanned, Basis::Fingerprint));
+            }
+            let compared = compare_here(pod, rules, outside.finds_this_foreign())?;
+            Ok((compared, Basis::Rules(fingerprint)))
+        };
+        netns.run(inside).map_err(|error| CheckError::Failed(error.to_string()))?
+    };
+    checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None)))
+}
+
+/// Compares the calling thread's network namespace, which is to be the pod's, with the pod's plan.
+///
+/// # Errors
+/// Why it cannot be determined.
+pub fn compare_here(
+    pod: &MeshPod,
+    rules: &ExpectedRules,
+    is_foreign: bool,
+) -> Result<Comparison, CheckError> {
+    let there = addresses().map_err(|error| CheckError::Failed(error.to_string()))?;
+    if !pod.addresses.iter().all(|address| there.contains(address)) {
+        return Err(CheckError::NotFound("its network namespace has lost the pod's addresses".to_owned()));
+    }
+    match rules.decide(&pod.facts, &there).map_err(|errors| CheckError::Failed(errors.to_string()))? {
+        Decision::Skip(_) => Ok(Comparison::AsPlanned),
+        Decision::Redirect(redirect) => {
+            let options = rules.options(is_foreign);
+            match verify(&redirect.plan(), &options)? {
+                None => Ok(Comparison::AsPlanned),
+                Some(mismatch) => judge(&mismatch, &options),
+            }
+        }
+    }
+}
+
+fn judge(mismatch: &Mismatch, options: &ApplyOptions) -> Result<Comparison, CheckError> {
+    if matches!(mismatch, Mismatch::Interference(_)) {
+        return Ok(Comparison::Interference(mismatch.to_string()));
+    }
+    let is_bare = cleanup_preview(options).is_ok_and(|ours| ours.is_empty());
+    let text = mismatch.to_string();
+    Ok(if is_bare { Comparison::NotRedirected(text) } else { Comparison::Different(text) })
+}

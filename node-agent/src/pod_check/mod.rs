@@ -1,0 +1,52 @@
+//! One operation on one pod: which pod it is, how it should be redirected, how its network namespace differs, and redirecting it there.
+//!
+//! Its clients decide when: the drift watch at an interval ([`crate::drift`]), healing when the kernel reports a change ([`crate::heal`]), repair when a
+//! container failed ([`crate::repair`]), and the taint's probe on a namespace of its own ([`crate::taint`]). All of it is the code of the plugin's ADD and CHECK.
+
+mod apply;
+mod compare;
+mod namespace;
+mod plugin_conf;
+mod pod;
+mod processes;
+
+use netns_apply::capabilities::{self, Capability};
+
+pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
+pub use compare::{Basis, CheckError, Comparison, ExpectedRules, check, compare_here};
+pub use plugin_conf::plugin_conf;
+pub use pod::{MeshPod, NotMeshed};
+
+/// The rules are in force, but whether other programs' rules interfere cannot be determined.
+pub const UNVERIFIABLE: &str = "unverifiable";
+
+/// Why a pod cannot be repaired.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct RepairError {
+    /// The reason for metrics, of a closed set.
+    pub reason: &'static str,
+    /// The message.
+    pub text: String,
+}
+
+impl RepairError {
+    /// A reason and a message.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers have a text or an error that they do not need"
+    )]
+    pub fn new(reason: &'static str, text: impl ToString) -> Self {
+        Self { reason, text: text.to_string() }
+    }
+}
+
+/// Whether this process has these capabilities.
+///
+/// # Errors
+/// The names of those that it lacks.
+pub fn require<const N: usize>(wanted: [Capability; N]) -> Result<(), Vec<&'static str>> {
+    let missing = wanted.into_iter().filter(|wanted| capabilities::has(*wanted) == Some(false));
+    let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
+    if missing.is_empty() { Ok(()) } else { Err(missing) }
+}
