@@ -9,7 +9,7 @@ use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use redirect_core::{
     Family, RulePlan,
-    change::Change,
+    change::RulesetDiff,
     interference::{Pod, add_saved, find, ruleset::Ruleset},
     parse, render,
     state::RuleState,
@@ -85,11 +85,11 @@ fn comparing(c: &mut Criterion) {
         (rules.state().clone(), rules)
     };
     step(c, "diff, nothing to do", same, |(observed, wanted)| {
-        black_box(Change::between(black_box(observed), black_box(wanted)));
+        black_box(RulesetDiff::between(black_box(observed), black_box(wanted)));
     });
     let from_nothing = |size| (RuleState::new(), plan(size).rules(Family::V4));
     step(c, "diff, everything to do", from_nothing, |(observed, wanted)| {
-        black_box(Change::between(black_box(observed), black_box(wanted)));
+        black_box(RulesetDiff::between(black_box(observed), black_box(wanted)));
     });
 }
 

@@ -4,7 +4,7 @@ use std::{error::Error, io, time::Duration};
 
 /// What a server says with a refusal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct StatusMessage {
     /// Its text, shortened.
     pub text: String,
     /// Whether it speaks as API servers do. What merely stands in front of one does not, and does not know what it speaks of.
@@ -13,26 +13,26 @@ pub struct Words {
 
 /// Why there is no answer, or another one than was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum ApiError {
     /// The request cannot be made: it has a name that no object has.
     #[error("there is no such request: {0}")]
     Impossible(String),
     /// 401: it does not take our credentials.
     #[error("the API server does not accept the credentials (401): {}", .0.text)]
-    Unauthorized(Words),
+    Unauthorized(StatusMessage),
     /// 403: it takes them, and does not allow the request.
     #[error("the API server does not allow it (403): {}", .0.text)]
-    Forbidden(Words),
+    Forbidden(StatusMessage),
     /// 404: there is no such thing.
     #[error("the API server has no such thing (404): {}", .0.text)]
-    NotFound(Words),
+    NotFound(StatusMessage),
     /// Another status than one of success.
     #[error("the API server answers {code}: {}", .words.text)]
     Busy {
         /// The HTTP status.
         code: u16,
         /// What it says.
-        words: Words,
+        words: StatusMessage,
         /// When it wants to be asked again.
         retry_after: Option<Duration>,
     },
@@ -70,7 +70,7 @@ pub enum Failure {
     },
 }
 
-impl Failure {
+impl ApiError {
     /// When the server wants to be asked again, if it says so.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {

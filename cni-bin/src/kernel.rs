@@ -2,7 +2,7 @@
 
 use crate::selection::Programming;
 use netns_apply::{
-    Aftermath, ApplyOptions, Mismatch, Programs, RunError,
+    ApplyOptions, Mismatch, Programs, RollbackOutcome, RunError,
     capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, Outside, hosts, suitable},
@@ -142,8 +142,8 @@ fn failed(error: &dyn Error) -> KernelError {
 impl From<RunError> for KernelError {
     fn from(error: RunError) -> Self {
         match error.aftermath {
-            Aftermath::Untouched | Aftermath::Undone => Self::Failed(error.to_string()),
-            Aftermath::Left { .. } => Self::Left(error.to_string()),
+            RollbackOutcome::Untouched | RollbackOutcome::Undone => Self::Failed(error.to_string()),
+            RollbackOutcome::Left { .. } => Self::Left(error.to_string()),
         }
     }
 }
@@ -215,7 +215,7 @@ mod tests {
     use netns_apply::ApplyError;
 
     /// Code and details of the answer to a run that left this.
-    fn told(aftermath: Aftermath) -> (Code, String) {
+    fn report(aftermath: RollbackOutcome) -> (Code, String) {
         let run = RunError { cause: Box::new(ApplyError::NotPermitted), aftermath };
         let error = CniError::from(KernelError::from(run));
         assert!(error.message.starts_with("CAP_NET_ADMIN is missing"), "{}", error.message);
@@ -225,11 +225,11 @@ mod tests {
     #[test]
     fn only_a_namespace_that_is_as_it_was_is_said_to_be() {
         let as_before = (Code::NotProgrammed, "the pod's network namespace is as it was before".to_owned());
-        assert_eq!(told(Aftermath::Untouched), as_before);
-        assert_eq!(told(Aftermath::Undone), as_before);
+        assert_eq!(report(RollbackOutcome::Untouched), as_before);
+        assert_eq!(report(RollbackOutcome::Undone), as_before);
         let left = vec!["ip -4 rule: 32765: from all fwmark 0x539 lookup 133".to_owned()];
         for left in [left, Vec::new()] {
-            let (code, details) = told(Aftermath::Left { left, failures: Vec::new() });
+            let (code, details) = report(RollbackOutcome::Left { left, failures: Vec::new() });
             assert_eq!(code, Code::NotProgrammed);
             assert!(details.contains("is not as it was before"), "{details}");
             assert!(details.contains("removes it"), "{details}");

@@ -34,7 +34,7 @@ pub struct Block {
 
 /// A command of a console, and what it is said to print.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct GuideStep {
     /// The command.
     pub command: String,
     /// The lines below it.
@@ -48,11 +48,11 @@ impl Block {
     }
 
     /// The commands of a console, which follow a prompt, each with its output.
-    pub fn steps(&self) -> Vec<Step> {
-        let mut steps: Vec<Step> = Vec::new();
+    pub fn steps(&self) -> Vec<GuideStep> {
+        let mut steps: Vec<GuideStep> = Vec::new();
         for line in self.text.lines() {
             if let Some(command) = line.strip_prefix("# ").or_else(|| line.strip_prefix("$ ")) {
-                steps.push(Step { command: command.to_owned(), output: Vec::new() });
+                steps.push(GuideStep { command: command.to_owned(), output: Vec::new() });
             } else if let Some(step) = steps.last_mut() {
                 step.output.push(line.to_owned());
             }

@@ -20,7 +20,7 @@ mod snapshot;
 mod state;
 
 pub use directory::NetnsDirectory;
-pub use snapshot::{Change, Snapshot};
+pub use snapshot::{Snapshot, SnapshotDiff};
 pub use state::{Chains, State, Tables};
 
 /// The IPv4 address of a pod's `eth0`.

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use common::recording::Recording;
-use redirect_core::change::Change;
+use redirect_core::change::RulesetDiff;
 use redirect_core::netlink::{Batch, Observed};
 use redirect_core::parse::rule_state;
 use redirect_core::settings::SETTINGS;
@@ -288,7 +288,7 @@ fn saved(tables: &Value) -> Result<String> {
 fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
     let (state, nothing) = (rule_state(text)?, Observed::at(1));
     ensure!(state != *FamilyRules::default().state(), "nothing is recorded");
-    let change = Change::back(&RuleState::new(), &state, &Change::default());
+    let change = RulesetDiff::back(&RuleState::new(), &state, &RulesetDiff::default());
     let mut batch = Batch::new(&nothing);
     batch.change(family, &change)?;
     Ok(kernel::dumped(batch.finish()?.bytes()))

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use e2e::process::Output;
 use page_support::{Case, Machines, PACKETS, errors, of_manifest};
-use web::{Form, Question, Side, Way, answer};
+use web::{Form, PacketQuestion, Question, Side, answer};
 
 const THREADS: usize = 2;
 /// Every which pair of neighbours is compared.
@@ -93,10 +93,10 @@ fn the_page_traces_packets_as_redirectctl_does() -> Result<()> {
     Ok(())
 }
 
-fn way(said: &[(&str, &str)]) -> Way {
+fn way(said: &[(&str, &str)]) -> PacketQuestion {
     let of =
         |flag: &str| said.iter().find(|(name, _)| *name == flag).map_or("", |(_, value)| value).to_owned();
-    Way {
+    PacketQuestion {
         sender: of("as"),
         to: of("to"),
         from: of("from"),

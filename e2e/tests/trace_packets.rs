@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use common::mesh::other_address;
-use common::packets::{FORMS, IMPATIENT, Seen, World, plan, random_packet, random_settings};
+use common::packets::{Arrived, FORMS, IMPATIENT, World, plan, random_packet, random_settings};
 use e2e::dice::Dice;
 use e2e::netns::{Families, Namespace, remote_address};
 use e2e::traffic::ANSWER;
@@ -21,7 +21,10 @@ use redirect_core::{
     Family, RulePlan,
     interference::ruleset::{Condition, Ruleset, SeenRule, Statement},
     rule::TcpFlags,
-    trace::{Change, Connection, ConnectionState, Detail, Fate, Outcome, Packet, Rules, Sender, Step, Trace},
+    trace::{
+        Connection, ConnectionState, Detail, Fate, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent,
+        TraceRules,
+    },
 };
 
 const THREADS: usize = 2;
@@ -95,7 +98,7 @@ struct Pod {
     words: String,
     plan: RulePlan,
     foreign: Vec<String>,
-    live: [Rules; 2],
+    live: [TraceRules; 2],
 }
 
 impl Pod {
@@ -116,14 +119,14 @@ impl Pod {
     }
 
     /// What the trace says against what the kernel does; nothing where they agree.
-    fn judge(&self, packet: &Packet, seen: &Seen, tally: &mut Tally) -> Option<String> {
+    fn judge(&self, packet: &Packet, seen: &Arrived, tally: &mut Tally) -> Option<String> {
         let live = &self.live[usize::from(packet.family() == Family::V6)];
         let trace = live.trace(packet);
         tally.count(&trace);
         let agrees = trace.may.iter().any(|fate| seen.is(*fate, packet))
-            || *seen == Seen::Nothing && packet.sender == Sender::Outside && stays(&trace, live);
+            || *seen == Arrived::Nothing && packet.sender == Sender::Outside && stays(&trace, live);
         // Where nobody else has rules every rule is understood, and the plan alone says the same.
-        let planned = Rules::of_plan(&self.plan, packet.family()).fate(packet);
+        let planned = TraceRules::of_plan(&self.plan, packet.family()).fate(packet);
         let says_the_same = trace.fate() == planned && seen.is(planned, packet);
         if agrees && (!self.foreign.is_empty() || says_the_same) {
             return None;
@@ -171,17 +174,16 @@ fn random_rules(dice: &mut Dice, form: &str) -> Vec<String> {
 
 /// Whether what the pod answers never leaves it, so that nobody sees where the packet has come to: a rule of others gave the packet
 /// TPROXY's mark, and the answer gets the connection's.
-fn stays(trace: &Trace, live: &Rules) -> bool {
-    let mark =
-        trace.steps.iter().rev().find_map(|step| {
-            if let Step::Changed(Change::ConnectionMark(mark)) = step { *mark } else { None }
-        });
+fn stays(trace: &Trace, live: &TraceRules) -> bool {
+    let mark = trace.steps.iter().rev().find_map(|step| {
+        if let TraceEvent::Changed(PacketEdit::ConnectionMark(mark)) = step { *mark } else { None }
+    });
     let Some((mark, source)) = mark.zip(trace.packet.source) else { return false };
     let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
     let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
     let connection = Connection { state: ConnectionState::Reply, mark, translated_to: None };
     let answer = live.trace(&Packet { connection, flags: TcpFlags::SYN | TcpFlags::ACK, ..answer });
-    answer.steps.contains(&Step::Changed(Change::Rerouted(Some("lo".into()))))
+    answer.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into()))))
 }
 
 /// How many packets had which fate, and what was not understood on the way of those whose fate is unknown.
@@ -198,7 +200,7 @@ impl Tally {
             return;
         }
         for step in &trace.steps {
-            if let Step::Rule { rule, outcome: Outcome::Unknown(_), .. } = step {
+            if let TraceEvent::Rule { rule, outcome: Outcome::Unknown(_), .. } = step {
                 *self.causes.entry(rule.clone()).or_default() += 1;
             }
         }

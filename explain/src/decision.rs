@@ -7,7 +7,7 @@ use redirect_core::{Redirect, RulePlan, json};
 
 /// What is to be done with a pod.
 #[derive(Debug, Clone)]
-pub enum Decided {
+pub enum PodDecision {
     /// It is redirected, as these settings say.
     Redirect(Box<Redirect>, Box<RawSettings>),
     /// It is left alone.
@@ -20,7 +20,7 @@ pub enum Decided {
     Unknown,
 }
 
-impl Decided {
+impl PodDecision {
     /// Decides about a pod that is on a network of its own and not left alone for its name, starting from settings that hold for every
     /// pod.
     #[must_use]

@@ -30,7 +30,7 @@ const PROGRAMS: &[&[&str]] = &[
 
 /// A command line, and the variables that are set for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Typed {
+pub struct CommandInput {
     /// `NAME=VALUE` before the program's name.
     pub variables: Vec<(String, String)>,
     /// What follows it.
@@ -41,7 +41,7 @@ pub struct Typed {
 ///
 /// # Errors
 /// A quote that is not closed.
-pub fn typed(line: &str) -> Result<Typed, String> {
+pub fn typed(line: &str) -> Result<CommandInput, String> {
     // shlex makes an empty word of a line that goes on between two words.
     let line = line.replace("\\\r\n", "").replace("\\\n", "");
     let mut words = shlex::split(&line).ok_or_else(|| "a quote is opened and not closed".to_owned())?;
@@ -51,7 +51,7 @@ pub fn typed(line: &str) -> Result<Typed, String> {
         words.len() >= program.len() && program.iter().zip(&words).all(|(one, word)| one == word)
     });
     words.drain(..program.map_or(0, |program| program.len()));
-    Ok(Typed { variables, words })
+    Ok(CommandInput { variables, words })
 }
 
 /// `NAME=VALUE`.
@@ -75,7 +75,7 @@ pub fn looks_typed(text: &str) -> bool {
 ///
 /// # Errors
 /// It asks for something else than rules.
-pub fn input(typed: Typed) -> Result<Input, String> {
+pub fn input(typed: CommandInput) -> Result<Input, String> {
     let program = Program {
         name: "redirectctl plan",
         about: "",

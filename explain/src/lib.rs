@@ -6,9 +6,9 @@ pub mod decision;
 pub mod flags;
 pub mod manifest;
 pub mod packet;
-pub mod paper;
 pub mod picture;
 pub mod plan;
+pub mod text_writer;
 pub mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr};

@@ -11,7 +11,7 @@ use redirect_core::rule::{Chain, Scope, Table, Target};
 use redirect_core::trace::{Detail, Trace};
 use redirect_core::{Family, RulePlan};
 
-use crate::paper::harmless;
+use crate::text_writer::harmless;
 
 /// A language of pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use redirect_core::options::BackendChoice;
 use redirect_core::render::restore_text;
-use redirect_core::trace::{Detail, Difference, Rules, Trace, difference_between};
+use redirect_core::trace::{Detail, Difference, Trace, TraceRules, difference_between};
 use redirect_core::{Family, RulePlan, json};
 use serde_json::{Value, json};
 
 use crate::VERSION;
-use crate::paper::{Ink, Layout, Paper, harmless};
+use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
 /// A trace for people. What others call their rules is made harmless.
 #[must_use]
-pub fn told(trace: &Trace, detail: Detail) -> String {
+pub fn report(trace: &Trace, detail: Detail) -> String {
     trace.text(detail).lines().map(|line| harmless(line) + "\n").collect()
 }
 
@@ -29,8 +29,8 @@ pub struct Programmed {
 impl Programmed {
     /// The rules that packets of a family meet.
     #[must_use]
-    pub fn rules(&self, family: Family) -> Rules {
-        Rules::of_plan_in(&self.plan, family, self.backend)
+    pub fn rules(&self, family: Family) -> TraceRules {
+        TraceRules::of_plan_in(&self.plan, family, self.backend)
     }
 }
 
@@ -61,14 +61,14 @@ impl Compared {
     /// For people.
     #[must_use]
     pub fn text(&self, layout: Layout) -> String {
-        let mut paper = Paper::new(layout);
+        let mut paper = TextWriter::new(layout);
         let [gone, new] = &self.rules;
         if gone.is_empty() && new.is_empty() {
             paper.line(0, "the rules are the same");
         } else {
             paper.heading("rules");
         }
-        for (sign, ink, rules) in [("- ", Ink::Red, gone), ("+ ", Ink::Green, new)] {
+        for (sign, ink, rules) in [("- ", TextStyle::Red, gone), ("+ ", TextStyle::Green, new)] {
             for (family, rule) in rules {
                 paper.marked(2, sign, ink, &format!("{family} {rule}"));
             }

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Family, RulePlan,
-    change::Change,
+    change::RulesetDiff,
     interference::{add_saved, ruleset::Ruleset},
     parse::rule_state,
     render,
@@ -17,9 +17,10 @@ fuzz_target!(|text: &str| {
         let _ = add_saved(&mut Ruleset::default(), family, text);
     }
     let Ok(state) = rule_state(text) else { return };
-    let cleanup = Change::between(&state, &RulePlan::empty().rules(Family::V4));
+    let cleanup = RulesetDiff::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());
-    let ours = render::change_text(&Change::back(&RuleState::new(), &state.of_mesh(), &Change::default()));
+    let ours =
+        render::change_text(&RulesetDiff::back(&RuleState::new(), &state.of_mesh(), &RulesetDiff::default()));
     let again = rule_state(&ours).expect("what was written can be read");
     assert_eq!(again, state.of_mesh());
 });

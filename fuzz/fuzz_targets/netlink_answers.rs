@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Family, RulePlan,
-    change::Change,
+    change::RulesetDiff,
     interference::{
         Pod, find,
         ruleset::{HookList, Ruleset},
@@ -29,8 +29,9 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = native.sets();
     put_back(&native);
     let _ = find(&ruleset, &RulePlan::empty(), &Pod::default());
-    let cleanup = Family::BOTH
-        .map(|family| (family, Change::between(observed.state(family), &RulePlan::empty().rules(family))));
+    let cleanup = Family::BOTH.map(|family| {
+        (family, RulesetDiff::between(observed.state(family), &RulePlan::empty().rules(family)))
+    });
     let mut batch = Batch::new(&observed);
     for (family, change) in &cleanup {
         // Chains that are not iptables' are refused, and that is all that may be.

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::{
     Family,
-    change::Change,
+    change::RulesetDiff,
     netlink::{Batch, Messages, Observed},
     parse::rule_state,
     rule::Table,
@@ -20,7 +20,7 @@ fuzz_target!(|text: &str| {
     }
     let Ok(state) = rule_state(text) else { return };
     let wanted = state.of_mesh();
-    let change = Change::back(&RuleState::new(), &wanted, &Change::default());
+    let change = RulesetDiff::back(&RuleState::new(), &wanted, &RulesetDiff::default());
     for family in Family::BOTH {
         let nothing = Observed::at(1);
         let mut batch = Batch::new(&nothing);

@@ -3,7 +3,7 @@
 use crate::{kernel, text};
 use redirect_core::{
     Family, Redirect, RulePlan,
-    change::{Change, RuleDifference},
+    change::{RuleDifference, RulesetDiff},
     json,
     netlink::NativeForm,
     parse::{entry, rule_state},
@@ -13,7 +13,7 @@ use redirect_core::{
     state::{Entry, RuleState},
 };
 use redirectctl::{
-    paper::Layout,
+    text_writer::Layout,
     plan::{Format, written},
 };
 use serde_json::Value;
@@ -42,8 +42,8 @@ fn restore_text(rules: &FamilyRules) {
     let read = rule_state(&text).expect("a rendered plan can be read");
     assert_eq!(&read, rules.state());
     assert_eq!(RuleDifference::first(&read, rules), None);
-    assert!(Change::between(&read, rules).is_empty());
-    assert_eq!(Change::between(&RuleState::new(), rules).is_empty(), rules.state().is_empty());
+    assert!(RulesetDiff::between(&read, rules).is_empty());
+    assert_eq!(RulesetDiff::between(&RuleState::new(), rules).is_empty(), rules.state().is_empty());
     let planned: usize =
         Table::ALL.iter().flat_map(|table| rules.state().chains(*table)).map(|(_, all)| all.len()).sum();
     assert_eq!(text.lines().filter(|line| is_rule(line)).count(), planned, "{text}");

@@ -9,12 +9,12 @@ mod undo;
 
 use crate::{
     backend::{self, Backend, Because, Handles},
-    connections::{self, SeverError},
-    error::{Aftermath, ApplyError, RunError},
+    connections::{self, CloseError},
+    error::{ApplyError, RollbackOutcome, RunError},
     exec::Programs,
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
-    observe::{self, Seen, Unreadable},
+    observe::{self, NamespaceState, Unreadable},
     pause::{deadline, grace},
 };
 use redirect_core::{
@@ -107,8 +107,8 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
     let mut handles = Handles::open(options)?;
     let seen = match &handles.netlink {
-        Some(_) => Seen::default(),
-        None => Seen::now(&mut handles, deadline(options.patience))?,
+        Some(_) => NamespaceState::default(),
+        None => NamespaceState::now(&mut handles, deadline(options.patience))?,
     };
     backend::choose(options.backend, &seen, &mut handles, &RulePlan::empty())
 }
@@ -122,9 +122,9 @@ struct Run<'a> {
     lock: Option<NetnsLock>,
     deadline: Instant,
     /// Why closed connections may still be tracked.
-    unforgotten: Option<SeverError>,
+    unforgotten: Option<CloseError>,
     /// What the run saw before its first step.
-    start: Option<Seen>,
+    start: Option<NamespaceState>,
     /// How to undo each step, in the order of the steps.
     done: Vec<Inverse>,
 }
@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
         let mut chosen = None;
         let mut passes = 0;
         loop {
-            let mut seen = Seen::now(&mut self.handles, self.deadline)?;
+            let mut seen = NamespaceState::now(&mut self.handles, self.deadline)?;
             let (backend, because) = match chosen {
                 Some(choice) => choice,
                 None => backend::choose(self.options.backend, &seen, &mut self.handles, self.plan)?,
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
             chosen = Some((backend, because));
             let mut steps = self.steps(&seen, backend);
             self.obstacles(&seen, backend)?;
-            let outcome = |run: &Self, seen: &Seen| {
+            let outcome = |run: &Self, seen: &NamespaceState| {
                 let (changed, warnings) = (!run.done.is_empty(), run.warnings(seen, backend));
                 Ok(Outcome { backend, because, changed, warnings })
             };
@@ -180,7 +180,7 @@ impl<'a> Run<'a> {
             if self.lock.is_none() && !only_adds(&steps) {
                 self.lock = Some(self.take_lock()?);
                 // Taking the lock has moved the generation, and somebody else may have been at work before that.
-                seen = Seen::now(&mut self.handles, self.deadline)?;
+                seen = NamespaceState::now(&mut self.handles, self.deadline)?;
                 steps = self.steps(&seen, backend);
             }
             self.test(&steps)?;
@@ -214,7 +214,7 @@ impl<'a> Run<'a> {
         Ok(NetnsLock::take(self.options.patience)?)
     }
 
-    fn steps(&self, seen: &Seen, backend: Backend) -> Vec<Step> {
+    fn steps(&self, seen: &NamespaceState, backend: Backend) -> Vec<Step> {
         let rules_in = match backend {
             Backend::Netlink => RulesIn::Iptables(Variant::Nft),
             Backend::Restore(variant) => RulesIn::Iptables(variant),
@@ -231,7 +231,7 @@ impl<'a> Run<'a> {
     }
 
     /// An error if something would keep the plan's rules from taking effect, or hide rules of the mesh from us.
-    fn obstacles(&self, seen: &Seen, backend: Backend) -> Result<(), ApplyError> {
+    fn obstacles(&self, seen: &NamespaceState, backend: Backend) -> Result<(), ApplyError> {
         // Native tables are ours alone: a run wakes them. Which tables a plan uses is worth finding out only if one is dormant.
         if backend != Backend::NativeNft && seen.asleep(|_| true).is_some() {
             let names = backend::tables(self.plan, backend);
@@ -246,7 +246,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn warnings(&self, seen: &Seen, backend: Backend) -> Vec<String> {
+    fn warnings(&self, seen: &NamespaceState, backend: Backend) -> Vec<String> {
         let mut warnings: Vec<String> =
             self.lock.as_ref().and_then(NetnsLock::warning).map(str::to_owned).into_iter().collect();
         // The rules are in force, and what is left behind goes by itself: no reason to undo anything.
@@ -288,7 +288,7 @@ impl<'a> Run<'a> {
     }
 
     /// Takes the steps, one after the other.
-    fn take(&mut self, steps: Vec<Step>, seen: &Seen) -> Result<(), ApplyError> {
+    fn take(&mut self, steps: Vec<Step>, seen: &NamespaceState) -> Result<(), ApplyError> {
         self.start.get_or_insert_with(|| seen.clone());
         let mut native = seen.state.native.clone();
         // What a transaction is based on; each transaction makes it stale for the next.
@@ -303,7 +303,7 @@ impl<'a> Run<'a> {
                 Step::Transaction(Transaction { native: None, .. })
                 | Step::AddRouting(_)
                 | Step::RemoveRouting(_)
-                | Step::Condemn(_)
+                | Step::MarkForRemoval(_)
                 | Step::Grace
                 | Step::ForgetClosed
                 | Step::Restore(..) => native.clone(),
@@ -326,7 +326,7 @@ impl<'a> Run<'a> {
         match step {
             Step::AddRouting(item) => return Ok(self.handles.routes.add(*item)?),
             Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
-            Step::Condemn(found) => self.handles.routes.condemn(found)?,
+            Step::MarkForRemoval(found) => self.handles.routes.mark_for_removal(found)?,
             Step::Grace => grace(),
             Step::ForgetClosed => self.unforgotten = connections::forget_closed(self.plan).err(),
             Step::Restore(variant, family, change) => {
@@ -372,6 +372,6 @@ fn words(tables: &[(redirect_core::Family, String)]) -> String {
 
 impl RunError {
     fn untouched(cause: ApplyError) -> Self {
-        Self { cause: Box::new(cause), aftermath: Aftermath::Untouched }
+        Self { cause: Box::new(cause), aftermath: RollbackOutcome::Untouched }
     }
 }

@@ -37,7 +37,7 @@ const MOST: usize = 1 << 20;
 
 /// What was ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Severed {
+pub struct ClosedConnections {
     /// TCP connections that were aborted, and datagram sockets likewise.
     pub sockets: usize,
     /// What connection tracking was made to forget: datagrams, and connections that cannot be aborted.
@@ -46,7 +46,7 @@ pub struct Severed {
 
 /// Why connections may go on bypassing the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SeverError {
+pub enum CloseError {
     /// The kernel does not do what it was asked to.
     #[error("cannot {what}: {cause}")]
     Kernel {
@@ -63,8 +63,8 @@ pub enum SeverError {
     Still(usize),
 }
 
-fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
-    move |cause| SeverError::Kernel { what, cause }
+fn failed(what: &'static str) -> impl Fn(Errno) -> CloseError {
+    move |cause| CloseError::Kernel { what, cause }
 }
 
 /// Ends the connections in the calling thread's network namespace that were open before the plan's rules came into force, and that the
@@ -72,11 +72,11 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
 ///
 /// # Errors
 /// Why some of them may go on.
-pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
-    let place = Place::here(plan)?;
-    let mut severed = Severed::default();
-    let mut diag = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
-    let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+pub fn sever(plan: &RulePlan) -> Result<ClosedConnections, CloseError> {
+    let place = CloseScope::here(plan)?;
+    let mut severed = ClosedConnections::default();
+    let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     for _ in 0..LOOKS {
         let flows = tracking.flows()?;
         let sockets = diag.sockets()?;
@@ -99,7 +99,7 @@ pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
     }
     match place.beside(&diag.sockets()?, &tracking.flows()?).len() {
         0 => Ok(severed),
-        open => Err(SeverError::Still(open)),
+        open => Err(CloseError::Still(open)),
     }
 }
 
@@ -109,12 +109,12 @@ pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
 ///
 /// # Errors
 /// Why some may be left.
-pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, SeverError> {
-    let place = Place::here(plan)?;
-    let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, CloseError> {
+    let place = CloseScope::here(plan)?;
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     // In this order: a connection has its socket once it is tracked.
     let flows = tracking.flows()?;
-    let sockets = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
+    let sockets = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
     let mut forgotten = 0;
     for flow in place.over(&sockets, &flows) {
         forgotten += usize::from(tracking.forget(flow)?);
@@ -138,15 +138,15 @@ pub struct Listener {
 ///
 /// # Errors
 /// The kernel has no inet_diag for TCP or UDP.
-pub fn listeners() -> Result<BTreeSet<Listener>, SeverError> {
-    let mut diag = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
+pub fn listeners() -> Result<BTreeSet<Listener>, CloseError> {
+    let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
     let listener =
         |socket: Inet| Listener { protocol: socket.protocol, port: socket.local.port(), user: socket.user };
     Ok(diag.list(wire::list_listeners)?.into_iter().map(listener).collect())
 }
 
 /// A plan, and the pod it is for.
-struct Place {
+struct CloseScope {
     captures: Captures,
     addresses: Vec<IpAddr>,
     interfaces: Vec<String>,
@@ -155,10 +155,10 @@ struct Place {
     root: u32,
 }
 
-impl Place {
+impl CloseScope {
     /// The calling thread's network namespace.
-    fn here(plan: &RulePlan) -> Result<Self, SeverError> {
-        let unread = |cause: io::Error| SeverError::Addresses(cause.to_string());
+    fn here(plan: &RulePlan) -> Result<Self, CloseError> {
+        let unread = |cause: io::Error| CloseError::Addresses(cause.to_string());
         Ok(Self {
             captures: Captures::of(plan),
             addresses: facts::addresses().map_err(unread)?,
@@ -246,7 +246,7 @@ impl Place {
 }
 
 /// Asks for a list until nothing has changed while the kernel made it: otherwise a connection may be missing in it.
-fn until_whole(what: &'static str, mut ask: impl FnMut() -> Result<Ended, Errno>) -> Result<(), SeverError> {
+fn until_whole(what: &'static str, mut ask: impl FnMut() -> Result<Ended, Errno>) -> Result<(), CloseError> {
     for _ in 0..DUMP_ATTEMPTS {
         match ask().map_err(failed(what))? {
             Ended::Whole => return Ok(()),
@@ -265,21 +265,21 @@ enum Aborted {
 }
 
 /// A netlink socket to ask questions on.
-struct Asking(NetlinkSocket);
+struct QuerySocket(NetlinkSocket);
 
-impl Asking {
-    fn open(protocol: isize, what: &'static str) -> Result<Self, SeverError> {
+impl QuerySocket {
+    fn open(protocol: isize, what: &'static str) -> Result<Self, CloseError> {
         NetlinkSocket::open(protocol).map(Self).map_err(failed(what))
     }
 
     /// All sockets of TCP and UDP.
-    fn sockets(&mut self) -> Result<Vec<Inet>, SeverError> {
+    fn sockets(&mut self) -> Result<Vec<Inet>, CloseError> {
         self.list(wire::list_sockets)
     }
 
     /// Sockets of TCP and UDP. A kernel that cannot list one kind of them has no diag module for it, and that is
     /// reported as an error.
-    fn list(&mut self, of: fn(u32, Family, Protocol) -> Vec<u8>) -> Result<Vec<Inet>, SeverError> {
+    fn list(&mut self, of: fn(u32, Family, Protocol) -> Vec<u8>) -> Result<Vec<Inet>, CloseError> {
         let mut all = Vec::new();
         for (family, protocol) in Family::BOTH
             .into_iter()
@@ -294,7 +294,7 @@ impl Asking {
     }
 
     /// All that is tracked of TCP and UDP; nothing where the kernel tracks nothing.
-    fn flows(&mut self) -> Result<Vec<Flow>, SeverError> {
+    fn flows(&mut self) -> Result<Vec<Flow>, CloseError> {
         let mut all = Vec::new();
         for family in Family::BOTH {
             let question = |sequence| wire::list_flows(sequence, family);
@@ -303,7 +303,7 @@ impl Asking {
             });
             match dumped {
                 // Without connection tracking there is no translation to remember.
-                Err(SeverError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
+                Err(CloseError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
                     return Ok(Vec::new());
                 }
                 dumped => dumped?,
@@ -318,7 +318,7 @@ impl Asking {
         question: impl Fn(u32) -> Vec<u8>,
         all: &mut Vec<T>,
         read: impl Fn(&redirect_core::netlink::Message<'_>) -> Option<T>,
-    ) -> Result<(), SeverError> {
+    ) -> Result<(), CloseError> {
         let before = all.len();
         until_whole(what, || {
             all.truncate(before);
@@ -338,7 +338,7 @@ impl Asking {
         }
     }
 
-    fn abort(&mut self, socket: &Inet) -> Result<Aborted, SeverError> {
+    fn abort(&mut self, socket: &Inet) -> Result<Aborted, CloseError> {
         let what = failed("abort a connection (SOCK_DESTROY)");
         match self.order(|sequence| wire::abort(sequence, socket)).map_err(&what)? {
             Ok(()) => Ok(Aborted::Yes),
@@ -349,7 +349,7 @@ impl Asking {
     }
 
     /// Makes the kernel forget what it tracks of a socket's connection; returns how many entries that was.
-    fn forget_of(&mut self, socket: &Inet, flows: &[Flow]) -> Result<usize, SeverError> {
+    fn forget_of(&mut self, socket: &Inet, flows: &[Flow]) -> Result<usize, CloseError> {
         let ends = [(socket.local, socket.remote), (socket.remote, socket.local)];
         let of_socket = |flow: &&Flow| {
             flow.protocol == socket.protocol && ends.contains(&(flow.source, flow.destination))
@@ -362,7 +362,7 @@ impl Asking {
     }
 
     /// True where there was something to forget.
-    fn forget(&mut self, flow: &Flow) -> Result<bool, SeverError> {
+    fn forget(&mut self, flow: &Flow) -> Result<bool, CloseError> {
         let what = failed("forget a tracked connection (ctnetlink)");
         match self.order(|sequence| wire::forget(sequence, flow)).map_err(&what)? {
             Ok(()) => Ok(true),

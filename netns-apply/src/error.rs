@@ -11,7 +11,7 @@ pub struct RunError {
     /// What went wrong.
     pub cause: Box<ApplyError>,
     /// What the run left.
-    pub aftermath: Aftermath,
+    pub aftermath: RollbackOutcome,
 }
 
 impl ApplyError {
@@ -27,7 +27,7 @@ impl ApplyError {
 
 /// What a failed run left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Aftermath {
+pub enum RollbackOutcome {
     /// It had not begun to change anything.
     Untouched,
     /// Everything it did was undone.
@@ -41,7 +41,7 @@ pub enum Aftermath {
     },
 }
 
-impl fmt::Display for Aftermath {
+impl fmt::Display for RollbackOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Untouched => f.write_str("; nothing was changed"),

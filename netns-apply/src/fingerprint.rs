@@ -26,8 +26,10 @@ impl Fingerprint {
         }
         let generation = Connection::open().ok()?.generation().ok()?;
         let mut hasher = keys.build_hasher();
-        for FoundRouting { item, flaw, condemned, message: _ } in RouteSocket::open().ok()?.observe().ok()? {
-            (item.to_string(), flaw, condemned).hash(&mut hasher);
+        for FoundRouting { item, flaw, marked_for_removal, message: _ } in
+            RouteSocket::open().ok()?.observe().ok()?
+        {
+            (item.to_string(), flaw, marked_for_removal).hash(&mut hasher);
         }
         facts::addresses_and_interfaces().ok()?.hash(&mut hasher);
         Some(Self { generation, rest: hasher.finish() })

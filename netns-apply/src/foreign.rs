@@ -17,7 +17,7 @@ use redirect_core::{
     options::Variant,
     route_tables::RouteTables,
     routing::FoundRouting,
-    trace::Rules,
+    trace::TraceRules,
 };
 use std::{net::IpAddr, time::Duration};
 
@@ -93,8 +93,8 @@ impl Live {
 
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
     #[must_use]
-    pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> Rules {
-        Rules::of_ruleset(&self.ruleset, &self.routing, family, plan)
+    pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> TraceRules {
+        TraceRules::of_ruleset(&self.ruleset, &self.routing, family, plan)
             .with_addresses(&self.addresses)
             .with_routes(&self.route_tables)
     }

@@ -36,7 +36,7 @@ pub struct Subscription(Socket);
 
 /// What was heard.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct Notification {
     /// How many messages.
     pub messages: usize,
     /// Whether some were lost, so that anything may have changed.
@@ -78,7 +78,7 @@ impl Subscription {
     ///
     /// # Errors
     /// The socket failed.
-    pub fn drain(&self, heard: &mut Heard, most: usize) -> io::Result<bool> {
+    pub fn drain(&self, heard: &mut Notification, most: usize) -> io::Result<bool> {
         let mut buffer = Vec::with_capacity(LARGEST);
         for _ in 0..most {
             buffer.clear();
@@ -96,7 +96,7 @@ impl Subscription {
     }
 }
 
-impl Heard {
+impl Notification {
     /// Whether there was nothing.
     #[must_use]
     pub const fn is_nothing(&self) -> bool {
@@ -139,8 +139,8 @@ mod tests {
         namespace.enter(open).unwrap()
     }
 
-    fn heard(subscription: &Subscription) -> Heard {
-        let mut heard = Heard::default();
+    fn heard(subscription: &Subscription) -> Notification {
+        let mut heard = Notification::default();
         assert!(subscription.drain(&mut heard, MANY).unwrap());
         heard
     }
@@ -202,7 +202,7 @@ mod tests {
         for _ in 0..3 {
             there.sh("nft add table ip web; nft delete table ip web").unwrap();
         }
-        let mut some = Heard::default();
+        let mut some = Notification::default();
         assert!(!rules.drain(&mut some, 1).unwrap(), "there is more");
         assert!(rules.drain(&mut some, MANY).unwrap() && some.writers.len() <= MOST_NAMED);
     }

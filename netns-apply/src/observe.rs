@@ -26,7 +26,7 @@ const ONE_GENERATION: Duration = Duration::from_millis(500);
 
 /// What a look has shown, and what a transaction is based on.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct NamespaceState {
     pub(crate) state: Observation,
     /// nf_tables, where it answers: with the handles of rules.
     pub(crate) nf_tables: Option<netlink::Observed>,
@@ -36,7 +36,7 @@ pub(crate) struct Seen {
     pub(crate) nft_by_programs: bool,
 }
 
-impl Seen {
+impl NamespaceState {
     /// Looks at the calling thread's network namespace. Looking loads and changes nothing.
     pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let patient_until = Instant::now() + ONE_GENERATION;
@@ -104,7 +104,7 @@ impl Seen {
 /// The namespace cannot be inspected.
 pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
     let mut handles = Handles::open(options)?;
-    Ok(Seen::now(&mut handles, deadline(options.patience))?.state)
+    Ok(NamespaceState::now(&mut handles, deadline(options.patience))?.state)
 }
 
 /// What legacy tables hold. If all of them take too much, only those that the mesh uses are read: what fills the others is not ours to judge here.

@@ -94,7 +94,7 @@ fn socket() -> Result<NetlinkSocket, RouteError> {
 /// (drivers/net/loopback.c).
 const LOOPBACK: u32 = 1;
 /// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number that nobody has registered.
-const CONDEMNED: u8 = 0x69;
+const REMOVAL_PROTOCOL: u8 = 0x69;
 
 impl RouteSocket {
     /// Opens one in the calling thread's network namespace.
@@ -268,7 +268,7 @@ impl Dumped {
     }
 
     fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
-        FoundRouting { item, flaw, condemned: false, message: self.payload.clone() }
+        FoundRouting { item, flaw, marked_for_removal: false, message: self.payload.clone() }
     }
 }
 

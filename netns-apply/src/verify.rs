@@ -5,7 +5,7 @@ use crate::{
     backend::{self, Backend, Handles},
     exec::Programs,
     foreign::interference,
-    observe::{self, Seen},
+    observe::{self, NamespaceState},
     pause::deadline,
 };
 use redirect_core::{
@@ -57,7 +57,7 @@ impl fmt::Display for Mismatch {
 /// One look at a network namespace, which answers several questions about it.
 pub struct Snapshot<'a> {
     handles: Handles<'a>,
-    seen: Seen,
+    seen: NamespaceState,
 }
 
 impl fmt::Debug for Snapshot<'_> {
@@ -73,7 +73,7 @@ impl<'a> Snapshot<'a> {
     /// The namespace cannot be inspected.
     pub fn take(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let mut handles = Handles::open(options)?;
-        let seen = Seen::now(&mut handles, deadline(options.patience))?;
+        let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
         Ok(Self { handles, seen })
     }
 

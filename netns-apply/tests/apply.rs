@@ -9,8 +9,8 @@ mod common;
 use common::run;
 use e2e::netns::{Families, Namespace};
 use netns_apply::{
-    Aftermath, ApplyError, ApplyOptions, Backend, Because, ExecError, LockError, Outcome, Programs, RunError,
-    apply, cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight, verify,
+    ApplyError, ApplyOptions, Backend, Because, ExecError, LockError, Outcome, Programs, RollbackOutcome,
+    RunError, apply, cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight, verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
@@ -234,7 +234,7 @@ fn a_run_that_only_adds_waits_for_nobody_and_others_wait() {
                 // Routing goes, too.
                 let error = cleanup(&impatient).unwrap_err();
                 assert!(matches!(*error.cause, ApplyError::Lock(LockError::Busy(BRIEF))), "{error}");
-                assert_eq!(error.aftermath, Aftermath::Untouched);
+                assert_eq!(error.aftermath, RollbackOutcome::Untouched);
                 assert_in_force(&plan("TPROXY", "81"), &impatient);
             })
             .unwrap();
@@ -354,7 +354,7 @@ fn a_run_that_somebody_always_comes_before_ends_with_its_patience() {
             };
             // The other comes in between while the rules are read, or while they are sent.
             assert!(matches!(cause, NetlinkError::Changed | NetlinkError::Contended), "{error}");
-            assert_eq!(aftermath, &Aftermath::Undone, "the address ::6 was added before");
+            assert_eq!(aftermath, &RollbackOutcome::Undone, "the address ::6 was added before");
             let rules = run("iptables-nft-save", &["-t", "nat"], "");
             assert!(rules.contains("--dport 2 ") && !rules.contains("ISTIO"), "{rules}");
         })
@@ -411,7 +411,7 @@ fn a_helper_program_that_says_yes_and_does_nothing_is_named_as_contention_and_no
     let error = namespace.enter(|| apply(&plan("REDIRECT", "80"), &options)).unwrap().unwrap_err();
     let ApplyError::Contended { attempts, difference } = &*error.cause else { panic!("{error}") };
     assert_eq!((*attempts, &difference[..]), (3, "IPv4 nat (iptables-nft)"));
-    assert_eq!(error.aftermath, Aftermath::Undone);
+    assert_eq!(error.aftermath, RollbackOutcome::Undone);
     assert_as_before(&namespace, &before, "it says yes");
 }
 
@@ -432,7 +432,7 @@ fn what_a_helper_program_would_refuse_is_not_begun() {
         let before = namespace.snapshot().unwrap();
         let error = namespace.enter(|| apply(&plan("REDIRECT", "81"), &options)).unwrap().unwrap_err();
         assert!(matches!(*error.cause, ApplyError::Rejected { variant: Variant::Nft, .. }), "{error}");
-        assert_eq!(error.aftermath, Aftermath::Untouched);
+        assert_eq!(error.aftermath, RollbackOutcome::Untouched);
         assert_as_before(&namespace, &before, "refused");
     }
 }
@@ -463,7 +463,7 @@ fn fails_at_the_last_program(
     let options = ApplyOptions { programs: stubs.programs(), ..options(to) };
     let error = namespace.enter(|| apply(&plan("TPROXY", "81"), &options)).unwrap().unwrap_err();
     assert!(matches!(*error.cause, ApplyError::Exec(_)), "{error}");
-    if error.aftermath == Aftermath::Undone {
+    if error.aftermath == RollbackOutcome::Undone {
         assert_as_before(namespace, &before, &format!("{from:?} to {to:?}, {mode}"));
     }
     error
@@ -490,7 +490,7 @@ fn a_run_that_fails_at_its_last_program_is_undone() {
                 stubs.add("iptables-nft-restore", "exit 1");
             }
             let error = fails_at_the_last_program(&stubs, &namespace, from, to, mode);
-            assert_eq!(error.aftermath, Aftermath::Undone, "{from:?} to {to:?}, {mode}: {error}");
+            assert_eq!(error.aftermath, RollbackOutcome::Undone, "{from:?} to {to:?}, {mode}: {error}");
             // And who asks for programs has it done by programs.
             assert_eq!(stubs.lines("calls"), 2, "{from:?} to {to:?}, {mode}");
         }
@@ -506,7 +506,7 @@ fn what_cannot_be_undone_is_named_with_the_reason() {
     );
     let legacy = BackendChoice::Restore(Some(Variant::Legacy));
     let error = fails_at_the_last_program(&stubs, &namespace, None, legacy, "REDIRECT");
-    let Aftermath::Left { left, failures } = &error.aftermath else { panic!("{error}") };
+    let RollbackOutcome::Left { left, failures } = &error.aftermath else { panic!("{error}") };
     assert_eq!(left, &["IPv6 mangle (iptables-legacy)", "IPv6 nat (iptables-legacy)"], "{error}");
     assert!(failures.len() == 1 && failures[0].contains("broken"), "{error}");
 }
@@ -531,7 +531,7 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
             })
         });
         let ended = Finally(|| done.store(true, Ordering::Relaxed));
-        let undone: Vec<Aftermath> = (0..8)
+        let undone: Vec<RollbackOutcome> = (0..8)
             .map(|_| {
                 let legacy = options(BackendChoice::Restore(Some(Variant::Legacy)));
                 let netlink = ApplyOptions { programs: stubs.programs(), ..options(BackendChoice::Netlink) };
@@ -551,7 +551,7 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
         writer.join().unwrap().unwrap();
         undone
     });
-    assert_eq!(undone, vec![Aftermath::Undone; 8]);
+    assert_eq!(undone, vec![RollbackOutcome::Undone; 8]);
 }
 
 #[test]
@@ -570,7 +570,7 @@ fn rules_that_somebody_changes_while_they_are_put_back_are_worked_out_anew() {
                 run("iptables-nft", &["-t", "nat", "-F", "ISTIO_OUTPUT"], "");
             });
             let error = apply(&plan, &netlink).unwrap_err();
-            assert_eq!(error.aftermath, Aftermath::Undone, "{error}");
+            assert_eq!(error.aftermath, RollbackOutcome::Undone, "{error}");
             assert_in_force(&plan, &legacy);
         })
         .unwrap();
@@ -597,7 +597,7 @@ fn a_table_that_sleeps_is_an_obstacle_where_the_plan_uses_it() {
         let ApplyError::Netlink(NetlinkError::Obstacle(Obstacle::Dormant { table })) = &*error.cause else {
             panic!("{error}")
         };
-        assert_eq!((&table[..], &error.aftermath), ("ip nat", &Aftermath::Untouched));
+        assert_eq!((&table[..], &error.aftermath), ("ip nat", &RollbackOutcome::Untouched));
         // The plan has no rules in this one.
         assert!(sleeping("ip raw", backend).unwrap().changed);
     }
@@ -674,7 +674,7 @@ fn legacy_tables_that_nothing_here_can_list_are_an_error_or_where_they_may_be_of
             run("ip6tables-legacy", &["-t", "nat", "-L"], "");
             let error = apply(&plan, &options).unwrap_err();
             let ApplyError::UnreadableTables(tables) = &*error.cause else { panic!("{error}") };
-            assert_eq!((&tables[..], &error.aftermath), ("IPv4 mangle, IPv6 nat", &Aftermath::Untouched));
+            assert_eq!((&tables[..], &error.aftermath), ("IPv4 mangle, IPv6 nat", &RollbackOutcome::Untouched));
             // What a new namespace would have cannot be found out.
             without_sys_admin();
             let warnings = apply(&plan, &options).unwrap().warnings;
@@ -697,7 +697,7 @@ fn a_refusal_before_the_first_step_leaves_nothing_to_undo() {
     });
     let error = error.unwrap();
     assert!(matches!(*error.cause, ApplyError::Route(_)), "{error}");
-    assert_eq!(error.aftermath, Aftermath::Untouched);
+    assert_eq!(error.aftermath, RollbackOutcome::Untouched);
 }
 
 /// Fills a chain of a table with rules of a few MiB, as iptables prints them.
@@ -728,7 +728,7 @@ fn a_run_reads_no_more_rules_than_it_may_and_ends() {
             flood(*backend, "nat", "ISTIO_OUTPUT");
             let error = apply(&plan("REDIRECT", "81"), &options).unwrap_err();
             assert!(is_too_much(&error.cause), "{backend:?}: {error}");
-            assert_eq!(error.aftermath, Aftermath::Untouched);
+            assert_eq!(error.aftermath, RollbackOutcome::Untouched);
             assert!(is_too_much(&observe(&options).unwrap_err()));
             assert!(is_too_much(&cleanup_preview(&options).unwrap_err()));
         };

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cluster_client::params::{GetParams, PostParams, WatchParams};
 use cluster_client::{
-    AccessError, Account, Client, Failure, Limits, Outage, PartialObjectMeta, Pauses, Request, WatchEvent,
+    AccessError, Account, ApiError, Backoff, Client, Limits, Outage, PartialObjectMeta, Request, WatchEvent,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Event, EventSource, Node, NodeSelectorRequirement, ObjectReference};
@@ -116,7 +116,7 @@ impl Connection {
     /// Watches the agent's DaemonSet for as long as the agent lives. `restarted` is told of each time the watch broke.
     pub async fn watch_daemon_set(&self, seen: &LastSeen, restarted: impl Fn()) -> Unneeded {
         let mut outage = Outage::default();
-        let mut pauses = Pauses::new(FIRST_RETRY, LONGEST_RETRY);
+        let mut pauses = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
         loop {
             let done = match self.get() {
                 Ok(cluster) => cluster.watch_once(seen).await,
@@ -160,8 +160,8 @@ impl From<String> for WatchError {
     }
 }
 
-impl From<Failure> for WatchError {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for WatchError {
+    fn from(failure: ApiError) -> Self {
         Self { retry_after: failure.retry_after(), text: failure.to_string() }
     }
 }
@@ -206,11 +206,11 @@ impl Cluster {
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub async fn agents(&self) -> Result<Option<DaemonSet>, Failure> {
+    pub async fn agents(&self) -> Result<Option<DaemonSet>, ApiError> {
         let request = self.daemon_sets().get(&self.identity.daemon_set, &GetParams::default());
         match self.client.json::<DaemonSet>(request, Limits::object(PATIENCE)).await {
             Ok(found) => Ok(found.metadata.deletion_timestamp.is_none().then_some(found)),
-            Err(Failure::NotFound(words)) if words.by_api => Ok(None),
+            Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
             Err(failure) => Err(failure),
         }
     }
@@ -223,7 +223,7 @@ impl Cluster {
         let request = self.daemon_sets().get(&self.identity.daemon_set, &GetParams::default());
         let found: DaemonSet = match self.client.json(request, Limits::object(PATIENCE)).await {
             Ok(found) => found,
-            Err(Failure::NotFound(words)) if words.by_api => return Lookup::Absent,
+            Err(ApiError::NotFound(words)) if words.by_api => return Lookup::Absent,
             Err(failure) if failure.is_refusal() => {
                 return Lookup::Denied { plugin_works: None, pod: OwnPod::Unknown };
             }
@@ -284,11 +284,11 @@ impl Cluster {
                 seen.note(&found);
                 Ok(found.metadata.resource_version.unwrap_or_default())
             }
-            Err(Failure::NotFound(words)) if words.by_api && seen.get() == Seen::Never => Err(format!(
+            Err(ApiError::NotFound(words)) if words.by_api && seen.get() == Seen::Never => Err(format!(
                 "there is no DaemonSet {name}; if the agent's has another name, set DAEMONSET_NAME"
             )
             .into()),
-            Err(Failure::NotFound(words)) if words.by_api => {
+            Err(ApiError::NotFound(words)) if words.by_api => {
                 seen.set(Seen::Gone);
                 Ok("0".to_owned())
             }

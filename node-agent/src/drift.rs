@@ -34,7 +34,7 @@ use fingerprints::{Basis, Fingerprints};
 use ledger::{Ledger, Report};
 use look::look;
 pub(crate) use look::{Comparison, Rules, Trouble, compare_here};
-use pod_netns::{Sandbox, Survey, SurveyError};
+use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
 use pod_state::{PodState, PodStates};
 
 /// The scope of the agent's lines.
@@ -271,7 +271,7 @@ impl Watch {
         &mut self,
         cluster: &Cluster,
         pod: Candidate,
-        survey: &Arc<Survey>,
+        survey: &Arc<NamespaceIndex>,
         rules: &Arc<Rules>,
     ) -> Option<Arc<Candidate>> {
         let pod = Arc::new(pod);
@@ -285,7 +285,12 @@ impl Watch {
     }
 
     /// Looks at one pod, and remembers how its namespace looked if it is as planned.
-    async fn looked(&mut self, pod: &Arc<Candidate>, survey: &Arc<Survey>, rules: &Arc<Rules>) -> Comparison {
+    async fn looked(
+        &mut self,
+        pod: &Arc<Candidate>,
+        survey: &Arc<NamespaceIndex>,
+        rules: &Arc<Rules>,
+    ) -> Comparison {
         let namespace = survey.find(&pod.addresses).ok().map(Sandbox::id);
         let known = namespace.and_then(|namespace| self.fingerprints.of(pod, rules, namespace));
         let keys = self.fingerprints.keys();
@@ -305,7 +310,13 @@ impl Watch {
     }
 
     /// Hands a pod over to be watched, and mended where it has drifted.
-    async fn entrust(&self, pod: &Arc<Candidate>, survey: &Survey, rules: &Arc<Rules>, seen: &Comparison) {
+    async fn entrust(
+        &self,
+        pod: &Arc<Candidate>,
+        survey: &NamespaceIndex,
+        rules: &Arc<Rules>,
+        seen: &Comparison,
+    ) {
         let is_verified = match seen {
             Comparison::AsPlanned => true,
             Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => false,
@@ -330,13 +341,13 @@ impl Watch {
         }
     }
 
-    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Survey>, SurveyError> {
+    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<NamespaceIndex>, SurveyError> {
         let directory: PathBuf = self.settings.paths.netns.clone();
         let panicked = |error: tokio::task::JoinError| SurveyError::Directory {
             directory: self.settings.paths.netns.clone(),
             cause: std::io::Error::other(error.to_string()),
         };
-        let survey = tokio::task::spawn_blocking(move || Survey::of(&directory, &wanted)).await;
+        let survey = tokio::task::spawn_blocking(move || NamespaceIndex::of(&directory, &wanted)).await;
         let survey = survey.map_err(panicked)??;
         let (namespaces, others) = survey.counts();
         log::debug!(target: SCOPE, namespaces = namespaces, others = others; "looked for network namespaces");

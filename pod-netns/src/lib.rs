@@ -15,7 +15,7 @@ use netns_apply::{facts, pod};
 
 /// The namespaces of a directory, as they were at one moment.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct NamespaceIndex {
     found: Vec<Sandbox>,
     /// Files that are no namespaces, or could not be looked into.
     passed_over: usize,
@@ -64,7 +64,7 @@ pub enum SurveyError {
 
 /// Why a pod's namespace is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unfound {
+pub enum LookupError {
     /// The pod has no addresses yet.
     #[error("the pod has no address")]
     NoAddress,
@@ -96,7 +96,7 @@ pub enum ReopenError {
     Replaced(PathBuf),
 }
 
-impl Survey {
+impl NamespaceIndex {
     /// Looks into every namespace of a directory, but never into the host's, for addresses that pods have. Of others nothing is kept:
     /// a container with CAP_NET_ADMIN may make as many as it likes. Takes some ten milliseconds of a processor for 200 of them:
     /// not for an async thread.
@@ -138,18 +138,18 @@ impl Survey {
     ///
     /// # Errors
     /// There is none, or more than one.
-    pub fn find(&self, addresses: &[IpAddr]) -> Result<&Sandbox, Unfound> {
+    pub fn find(&self, addresses: &[IpAddr]) -> Result<&Sandbox, LookupError> {
         if addresses.is_empty() {
-            return Err(Unfound::NoAddress);
+            return Err(LookupError::NoAddress);
         }
         let mut having = self.found.iter().filter(|sandbox| sandbox.has(addresses));
         match (having.next(), having.next()) {
-            (None, _) => Err(Unfound::Nowhere(addresses.to_owned())),
+            (None, _) => Err(LookupError::Nowhere(addresses.to_owned())),
             (Some(one), None) => Ok(one),
             (Some(_), Some(_)) => {
                 let all = self.found.iter().filter(|sandbox| sandbox.has(addresses));
                 let paths = all.map(|sandbox| sandbox.path.clone()).collect();
-                Err(Unfound::Ambiguous { addresses: addresses.to_owned(), paths })
+                Err(LookupError::Ambiguous { addresses: addresses.to_owned(), paths })
             }
         }
     }
@@ -224,14 +224,14 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn survey(namespaces: &[&[&str]]) -> Survey {
+    fn survey(namespaces: &[&[&str]]) -> NamespaceIndex {
         let id = Netns::current().expect("a namespace").id();
         let sandbox = |(index, addresses): (usize, &&[&str])| Sandbox {
             path: format!("/n/{index}").into(),
             id,
             addresses: addresses.iter().map(|text| ip(text)).collect(),
         };
-        Survey { found: namespaces.iter().enumerate().map(sandbox).collect(), passed_over: 0 }
+        NamespaceIndex { found: namespaces.iter().enumerate().map(sandbox).collect(), passed_over: 0 }
     }
 
     #[test]
@@ -250,9 +250,9 @@ mod tests {
         );
         assert_eq!(
             find(&["10.1.0.3", "fd00::2"]),
-            Err(Unfound::Nowhere(vec![ip("10.1.0.3"), ip("fd00::2")]))
+            Err(LookupError::Nowhere(vec![ip("10.1.0.3"), ip("fd00::2")]))
         );
-        assert_eq!(find(&[]), Err(Unfound::NoAddress));
+        assert_eq!(find(&[]), Err(LookupError::NoAddress));
         let ambiguous = find(&["10.1.0.2"]).expect_err("two have it").to_string();
         assert!(ambiguous.contains("/n/0, /n/2") && ambiguous.contains("cannot be told"), "{ambiguous}");
     }
@@ -261,11 +261,12 @@ mod tests {
     fn a_directory_without_namespaces_says_what_may_be_missing() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("cni-1"), "").expect("writes");
-        let error = Survey::of(folder.path(), &BTreeSet::new()).expect_err("nothing").to_string();
+        let error = NamespaceIndex::of(folder.path(), &BTreeSet::new()).expect_err("nothing").to_string();
         assert!(error.contains("1 files") && error.contains("HostToContainer"), "{error}");
         assert!(error.contains("cni-1 is not a network namespace"), "{error}");
-        let error =
-            Survey::of(&folder.path().join("none"), &BTreeSet::new()).expect_err("no directory").to_string();
+        let error = NamespaceIndex::of(&folder.path().join("none"), &BTreeSet::new())
+            .expect_err("no directory")
+            .to_string();
         assert!(error.contains("none: No such file") && error.contains("MOUNTED_CNI_NETNS_DIR"), "{error}");
     }
 }

@@ -12,7 +12,7 @@ use core::fmt;
 
 /// One step within a table. Closed on purpose: who renders or sends a change has to know every kind of step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum EditOp {
     /// Create the chain; empty it if it is there.
     DeclareEmpty(Chain),
     /// Add a rule behind the last one.
@@ -33,17 +33,17 @@ pub struct TableChange {
     /// The table.
     pub table: Table,
     /// The steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<EditOp>,
 }
 
 /// What turns the rules in force into those wanted. Tables that are as wanted do not appear.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct RulesetDiff {
     /// The tables to change, in the order in which to change them.
     pub tables: Vec<TableChange>,
 }
 
-impl Change {
+impl RulesetDiff {
     /// The change from what is in force to what is wanted. Rules of others stay where they are.
     #[must_use]
     pub fn between(observed: &RuleState, wanted: &FamilyRules) -> Self {
@@ -77,18 +77,19 @@ impl Change {
             };
             chains(now) != chains(before)
         };
-        let add = |table, steps: &mut Vec<Step>| {
+        let add = |table, steps: &mut Vec<EditOp>| {
             for (chain, entries) in before.chains(table) {
                 match chain {
                     Chain::Hook(_) => {
                         let numbered = (1_usize..).zip(entries);
                         let back = numbered.filter(|(_, entry)| ours(before, table, chain, entry));
                         steps.extend(
-                            back.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())),
+                            back.map(|(number, entry)| EditOp::Insert(chain.clone(), number, entry.clone())),
                         );
                     }
                     Chain::Ours(_) | Chain::Other(_) if chain.belongs_to_mesh() => {
-                        steps.extend(entries.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
+                        steps
+                            .extend(entries.iter().map(|entry| EditOp::Append(chain.clone(), entry.clone())));
                     }
                     Chain::Ours(_) | Chain::Other(_) => {}
                 }
@@ -103,10 +104,10 @@ impl Change {
         let mut steps =
             self.tables.iter().filter(|change| change.table == table).flat_map(|change| &change.steps);
         steps.any(|step| match step {
-            Step::Append(of, one) | Step::Insert(of, _, one) | Step::Delete(of, one) => {
+            EditOp::Append(of, one) | EditOp::Insert(of, _, one) | EditOp::Delete(of, one) => {
                 of == chain && one == entry
             }
-            Step::DeclareEmpty(_) | Step::Flush(_) | Step::RemoveChain(_) => false,
+            EditOp::DeclareEmpty(_) | EditOp::Flush(_) | EditOp::RemoveChain(_) => false,
         })
     }
 
@@ -117,7 +118,7 @@ impl Change {
     }
 
     fn tables(observed: &RuleState, wanted: &FamilyRules, changes: impl Fn(Table) -> bool) -> Self {
-        let add = |table, steps: &mut Vec<Step>| add_wanted(table, wanted, steps);
+        let add = |table, steps: &mut Vec<EditOp>| add_wanted(table, wanted, steps);
         let mut tables = Table::ALL;
         if captures_inbound(Table::Nat, wanted.state()) {
             // The table that takes over inbound capture goes first, so that there is no moment without it.
@@ -142,26 +143,26 @@ fn replace(
     from: &RuleState,
     to: &RuleState,
     ours: &impl Fn(&RuleState, Table, &Chain, &Entry) -> bool,
-    add: impl Fn(Table, &mut Vec<Step>),
+    add: impl Fn(Table, &mut Vec<EditOp>),
 ) -> TableChange {
     let mut steps = Vec::new();
     let mesh_chains = |state: &RuleState| -> Vec<Chain> {
         state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::belongs_to_mesh).collect()
     };
     let wanted = mesh_chains(to);
-    steps.extend(wanted.iter().cloned().map(Step::DeclareEmpty));
+    steps.extend(wanted.iter().cloned().map(EditOp::DeclareEmpty));
     for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
         let going = entries.iter().filter(|entry| ours(from, table, chain, entry));
-        steps.extend(going.map(|entry| Step::Delete(chain.clone(), entry.clone())));
+        steps.extend(going.map(|entry| EditOp::Delete(chain.clone(), entry.clone())));
     }
     let stale: Vec<Chain> = mesh_chains(from).into_iter().filter(|chain| !wanted.contains(chain)).collect();
-    steps.extend(stale.iter().cloned().map(Step::Flush));
-    steps.extend(stale.into_iter().map(Step::RemoveChain));
+    steps.extend(stale.iter().cloned().map(EditOp::Flush));
+    steps.extend(stale.into_iter().map(EditOp::RemoveChain));
     add(table, &mut steps);
     TableChange { table, steps }
 }
 
-fn add_wanted(table: Table, wanted: &FamilyRules, steps: &mut Vec<Step>) {
+fn add_wanted(table: Table, wanted: &FamilyRules, steps: &mut Vec<EditOp>) {
     for (chain, entries) in wanted.state().chains(table) {
         let leading = match chain {
             Chain::Hook(hook) => wanted.leading(table, *hook),
@@ -169,8 +170,8 @@ fn add_wanted(table: Table, wanted: &FamilyRules, steps: &mut Vec<Step>) {
         };
         let (first, last) = entries.split_at_checked(leading).unwrap_or((entries, &[]));
         let numbered = (1_usize..).zip(first);
-        steps.extend(numbered.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())));
-        steps.extend(last.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
+        steps.extend(numbered.map(|(number, entry)| EditOp::Insert(chain.clone(), number, entry.clone())));
+        steps.extend(last.iter().map(|entry| EditOp::Append(chain.clone(), entry.clone())));
     }
 }
 
@@ -352,18 +353,21 @@ mod tests {
         let state = |nat: &str, mangle: &str| {
             rule_state(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
         };
-        let steps = |steps: &[Step]| TableChange { table: Table::Nat, steps: steps.to_vec() };
+        let steps = |steps: &[EditOp]| TableChange { table: Table::Nat, steps: steps.to_vec() };
         let output = || Chain::Hook(Hook::Output);
-        let done = Change { tables: [steps(&[Step::Append(output(), rule())])].into() };
-        let back = Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
-        assert_eq!(back.tables, [steps(&[Step::Delete(output(), rule())])]);
+        let done = RulesetDiff { tables: [steps(&[EditOp::Append(output(), rule())])].into() };
+        let back = RulesetDiff::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
+        assert_eq!(back.tables, [steps(&[EditOp::Delete(output(), rule())])]);
         // What nobody did is somebody else's doing.
         let another = crate::parse::entry("-p udp -j RETURN");
-        let elsewhere = Step::Append(Chain::Hook(Hook::Prerouting), rule());
-        let others = [Step::Flush(output()), Step::Append(output(), another), elsewhere];
-        let others = Change { tables: [steps(&others)].into() };
-        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others), Change::default());
-        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), Change::default());
+        let elsewhere = EditOp::Append(Chain::Hook(Hook::Prerouting), rule());
+        let others = [EditOp::Flush(output()), EditOp::Append(output(), another), elsewhere];
+        let others = RulesetDiff { tables: [steps(&others)].into() };
+        assert_eq!(
+            RulesetDiff::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others),
+            RulesetDiff::default()
+        );
+        assert_eq!(RulesetDiff::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), RulesetDiff::default());
     }
 
     #[test]

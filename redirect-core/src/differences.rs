@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use crate::netlink::NativeForm;
 
-    fn told(wanted: &str, found: &str) -> Vec<alloc::string::String> {
+    fn report(wanted: &str, found: &str) -> Vec<alloc::string::String> {
         let letters = |text: &str| text.chars().collect::<Vec<char>>();
         let differing = align(&letters(wanted), &letters(found), |one, two| one == two);
         let words = differing.into_iter().map(|one| match one {
@@ -241,7 +241,7 @@ mod tests {
             ("cabd", "abcd", &["1c/a", "4d/c"]),
             ("abcd", "cabd", &["1a/c", "3c/d"]),
         ] {
-            assert_eq!(told(wanted, found), all, "{wanted} {found}");
+            assert_eq!(report(wanted, found), all, "{wanted} {found}");
         }
     }
 }

@@ -250,14 +250,14 @@ impl Protocol {
 
 /// A comparison with a value: equal, or with `!` in front, not equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Is<T> {
+pub struct Equality<T> {
     /// What is compared with.
     pub value: T,
     /// Whether the rule matches when it is *not* so.
     pub not: bool,
 }
 
-impl<T> Is<T> {
+impl<T> Equality<T> {
     /// Matches what equals the value, or lies in it.
     pub const fn equals(value: T) -> Self {
         Self { value, not: false }
@@ -428,33 +428,33 @@ words!(Target {
 #[non_exhaustive]
 pub enum Match {
     /// `-s`: the source address.
-    Source(Is<IpNet>),
+    Source(Equality<IpNet>),
     /// `-d`: the destination address.
-    Destination(Is<IpNet>),
+    Destination(Equality<IpNet>),
     /// `-i`: the interface a packet came in by.
-    InInterface(Is<InterfaceName>),
+    InInterface(Equality<InterfaceName>),
     /// `-o`: the interface a packet goes out by.
-    OutInterface(Is<InterfaceName>),
+    OutInterface(Equality<InterfaceName>),
     /// `-p`: the protocol.
     Protocol(Protocol),
     /// `--sport`, of the rule's protocol.
-    SourcePort(Is<PortRange>),
+    SourcePort(Equality<PortRange>),
     /// `--dport`, of the rule's protocol.
-    DestinationPort(Is<PortRange>),
+    DestinationPort(Equality<PortRange>),
     /// `-m multiport --dports`, of the rule's protocol.
-    DestinationPorts(Is<Vec<PortRange>>),
+    DestinationPorts(Equality<Vec<PortRange>>),
     /// `-m tcp --tcp-flags`, of a rule for TCP.
-    TcpFlags(Is<TcpFlags>),
+    TcpFlags(Equality<TcpFlags>),
     /// `-m conntrack --ctstate`, perhaps with `--ctdir`.
     Tracked(Tracked),
     /// `-m owner --uid-owner`: the user of the sending socket.
-    OwnerUid(Is<u32>),
+    OwnerUid(Equality<u32>),
     /// `-m owner --gid-owner`: the group of the sending socket.
-    OwnerGid(Is<u32>),
+    OwnerGid(Equality<u32>),
     /// `-m mark --mark`: the packet's mark.
-    Mark(Is<Mark>),
+    Mark(Equality<Mark>),
     /// `-m connmark --mark`: the connection's mark.
-    ConnMark(Is<MaskedMark>),
+    ConnMark(Equality<MaskedMark>),
 }
 
 impl Match {
@@ -637,15 +637,15 @@ mod tests {
         let ports = |first| PortRange::new(first, u16::MAX).unwrap();
         let all = [
             Match::Protocol(Protocol::Tcp),
-            Match::TcpFlags(Is::equals(TcpFlags::OPENING)),
-            Match::DestinationPort(Is::equals(ports(1))),
-            Match::Source(Is::equals(net("10.0.0.0/8"))),
-            Match::Source(Is::not_equals(net("0.0.0.0/0"))),
+            Match::TcpFlags(Equality::equals(TcpFlags::OPENING)),
+            Match::DestinationPort(Equality::equals(ports(1))),
+            Match::Source(Equality::equals(net("10.0.0.0/8"))),
+            Match::Source(Equality::not_equals(net("0.0.0.0/0"))),
         ];
         let fulfilled = [
-            Match::Destination(Is::equals(net("0.0.0.0/0"))),
-            Match::Source(Is::equals(net("::/0"))),
-            Match::SourcePort(Is::equals(ports(0))),
+            Match::Destination(Equality::equals(net("0.0.0.0/0"))),
+            Match::Source(Equality::equals(net("::/0"))),
+            Match::SourcePort(Equality::equals(ports(0))),
         ];
         let target = Target::Return;
         let rule = Rule { matches: [&fulfilled[..], &all].concat(), target };

@@ -6,7 +6,7 @@
 //! at which it comes to it; so between the two steps both stand.
 
 use crate::{
-    change::Change,
+    change::RulesetDiff,
     netlink::{NativeForm, NativeState},
     options::Variant,
     plan::{FamilyRules, RulePlan},
@@ -105,13 +105,13 @@ impl Observation {
     /// What is different from `earlier`, as far as the mesh is concerned; one entry a table or item.
     #[must_use]
     pub fn differences_to(&self, earlier: &Self) -> Vec<String> {
-        let nothing = Change::default();
+        let nothing = RulesetDiff::default();
         let done = |_, _| &nothing;
         let mut words = Vec::new();
         for variant in VARIANTS {
             for family in Family::BOTH {
                 let (now, earlier) = (self.rules(variant).of(family), earlier.rules(variant).of(family));
-                let back = Change::back(now, earlier, done(variant, family));
+                let back = RulesetDiff::back(now, earlier, done(variant, family));
                 words.extend(
                     back.tables.iter().map(|change| {
                         format!("{family} {} (iptables-{})", change.table.name(), variant.name())
@@ -182,11 +182,11 @@ pub enum Step {
     /// Adds what rules need.
     AddRouting(RoutingItem),
     /// Marks a policy rule as the mesh's to remove: the rules that tell so go first, and a run may end in between.
-    Condemn(FoundRouting),
+    MarkForRemoval(FoundRouting),
     /// Changes rules in one transaction of nf_tables.
     Transaction(Transaction),
     /// Changes rules through `iptables-restore` of a variant.
-    Restore(Variant, Family, Change),
+    Restore(Variant, Family, RulesetDiff),
     /// Waits until every packet that is on its way has met all the chains it will meet.
     Grace,
     /// Makes connection tracking forget connections of before that nat has not translated, that the plan captures and that no socket has any more:
@@ -200,7 +200,7 @@ pub enum Step {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// Changes to the tables of iptables-nft.
-    pub iptables: Vec<(Family, Change)>,
+    pub iptables: Vec<(Family, RulesetDiff)>,
     /// What the native tables become; `None` where they stay.
     pub native: Option<NativeState>,
 }
@@ -221,11 +221,11 @@ pub enum Inverse {
     /// Makes again what was removed.
     PutBackRouting(FoundRouting),
     /// Makes a policy rule again as it was before it was marked.
-    Pardon(FoundRouting),
+    Unmark(FoundRouting),
     /// Brings these tables of iptables, and the native ones, to what they were.
     Rules {
         /// Tables of iptables by variant and family: what was done to them, and the rules they held before.
-        iptables: Vec<(Variant, Family, Change, RuleState)>,
+        iptables: Vec<(Variant, Family, RulesetDiff, RuleState)>,
         /// The native tables as they were.
         native: Option<NativeState>,
     },
@@ -239,13 +239,13 @@ impl Step {
     /// What takes this step back, if it is taken after `before` was seen.
     #[must_use]
     pub fn inverse(self, before: &Observation, native_before: &NativeState) -> Inverse {
-        let rules = |variant, family, change: Change| {
+        let rules = |variant, family, change: RulesetDiff| {
             (variant, family, change, before.rules(variant).of(family).clone())
         };
         match self {
             Self::AddRouting(item) => Inverse::RemoveRouting(item),
             Self::RemoveRouting(found) => Inverse::PutBackRouting(found),
-            Self::Condemn(found) => Inverse::Pardon(found),
+            Self::MarkForRemoval(found) => Inverse::Unmark(found),
             Self::Grace => Inverse::Grace,
             Self::ForgetClosed => Inverse::Nothing,
             Self::Restore(variant, family, change) => {
@@ -267,7 +267,7 @@ impl fmt::Display for Step {
         match self {
             Self::AddRouting(item) => write!(f, "add {item}"),
             Self::RemoveRouting(found) => write!(f, "remove {found}"),
-            Self::Condemn(found) => write!(f, "mark for removal: {found}"),
+            Self::MarkForRemoval(found) => write!(f, "mark for removal: {found}"),
             Self::Grace => f.write_str("wait for packets on their way"),
             Self::ForgetClosed => f.write_str("forget tracked connections that are over"),
             Self::Restore(variant, family, change) => {
@@ -288,7 +288,7 @@ impl fmt::Display for Transaction {
     }
 }
 
-fn tables(change: &Change) -> String {
+fn tables(change: &RulesetDiff) -> String {
     change.tables.iter().map(|table| table.table.name()).collect::<Vec<_>>().join(", ")
 }
 
@@ -301,11 +301,11 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
     let both_stand = !let_go.is_empty() && !goal.plan.families().is_empty() && observed.is_redirected();
     let rules_change = !take_over.is_empty() || !let_go.is_empty();
     let stale = routing::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
-    let is_condemned = |found: &FoundRouting| {
-        rules_change && !found.condemned && matches!(found.item, RoutingItem::Rule(..))
+    let is_marked = |found: &FoundRouting| {
+        rules_change && !found.marked_for_removal && matches!(found.item, RoutingItem::Rule(..))
     };
-    let condemned = stale.iter().filter(|found| is_condemned(found));
-    steps.extend(condemned.map(|found| Step::Condemn((*found).clone())));
+    let marked = stale.iter().filter(|found| is_marked(found));
+    steps.extend(marked.map(|found| Step::MarkForRemoval((*found).clone())));
     steps.extend(take_over);
     if both_stand {
         steps.push(Step::Grace);
@@ -315,7 +315,8 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
         }
     }
     steps.extend(let_go);
-    let removed = |found: &FoundRouting| if is_condemned(found) { found.condemn() } else { found.clone() };
+    let removed =
+        |found: &FoundRouting| if is_marked(found) { found.mark_for_removal() } else { found.clone() };
     steps.extend(stale.into_iter().map(|found| Step::RemoveRouting(removed(found))));
     steps
 }
@@ -342,7 +343,11 @@ impl Phases {
                     first.iptables.push((variant, family, takes_over));
                     second.iptables.push((variant, family, lets_go));
                 } else {
-                    second.iptables.push((variant, family, Change::between(found, &FamilyRules::default())));
+                    second.iptables.push((
+                        variant,
+                        family,
+                        RulesetDiff::between(found, &FamilyRules::default()),
+                    ));
                 }
             }
         }
@@ -352,14 +357,14 @@ impl Phases {
 }
 
 /// A variant's change in two parts: tables that lose inbound capture to another one change last.
-fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (Change, Change) {
+fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (RulesetDiff, RulesetDiff) {
     let wanted = goal.plan.rules(family);
-    let change = if goal.force { Change::rewriting } else { Change::between };
+    let change = if goal.force { RulesetDiff::rewriting } else { RulesetDiff::between };
     let change = change(observed, &wanted);
     let moves = Table::ALL.iter().copied().any(|table| wanted.state().captures_inbound(table));
     let loses = |table| moves && observed.captures_inbound(table) && !wanted.state().captures_inbound(table);
     let (second, first) = change.tables.into_iter().partition(|change| loses(change.table));
-    (Change { tables: first }, Change { tables: second })
+    (RulesetDiff { tables: first }, RulesetDiff { tables: second })
 }
 
 /// What the native tables become first, and in the end; `None` where they stay.
@@ -398,7 +403,7 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
 /// Changes of rules that belong together.
 #[derive(Default)]
 struct RulesStep {
-    iptables: Vec<(Variant, Family, Change)>,
+    iptables: Vec<(Variant, Family, RulesetDiff)>,
     native: Option<NativeState>,
 }
 

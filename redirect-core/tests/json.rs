@@ -24,7 +24,10 @@ use redirect_core::{
     settings::{Key, Part, RawSettings, SETTINGS, Source},
     state::RuleState,
     steps::{Goal, RulesIn},
-    trace::{self, Change, Connection, ConnectionState, Fate, Listener, Outcome, Packet, Rules, Step, Trace},
+    trace::{
+        self, Connection, ConnectionState, Fate, Listener, Outcome, Packet, PacketEdit, Trace, TraceEvent,
+        TraceRules,
+    },
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -102,7 +105,7 @@ fn traces() -> Vec<Value> {
         ConnectionState::Reply,
         ConnectionState::Invalid,
     ];
-    let rules = Rules::of_plan(&plan, Family::V4);
+    let rules = TraceRules::of_plan(&plan, Family::V4);
     let mut traces: Vec<Trace> = Vec::new();
     for packet in [outside.by("eth0"), of_app.clone(), of_app.over_udp()] {
         traces.extend(states.into_iter().map(|state| {
@@ -125,15 +128,15 @@ fn traces() -> Vec<Value> {
     let place = traces
         .iter()
         .flat_map(|trace| &trace.steps)
-        .find_map(|step| if let Step::Chain { place, .. } = step { Some(place.clone()) } else { None });
-    let place = trace::Place { rule: Some(1), ..place.unwrap() };
+        .find_map(|step| if let TraceEvent::Chain { place, .. } = step { Some(place.clone()) } else { None });
+    let place = trace::RuleLocation { rule: Some(1), ..place.unwrap() };
     odd.steps.extend([
-        Step::Policy { place: place.clone() },
-        Step::Changed(Change::Zone(1)),
-        Step::Route { decides: "route blackhole 127.0.0.0/8 table local".into() },
-        Step::Changed(Change::Mark(None)),
-        Step::Changed(Change::Rerouted(Some("lo".into()))),
-        Step::Rule {
+        TraceEvent::Policy { place: place.clone() },
+        TraceEvent::Changed(PacketEdit::Zone(1)),
+        TraceEvent::Route { decides: "route blackhole 127.0.0.0/8 table local".into() },
+        TraceEvent::Changed(PacketEdit::Mark(None)),
+        TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into()))),
+        TraceEvent::Rule {
             place,
             depth: 0,
             rule: "-m set -j DROP".into(),

@@ -16,7 +16,9 @@ use redirect_core::{
     Family, RulePlan,
     rule::{Match, Protocol, TcpFlags},
     settings::{Key, Source},
-    trace::{Connection, ConnectionState, Difference, Fate, Interface, Packet, Rules, Sender, difference},
+    trace::{
+        Connection, ConnectionState, Difference, Fate, Interface, Packet, Sender, TraceRules, difference,
+    },
     values::PortRange,
 };
 use std::{
@@ -161,11 +163,11 @@ fn packet(constants: &Constants, random: &mut impl FnMut() -> usize) -> Option<P
 }
 
 /// Two plans, and what becomes of a packet by each.
-struct Pair([[Rules; 2]; 2]);
+struct Pair([[TraceRules; 2]; 2]);
 
 impl Pair {
     fn of(plans: [&RulePlan; 2]) -> Self {
-        Self(plans.map(|plan| Family::BOTH.map(|family| Rules::of_plan(plan, family))))
+        Self(plans.map(|plan| Family::BOTH.map(|family| TraceRules::of_plan(plan, family))))
     }
 
     fn fates(&self, packet: &Packet) -> (Fate, Fate) {

@@ -13,7 +13,7 @@ use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};
 
-pub use explain::decision::Decided;
+pub use explain::decision::PodDecision;
 
 use crate::cause::{Cause, Finding};
 use crate::inspect::{Inspection, NATIVE};
@@ -35,10 +35,10 @@ const EXCLUDING: [Key; 6] = [
 
 /// What is wrong, or worth knowing: the worst first.
 #[must_use]
-pub fn findings(pod: Option<&Pod>, decided: &Decided, seen: Option<&Inspection>) -> Vec<Finding> {
+pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspection>) -> Vec<Finding> {
     let mut all = Vec::new();
     match decided {
-        Decided::Redirect(redirect, settings) => {
+        PodDecision::Redirect(redirect, settings) => {
             if let Some(seen) = seen {
                 namespace(redirect, pod, seen, &mut all);
             }
@@ -47,18 +47,18 @@ pub fn findings(pod: Option<&Pod>, decided: &Decided, seen: Option<&Inspection>)
                 of_pod(pod, redirect, &mut all);
             }
         }
-        Decided::Skip(reason) => all.extend(skipped(*reason, seen)),
-        Decided::HostNetwork => {
+        PodDecision::Skip(reason) => all.extend(skipped(*reason, seen)),
+        PodDecision::HostNetwork => {
             if pod.is_some_and(|pod| pod.proxy().is_some()) {
                 all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
             }
         }
-        Decided::Wrong(errors) => {
+        PodDecision::Wrong(errors) => {
             // A namespace without addresses has a finding of its own.
             let seen = errors.iter().map(ToString::to_string).collect();
             all.push(Finding { cause: Cause::BadSettings, seen });
         }
-        Decided::Unknown => {}
+        PodDecision::Unknown => {}
     }
     all.extend(pod.and_then(misspellings));
     all.extend(pod.into_iter().flat_map(status::findings));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
 use cni_core::pod_source;
-use cni_core::signs::{CONDITION, TAINT};
+use cni_core::reasons::{CONDITION, TAINT};
 use netns_apply::netlink::Connection;
 use netns_apply::{ApplyOptions, preflight};
 use redirect_core::options::BackendChoice;

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::cause::{Cause, Finding};
 use crate::cluster::Cluster;
-use crate::diagnosis::Decided;
+use crate::diagnosis::PodDecision;
 use crate::health;
 use crate::pod::Pod;
 
@@ -167,22 +167,22 @@ impl Node {
 
     /// What is to be done with a pod whose namespace cannot be looked into. One that has no address yet is taken for one with IPv4.
     #[must_use]
-    pub fn decide_from_afar(&self, pod: &Pod) -> Decided {
+    pub fn decide_without_namespace(&self, pod: &Pod) -> PodDecision {
         let addresses = if pod.addresses.is_empty() { &[SOMEWHERE][..] } else { &pod.addresses };
         self.decide(pod, &NamespaceFacts::new(addresses))
     }
 
     /// What is to be done with a pod, in a namespace with these facts. Variables of the runtime's environment are not known here.
     #[must_use]
-    pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> Decided {
+    pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> PodDecision {
         if pod.host_network {
-            return Decided::HostNetwork;
+            return PodDecision::HostNetwork;
         }
         if let Some(reason) = self.skips(&pod.name) {
-            return Decided::Skip(reason);
+            return PodDecision::Skip(reason);
         }
         let strict = self.conf.as_ref().is_some_and(|conf| conf.strict_capture);
-        Decided::of(&pod.facts, base_settings(strict, |_| None), facts)
+        PodDecision::of(&pod.facts, base_settings(strict, |_| None), facts)
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
         let pod = serde_json::json!({"metadata": {"annotations": {"sidecar.istio.io/status": "{}"}},
             "spec": {"containers": [{"name": "istio-proxy"}]}});
         let pod = Pod::from_json(&pod).expect("a pod");
-        assert!(matches!(Node::default().decide_from_afar(&pod), Decided::Redirect(..)));
+        assert!(matches!(Node::default().decide_without_namespace(&pod), PodDecision::Redirect(..)));
     }
 
     #[test]

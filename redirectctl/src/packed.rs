@@ -8,7 +8,7 @@ use explain::manifest;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
-use crate::input::{Gather, Trouble};
+use crate::input::{Gather, InputError};
 use crate::pod::Pod;
 
 /// A pod as its text, and what has to be known of it before it is looked at.
@@ -84,12 +84,12 @@ impl PackedPods {
     ///
     /// # Errors
     /// Everything wrong with them.
-    pub fn whole(mut self) -> Result<Self, Trouble> {
+    pub fn whole(mut self) -> Result<Self, InputError> {
         if !self.wrong.is_empty() {
-            return Err(Trouble(self.wrong));
+            return Err(InputError(self.wrong));
         }
         if self.count == 0 {
-            return Err(Trouble::of("has no pod"));
+            return Err(InputError::of("has no pod"));
         }
         self.cluster.tell(&mut self.of_nodes);
         Ok(self)

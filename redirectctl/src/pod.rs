@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni_core::pod_source::PodName;
-use cni_core::signs::AGENT_LABEL;
+use cni_core::reasons::AGENT_LABEL;
 use explain::manifest;
 use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
 use redirect_core::pod_json::PodJsonErrors;

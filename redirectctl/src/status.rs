@@ -1,6 +1,6 @@
 //! What a pod's own status and events say: its validation, and what the runtime and the node agent had to do with it.
 
-use cni_core::signs::{COULD_NOT_BE, REPAIR_EVENTS};
+use cni_core::reasons::{COULD_NOT_BE, REPAIR_EVENTS};
 use istio_validation::Reason;
 use serde_json::Value;
 

@@ -13,12 +13,12 @@ use netns_apply::{ApplyOptions, Live};
 use redirect_core::interference::ruleset::{Api, Counter, TableFamily, TableName};
 use redirect_core::options::BackendChoice;
 use redirect_core::settings::{Key, NamespaceFacts, Source};
-use redirect_core::trace::{Origin, Place};
+use redirect_core::trace::{Origin, RuleLocation};
 use redirectctl::bundle::{Bundle, written_json};
 use redirectctl::cause::{Cause, Finding};
 use redirectctl::cni::{Answer, Attachment, Question};
 use redirectctl::commands::COMMANDS;
-use redirectctl::diagnosis::Decided;
+use redirectctl::diagnosis::PodDecision;
 use redirectctl::inspect::{InForce, Inspection};
 use redirectctl::listeners::Listener;
 use redirectctl::node::Node;
@@ -27,7 +27,7 @@ use redirectctl::report::Report;
 use redirectctl::scan::{Entry, Scan, State};
 use redirectctl::show;
 use redirectctl::traffic::{Compared, Programmed};
-use redirectctl::watch::{End, Look, Watched, counted_json, end_json, rules_json};
+use redirectctl::watch::{CounterSnapshot, WatchExit, Watched, counted_json, end_json, rules_json};
 use serde_json::{Value, json};
 
 const OF_CORE: &str = "../../redirect-core/schema/redirect-core-1.schema.json#";
@@ -108,7 +108,7 @@ fn reports() -> Vec<Value> {
     let made = Report {
         subject: "pod shop/web".into(),
         netns: Some(own.into()),
-        decided: Decided::Unknown,
+        decided: PodDecision::Unknown,
         order: Some(("/etc/cni/net.d/10-k8s.conflist".into(), vec!["ptp".into(), "istio-cni".into()])),
         inspection: Some(inspection),
         findings: findings(),
@@ -128,14 +128,14 @@ fn scans() -> Vec<Value> {
 fn watches() -> Vec<Value> {
     let table = |api, family, name: &str| TableName { api, family, name: name.into() };
     let rule = |table: TableName, counter, origins| Watched {
-        place: Place { table, chain: "ISTIO_OUTPUT".into(), rule: Some(1) },
+        place: RuleLocation { table, chain: "ISTIO_OUTPUT".into(), rule: Some(1) },
         text: "-j RETURN".into(),
         origins,
         counter,
     };
     let counter = Counter { packets: 3, bytes: u64::MAX };
     let origin = Origin { setting: Key::ProxyUid, source: Source::Default, purpose: "for the proxy" };
-    let look = Look {
+    let look = CounterSnapshot {
         rules: vec![
             rule(table(Api::XTables, TableFamily::Ip6, "nat"), Some(counter), vec![origin]),
             rule(table(Api::NfTables, TableFamily::Inet, "istio-proxy-nat"), None, Vec::new()),
@@ -148,10 +148,10 @@ fn watches() -> Vec<Value> {
         "watch",
         vec![
             rules_json("pod shop/web", "/run/netns/x", time, &look),
-            rules_json("here", "/proc/self/ns/net", time, &Look::of(&live, None)),
+            rules_json("here", "/proc/self/ns/net", time, &CounterSnapshot::of(&live, None)),
             counted_json(time, &look.rules[0], counter),
-            end_json(time, End::Signal),
-            end_json(time, End::Gone),
+            end_json(time, WatchExit::Signal),
+            end_json(time, WatchExit::Gone),
         ],
     )
 }

@@ -1,6 +1,6 @@
 //! The command line of a program, made from rows: flags, help, completions, manual, and the subcommands that all programs have.
 
-use crate::{Pages, UsageError, pages, words};
+use crate::{Pages, UsageError, args, pages};
 use clap::{
     Arg, ArgAction, ArgMatches, Command, ValueHint,
     builder::{PossibleValuesParser, StyledStr},
@@ -38,12 +38,12 @@ pub enum Line {
     /// To print this on standard output, and end well.
     Print(String),
     /// To work.
-    Work(Words),
+    Work(ParsedArgs),
 }
 
 /// What a command line says, as texts.
 #[derive(Debug, Clone, Default)]
-pub struct Words {
+pub struct ParsedArgs {
     /// The subcommand of the program's own, if one is given.
     pub command: Option<(String, ArgMatches)>,
     /// What it works on, in the order of the command line's operands.
@@ -61,7 +61,7 @@ impl CommandLine {
     /// A subcommand that cannot be understood.
     pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<Line, UsageError> {
         let sorter = self.bare_parser();
-        let sorted = words::sort(&sorter, args);
+        let sorted = args::sort(&sorter, args);
         let words: Vec<OsString> =
             std::iter::once(OsString::from(self.name)).chain(sorted.understood).collect();
         let parser = if sorted.has_subcommand { self.parser() } else { sorter };
@@ -81,10 +81,10 @@ impl CommandLine {
         match matches.subcommand() {
             Some((command, given)) if self.is_own(command) => {
                 let command = Some((command.to_owned(), given.clone()));
-                Ok(Line::Work(Words { command, operands, flags, refused: sorted.refused }))
+                Ok(Line::Work(ParsedArgs { command, operands, flags, refused: sorted.refused }))
             }
             Some((command, given)) => Ok(Line::Print(self.generate(command, given))),
-            None => Ok(Line::Work(Words { command: None, operands, flags, refused: sorted.refused })),
+            None => Ok(Line::Work(ParsedArgs { command: None, operands, flags, refused: sorted.refused })),
         }
     }
 

@@ -4,14 +4,14 @@
 //! reference reads them: a switch may stand alone or be given `=value`, the last of a repeated flag wins, a value may
 //! begin with a dash.
 
+mod args;
 mod command;
 mod options;
 mod pages;
 mod reference;
 mod rows;
-mod words;
 
-pub use command::{CommandLine, Line, Words, log_rows};
+pub use command::{CommandLine, Line, ParsedArgs, log_rows};
 pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
 pub use reference::reference;
@@ -133,7 +133,7 @@ impl Program {
 
     /// The settings of a command line that is read already, and of an environment: for programs whose command line has more
     /// than the settings.
-    pub fn input(&self, line: Words, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
+    pub fn input(&self, line: ParsedArgs, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
         let flag = |name: &str| line.flags.get(name).cloned();
         let env: Vec<(OsString, OsString)> = env.into_iter().collect();
         let variable = |wanted: &str| {

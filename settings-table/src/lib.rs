@@ -311,7 +311,7 @@ mod tests {
         Row::new(Takes::Choice(&["a", "b"]), "Removes.").env(&["REMOVE"]).status(Status::Refused("removes")),
     ];
 
-    fn told(values: &[(usize, &str)], is_on: bool) -> Vec<String> {
+    fn report(values: &[(usize, &str)], is_on: bool) -> Vec<String> {
         let given = |(row, value): &(usize, &str)| Given {
             row: &ROWS[*row],
             said: ROWS[*row].name().to_owned(),
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn what_was_asked_for_and_is_not_done_is_told_once_for_each_reason() {
         assert_eq!(
-            told(&[(0, "true"), (1, "x"), (3, "a:debug,b:none"), (2, "1"), (4, "a")], true),
+            report(&[(0, "true"), (1, "x"), (3, "a:debug,b:none"), (2, "1"), (4, "a")], true),
             [
                 "WHOM, BOW: accepted and not implemented: there is no ambient mode",
                 "traces has no effect: there are none"
@@ -334,9 +334,9 @@ mod tests {
 
     #[test]
     fn what_is_off_or_belongs_to_what_is_off_asks_for_nothing() {
-        assert_eq!(told(&[(0, "true"), (1, ""), (2, "False"), (3, "none,x:none")], true), [""; 0]);
-        assert_eq!(told(&[(1, "x")], false), [""; 0]);
-        assert_eq!(told(&[(2, "true")], false).len(), 1);
+        assert_eq!(report(&[(0, "true"), (1, ""), (2, "False"), (3, "none,x:none")], true), [""; 0]);
+        assert_eq!(report(&[(1, "x")], false), [""; 0]);
+        assert_eq!(report(&[(2, "true")], false).len(), 1);
     }
 
     #[test]

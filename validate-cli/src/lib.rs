@@ -31,7 +31,7 @@ mod stop;
 mod verdict;
 mod walk;
 
-use engine::{Interrupted, Seen, Tokens};
+use engine::{Interrupted, ProbeObservation, Tokens};
 use judge::{Finding, Tracked};
 use nix::{
     errno::Errno,
@@ -53,7 +53,7 @@ use stop::Stop;
 pub use reason::{Reason, Remedy};
 pub use report::report;
 pub use run::{RunError, needed, run};
-pub use verdict::{Check, Path, Unproven, Verdict};
+pub use verdict::{Check, Path, Unproven, ValidationReport};
 pub use walk::Identity;
 
 /// How long a round waits for what does not come.
@@ -156,7 +156,7 @@ fn is_the_pods(address: &IpAddr) -> bool {
 /// Proves it, or says what is missing. Returns as soon as all is proven within one round; otherwise tries again until
 /// the time is up, since rules may still come. SIGTERM, SIGINT and SIGHUP end it.
 #[must_use]
-pub fn validate(request: &Request<'_>) -> Verdict {
+pub fn validate(request: &Request<'_>) -> ValidationReport {
     // Where the kernel has no signalfd(2), signals do what they do by default.
     let stop = Stop::on_signals().ok();
     let start = Instant::now();
@@ -164,7 +164,7 @@ pub fn validate(request: &Request<'_>) -> Verdict {
 }
 
 /// On a thread of the user whose packets are wanted: netfilter looks at the user of the thread that made the socket.
-fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<&Stop>) -> Verdict {
+fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<&Stop>) -> ValidationReport {
     let own = Request { who: Identity::own(), ..*request };
     if request.who == own.who {
         return prove_as_ourselves(request, start, deadline, stop);
@@ -175,7 +175,7 @@ fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<
             prove_as_ourselves(request, start, deadline, stop)
         });
         let verdict = acting.ok().and_then(|acting| acting.join().ok());
-        verdict.unwrap_or_else(|| Verdict::new(Reason::NothingProven, own.who))
+        verdict.unwrap_or_else(|| ValidationReport::new(Reason::NothingProven, own.who))
     })
 }
 
@@ -184,8 +184,8 @@ fn prove_as_ourselves(
     start: Instant,
     deadline: Instant,
     stop: Option<&Stop>,
-) -> Verdict {
-    let mut verdict = Verdict::new(Reason::NothingProven, request.who);
+) -> ValidationReport {
+    let mut verdict = ValidationReport::new(Reason::NothingProven, request.who);
     let mut pause = FIRST_PAUSE;
     loop {
         verdict.rounds = verdict.rounds.saturating_add(1);
@@ -235,7 +235,7 @@ fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<
         Ok(mut tokens) => engine::round(&shots, &stand_ins, ROUND, &mut tokens, stop)?,
         Err(error) => {
             let error = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-            vec![Seen::NotSent(error); shots.len()]
+            vec![ProbeObservation::NotSent(error); shots.len()]
         }
     };
     for (probe, seen) in probes.iter().zip(&seen).take(asked) {
@@ -255,16 +255,16 @@ fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<
 }
 
 /// The proxy's own call came back: the rules take its user for the application's.
-fn taken_for_another((_, seen): (&Probe, &Seen)) -> bool {
-    matches!(seen, Seen::Arrived { .. })
+fn taken_for_another((_, seen): (&Probe, &ProbeObservation)) -> bool {
+    matches!(seen, ProbeObservation::Arrived { .. })
 }
 
 /// The families whose connections are tracked: of those the kernel can say where they were meant to go. Native tables serve both
 /// families, so there it says nothing about one.
-fn tracked_families(request: &Request<'_>, probes: &[Probe], seen: &[Seen]) -> [bool; 2] {
+fn tracked_families(request: &Request<'_>, probes: &[Probe], seen: &[ProbeObservation]) -> [bool; 2] {
     Family::BOTH.map(|family| {
-        let known = |(probe, seen): (&Probe, &Seen)| {
-            probe.family == family && matches!(seen, Seen::Arrived { original: Some(_), .. })
+        let known = |(probe, seen): (&Probe, &ProbeObservation)| {
+            probe.family == family && matches!(seen, ProbeObservation::Arrived { original: Some(_), .. })
         };
         !request.native_nftables && probes.iter().zip(seen).any(known)
     })

@@ -3,7 +3,7 @@
 
 use crate::{
     Request,
-    engine::Shot,
+    engine::ProbeSpec,
     reason::Reason,
     sockets::{StandIn, is_lack},
     verdict::{Check, Path, Unproven},
@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use redirect_core::{
     DNS_PORT, DnsCapture, Family, InboundPorts, InterceptionMode,
     rule::Protocol,
-    trace::Rules,
+    trace::TraceRules,
     values::{PASSTHROUGH_V4, PASSTHROUGH_V6},
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,7 +32,7 @@ const NOT_SEEN: &str = "the settings capture nothing that this user could send";
 pub(crate) struct Probe {
     pub(crate) family: Family,
     pub(crate) path: Path,
-    pub(crate) shot: Shot,
+    pub(crate) shot: ProbeSpec,
     pub(crate) fate: Fate,
 }
 
@@ -54,7 +54,8 @@ impl Aims {
     pub(crate) fn take(request: &Request<'_>, families: &[(Family, IpAddr)]) -> Self {
         let plan = request.redirect.plan();
         let mut aims = Self::default();
-        let rules: Vec<Rules> = families.iter().map(|(family, _)| Rules::of_plan(&plan, *family)).collect();
+        let rules: Vec<TraceRules> =
+            families.iter().map(|(family, _)| TraceRules::of_plan(&plan, *family)).collect();
         let each = || families.iter().zip(&rules);
         // The probe that is expected to vanish goes first: whatever arrives after it was sent after it.
         for ((family, own), rules) in each() {
@@ -81,7 +82,7 @@ struct Aim<'a, 'r> {
     request: &'a Request<'r>,
     family: Family,
     own: IpAddr,
-    rules: &'a Rules,
+    rules: &'a TraceRules,
     aims: &'a mut Aims,
 }
 
@@ -182,7 +183,7 @@ impl Aim<'_, '_> {
             return self.probe(Path::Outbound, Protocol::Tcp, None, target, fate);
         }
         let target = SocketAddr::new(nowhere(self.family), self.request.validation.probe_port.number());
-        let shot = Shot { protocol: Protocol::Tcp, source: None, destination: target, vanishes: false };
+        let shot = ProbeSpec { protocol: Protocol::Tcp, source: None, destination: target, vanishes: false };
         let probe = Probe { family: self.family, path: Path::Outbound, shot, fate: Fate::Untouched };
         self.aims.curious.push(probe);
         self.unproven(Path::Outbound, if self.is_proxy() { OWN_CALLS } else { NOT_SEEN });
@@ -253,7 +254,7 @@ impl Aim<'_, '_> {
     }
 
     fn probe(&mut self, path: Path, protocol: Protocol, source: Option<IpAddr>, to: SocketAddr, fate: Fate) {
-        let shot = Shot { protocol, source, destination: to, vanishes: fate == Fate::Tproxied };
+        let shot = ProbeSpec { protocol, source, destination: to, vanishes: fate == Fate::Tproxied };
         self.aims.probes.push(Probe { family: self.family, path, shot, fate });
     }
 

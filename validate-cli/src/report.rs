@@ -1,6 +1,6 @@
 //! A verdict, told: to people by the log, to machines by the container's termination message.
 
-use crate::verdict::Verdict;
+use crate::verdict::ValidationReport;
 use redirect_core::settings::Key;
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use std::{
 /// Logs a verdict line by line, what is wrong as an error and the rest as information, and writes its JSON to the termination message file.
 ///
 /// The usual file is the kubelet's to make, so it is not made where there is none; any other is.
-pub fn report(verdict: &Verdict, termination_log: Option<&str>) {
+pub fn report(verdict: &ValidationReport, termination_log: Option<&str>) {
     for (wrong, line) in verdict.lines() {
         let level = if wrong { log::Level::Error } else { log::Level::Info };
         log::log!(target: logging::DEFAULT_SCOPE, level, "{line}");

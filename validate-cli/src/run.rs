@@ -1,8 +1,8 @@
 //! The whole of a run, from settings to a verdict.
 
 use crate::{
-    Request, address::AddressWatch, engine::Interrupted, prove, reason::Reason, stop::Stop, verdict::Verdict,
-    walk::Identity,
+    Request, address::AddressWatch, engine::Interrupted, prove, reason::Reason, stop::Stop,
+    verdict::ValidationReport, walk::Identity,
 };
 use netns_apply::{
     facts::{self, NameFiles},
@@ -62,7 +62,7 @@ pub fn needed(settings: &RawSettings) -> CapabilitySet {
 /// # Errors
 /// Wrong settings, all errors together; or the pod cannot be looked at. A pod without address is no error but a
 /// verdict.
-pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
+pub fn run(settings: &RawSettings) -> Result<ValidationReport, RunError> {
     let stop = Stop::on_signals().ok();
     let (path, named_by) = settings.get(Key::NetworkNamespace);
     // Signals are held back here, so that they are on the thread inside as well.
@@ -70,7 +70,7 @@ pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
         .unwrap_or_else(|cause| Err(RunError::Namespace { named_by, cause }))
 }
 
-fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<Verdict, RunError> {
+fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationReport, RunError> {
     let start = Instant::now();
     let mut settings = settings.clone();
     settings.set(Key::RunValidation, "true", Source::Default);
@@ -91,7 +91,7 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<Verdict, RunE
     let (redirect, addresses) = match found {
         Found::Redirect(redirect, addresses) => (redirect, addresses),
         Found::Nothing(reason) => {
-            let mut verdict = Verdict::new(reason, Identity::own());
+            let mut verdict = ValidationReport::new(reason, Identity::own());
             verdict.elapsed = start.elapsed();
             return Ok(verdict);
         }

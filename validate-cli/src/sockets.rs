@@ -138,12 +138,12 @@ impl Incoming {
 }
 
 /// A connection on its way, or a datagram sent.
-pub(crate) struct Flight {
+pub(crate) struct ProbeSocket {
     fd: OwnedFd,
     pub(crate) local: SocketAddr,
 }
 
-impl Flight {
+impl ProbeSocket {
     /// Sets out. What the kernel refuses at once is an error.
     pub(crate) fn start(
         protocol: Protocol,
@@ -181,7 +181,7 @@ impl Flight {
     }
 }
 
-impl AsFd for Flight {
+impl AsFd for ProbeSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -82,7 +82,7 @@ pub struct Unproven {
 
 /// The outcome of a validation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct ValidationReport {
     /// In one word.
     pub reason: Reason,
     /// What was found, path by path.
@@ -97,7 +97,7 @@ pub struct Verdict {
     pub elapsed: Duration,
 }
 
-impl Verdict {
+impl ValidationReport {
     /// A verdict without anything looked at.
     pub(crate) const fn new(reason: Reason, who: Identity) -> Self {
         Self { reason, checks: Vec::new(), unproven: Vec::new(), who, rounds: 0, elapsed: Duration::ZERO }
@@ -227,7 +227,7 @@ impl fmt::Display for Unproven {
 }
 
 /// For people, on several lines: what it means, what was seen, what to do, what could not be proven.
-impl fmt::Display for Verdict {
+impl fmt::Display for ValidationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (_, line)) in self.lines().iter().enumerate() {
             write!(f, "{}{line}", if index == 0 { "" } else { "\n" })?;
@@ -241,7 +241,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a panic is how a test fails
     use super::*;
 
-    fn verdict(reason: Reason, checks: usize) -> Verdict {
+    fn verdict(reason: Reason, checks: usize) -> ValidationReport {
         let check = Check {
             family: Family::V6,
             path: Path::ProxyToSelf,
@@ -250,7 +250,7 @@ mod tests {
             result: Err(reason),
             detail: "sent to [fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535 ".repeat(3),
         };
-        Verdict {
+        ValidationReport {
             reason,
             checks: vec![check; checks],
             unproven: Vec::new(),

@@ -4,7 +4,7 @@
 use redirect_core::{
     Family,
     rule::{Protocol, TcpFlags},
-    trace::{self, Connection, Interface, Rules, Sender},
+    trace::{self, Connection, Interface, Sender, TraceRules},
     values::Port,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -52,7 +52,7 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
 }
 
 /// What these rules do with a packet.
-pub(crate) fn fate(rules: &Rules, packet: &Packet) -> Fate {
+pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
     let sender = Sender::Local { uid: packet.who.uid, gid: packet.who.gid };
     let interface = if packet.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
     let packet = trace::Packet {
@@ -95,7 +95,7 @@ mod tests {
     const PROXY: Identity = Identity { uid: 1337, gid: 1337 };
     const APP: Identity = Identity { uid: 1000, gid: 1000 };
 
-    fn rules(flags: &[(Key, &'static str)]) -> Rules {
+    fn rules(flags: &[(Key, &'static str)]) -> TraceRules {
         let mut raw = RawSettings::new();
         raw.set(Key::InboundPorts, "*", Source::Flag("b"));
         raw.set(Key::OutboundRanges, "*", Source::Flag("i"));
@@ -104,7 +104,7 @@ mod tests {
         }
         let addresses = ["10.1.0.2".parse().unwrap()];
         let plan = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan();
-        Rules::of_plan(&plan, Family::V4)
+        TraceRules::of_plan(&plan, Family::V4)
     }
 
     fn packet(who: Identity, source: Option<&str>, destination: &str, stays: bool) -> Packet {

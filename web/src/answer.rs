@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use explain::packet::{Said, packet};
-use explain::paper::Layout;
 use explain::picture::{Language, of_trace};
 use explain::plan::{Format, said_by};
-use explain::traffic::{Compared, told};
+use explain::text_writer::Layout;
+use explain::traffic::{Compared, report};
 use explain::{addresses, pretty};
 use redirect_core::json;
-use redirect_core::trace::{Detail, Step};
+use redirect_core::trace::{Detail, TraceEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -30,13 +30,13 @@ pub struct Question {
     /// The language in which the plan is written, a word of [`Format::WORDS`].
     pub format: String,
     /// A packet.
-    pub packet: Option<Way>,
+    pub packet: Option<PacketQuestion>,
 }
 
 /// What somebody asks about a packet: the flags of `redirectctl trace`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Way {
+pub struct PacketQuestion {
     /// Who sends it.
     #[serde(rename = "as")]
     pub sender: String,
@@ -178,7 +178,7 @@ impl Diff {
 
 impl Trace {
     /// The packet's way; none where there are no rules to follow it through.
-    fn of(way: &Way, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
+    fn of(way: &PacketQuestion, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
         let plan = side.plan.as_ref().filter(|_| side.skipped.is_none())?;
         let packet = match packet(&way.said(), Some(&plan.plan), addresses) {
             Ok(packet) => packet,
@@ -192,7 +192,7 @@ impl Trace {
             packet: trace.packet.to_string(),
             end: trace.fate().to_string(),
             said: trace.steps.iter().map(asked_by).collect(),
-            text: told(&trace, detail),
+            text: report(&trace, detail),
             json: pretty(&steps),
             svg: of_trace(&trace, detail, Language::Svg),
             way: steps,
@@ -201,14 +201,14 @@ impl Trace {
 }
 
 /// Who asked for the rule of a step.
-fn asked_by(step: &Step) -> Option<String> {
-    if let Step::Rule { origin: Some(origin), .. } = step {
+fn asked_by(step: &TraceEvent) -> Option<String> {
+    if let TraceEvent::Rule { origin: Some(origin), .. } = step {
         return Some(said_by(origin.setting, origin.source));
     }
     None
 }
 
-impl Way {
+impl PacketQuestion {
     fn said(&self) -> Said<'_> {
         Said {
             sender: said(&self.sender),

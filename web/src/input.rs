@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use cni_core::pod_name::PodName;
-use explain::decision::{Decided, left_alone};
-use explain::paper::Layout;
+use explain::decision::{PodDecision, left_alone};
 use explain::plan::{Format, written};
+use explain::text_writer::Layout;
 use explain::traffic::Programmed;
 use explain::{NO_ADDRESS, SOMEWHERE, flags, manifest};
 use redirect_core::netlink::NativeForm;
@@ -210,11 +210,11 @@ fn of_object(
     let known = if around.addresses.is_empty() { &pod.addresses } else { around.addresses };
     let addresses = with_one(known, notices);
     let decided = if pod.host_network {
-        Decided::HostNetwork
+        PodDecision::HostNetwork
     } else {
-        Decided::of(&pod.facts, RawSettings::for_pod(), &NamespaceFacts::new(&addresses))
+        PodDecision::of(&pod.facts, RawSettings::for_pod(), &NamespaceFacts::new(&addresses))
     };
-    if let Decided::Redirect(redirect, settings) = &decided {
+    if let PodDecision::Redirect(redirect, settings) = &decided {
         notices.extend(Notice::about(settings, redirect).iter().map(ToString::to_string));
     }
     notices.extend(misspelt(&pod.facts).iter().map(ToString::to_string));

@@ -8,7 +8,7 @@ mod answer;
 mod input;
 mod rules;
 
-pub use answer::{Answer, Diff, Question, Trace, Way, answer};
+pub use answer::{Answer, Diff, PacketQuestion, Question, Trace, answer};
 pub use input::{Form, Side};
 pub use rules::{Chain, Row, Table};
 

@@ -2,7 +2,7 @@
 
 use super::{PodError, PodName};
 use crate::logs::SCOPE;
-use cluster_client::{Failure, Limits, Pauses, Request, kubeconfig, params::GetParams};
+use cluster_client::{ApiError, Backoff, Limits, Request, kubeconfig, params::GetParams};
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use std::{
@@ -34,7 +34,7 @@ fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Res
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         PodError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
     })?;
-    let tries = Tries::new(deadline, Pauses::new(FIRST_PAUSE, LONGEST_PAUSE));
+    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
     let read = runtime.block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)));
     // A look-up of the server's name may still be under way on a thread; it is not waited for.
     runtime.shutdown_background();
@@ -77,13 +77,13 @@ impl From<PodError> for TryError {
 /// When to try again.
 struct Tries {
     deadline: Instant,
-    pauses: Pauses,
+    pauses: Backoff,
     /// When the present run of refusals began: the first that no other failure came after.
     refused: Option<Instant>,
 }
 
 impl Tries {
-    const fn new(deadline: Instant, pauses: Pauses) -> Self {
+    const fn new(deadline: Instant, pauses: Backoff) -> Self {
         Self { deadline, pauses, refused: None }
     }
 
@@ -151,21 +151,21 @@ fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), Po
     })
 }
 
-fn failed(failure: Failure, kubeconfig: &Path, pod: &PodName) -> TryError {
+fn failed(failure: ApiError, kubeconfig: &Path, pod: &PodName) -> TryError {
     let retry_after = failure.retry_after();
     let error = match failure {
-        Failure::Impossible(problem) => PodError::Unreadable { pod: pod.clone(), problems: vec![problem] },
-        Failure::Unauthorized(words) => {
+        ApiError::Impossible(problem) => PodError::Unreadable { pod: pod.clone(), problems: vec![problem] },
+        ApiError::Unauthorized(words) => {
             PodError::Unauthorized { kubeconfig: kubeconfig.to_owned(), message: words.text }
         }
-        Failure::Forbidden(words) => PodError::Forbidden(words.text),
-        Failure::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()),
-        Failure::NotFound(words) => PodError::Busy { code: 404, message: words.text },
-        Failure::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
-        Failure::Garbled { server, what } => PodError::Garbled { server, what },
-        Failure::Untrusted { server, message } => PodError::Untrusted { server, message },
-        Failure::Unreachable { server, message } => PodError::Unreachable { server, message },
-        Failure::Silent { server, patience } => PodError::Silent { server, patience },
+        ApiError::Forbidden(words) => PodError::Forbidden(words.text),
+        ApiError::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()),
+        ApiError::NotFound(words) => PodError::Busy { code: 404, message: words.text },
+        ApiError::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
+        ApiError::Garbled { server, what } => PodError::Garbled { server, what },
+        ApiError::Untrusted { server, message } => PodError::Untrusted { server, message },
+        ApiError::Unreachable { server, message } => PodError::Unreachable { server, message },
+        ApiError::Silent { server, patience } => PodError::Silent { server, patience },
     };
     TryError { error, retry_after }
 }
@@ -180,7 +180,7 @@ mod tests {
     /// When the tries begin that fail with these errors, the last of them again and again, where each takes this long.
     fn tries(errors: &[TryError], deadline: Duration, each: Duration) -> Vec<Duration> {
         let start = Instant::now();
-        let pauses = Pauses::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
+        let pauses = Backoff::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
         let mut tries = Tries::new(start + deadline, pauses);
         let mut begun = vec![Duration::ZERO];
         loop {

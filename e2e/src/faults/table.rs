@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::judge::Verdict;
+use super::judge::FaultResult;
 use super::kind::{KINDS, Kind};
 
 /// Operations by kinds of fault: how many injections each cell has, and how many of them were red; or why there are none.
@@ -30,15 +30,15 @@ impl Table {
     }
 
     /// Notes what became of an injection.
-    pub fn add(&mut self, row: usize, kind: Kind, verdict: &Verdict) {
+    pub fn add(&mut self, row: usize, kind: Kind, verdict: &FaultResult) {
         let cell = self.cells.entry((row, kind)).or_default();
         cell.injections += 1;
         match verdict {
-            Verdict::Wanted => {}
-            Verdict::Refused => cell.refused += 1,
-            Verdict::Told => cell.told += 1,
-            Verdict::Mended => cell.mended += 1,
-            Verdict::Red(_) => cell.red += 1,
+            FaultResult::Wanted => {}
+            FaultResult::Refused => cell.refused += 1,
+            FaultResult::Told => cell.told += 1,
+            FaultResult::Mended => cell.mended += 1,
+            FaultResult::Red(_) => cell.red += 1,
         }
     }
 
@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn a_red_cell_shows_and_an_empty_one_is_a_hole_or_has_its_reason() {
         let mut table = Table::new(&["apply"]);
-        table.add(0, Kind::Busy, &Verdict::Wanted);
-        table.add(0, Kind::Api, &Verdict::Red("half-done".to_owned()));
-        table.add(0, Kind::Api, &Verdict::Refused);
+        table.add(0, Kind::Busy, &FaultResult::Wanted);
+        table.add(0, Kind::Api, &FaultResult::Red("half-done".to_owned()));
+        table.add(0, Kind::Api, &FaultResult::Refused);
         table.exempt(0, Kind::Clock, "no clock");
         assert_eq!((table.cells(), table.injections(), table.red()), (2, 3, 1));
         assert_eq!(table.holes().len(), KINDS.len() - 3);

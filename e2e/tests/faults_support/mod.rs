@@ -16,7 +16,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use e2e::faults::{
-    Ending, Evidence, Facts, Injection, KINDS, Kind, Verdict, injections, judge, noted, spread,
+    Ending, Evidence, Facts, FaultResult, Injection, KINDS, Kind, injections, judge, noted, spread,
 };
 use e2e::strace::{Call, Strace};
 
@@ -173,7 +173,7 @@ impl Story {
     }
 
     /// Puts a fault into the operation, in a place of its own, and judges what came of it.
-    pub fn play(&self, fault: &Fault) -> Result<Verdict> {
+    pub fn play(&self, fault: &Fault) -> Result<FaultResult> {
         let operation = &*self.operation;
         let place = operation.stage()?;
         let Begun { wrapping, causes, strace } = self.begin(&place, fault)?;
@@ -211,8 +211,8 @@ impl Story {
             again: (again.ending, &finally),
         });
         Ok(match verdict {
-            Verdict::Red(why) if why.contains("the next run ends") => {
-                Verdict::Red(format!("{why} | then {}", again.stderr))
+            FaultResult::Red(why) if why.contains("the next run ends") => {
+                FaultResult::Red(format!("{why} | then {}", again.stderr))
             }
             other => other,
         })

@@ -5,7 +5,7 @@ pub(crate) mod restore;
 
 pub(crate) use handles::Handles;
 
-use crate::{ApplyError, netlink::NetlinkError, observe::Seen};
+use crate::{ApplyError, netlink::NetlinkError, observe::NamespaceState};
 use redirect_core::{
     Family, RulePlan,
     options::{BackendChoice, Variant},
@@ -89,7 +89,7 @@ impl fmt::Display for Because {
 /// The kernel is asked beforehand what it lacks for a plan; nothing is tried out.
 pub(crate) fn choose(
     choice: BackendChoice,
-    seen: &Seen,
+    seen: &NamespaceState,
     handles: &mut Handles<'_>,
     plan: &RulePlan,
 ) -> Result<(Backend, Because), ApplyError> {

@@ -6,7 +6,9 @@ use crate::{
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
-use redirect_core::{Family, change::Change, options::Variant, parse, render::change_text, state::RuleState};
+use redirect_core::{
+    Family, change::RulesetDiff, options::Variant, parse, render::change_text, state::RuleState,
+};
 use std::path::{Path, PathBuf};
 
 /// The Debian package that has the programs of either variant.
@@ -72,7 +74,7 @@ pub(crate) fn test(
     programs: &Programs,
     variant: Variant,
     family: Family,
-    change: &Change,
+    change: &RulesetDiff,
     lock: &NetnsLock,
 ) -> Result<(), ApplyError> {
     restore(programs, variant, family, &["--test", "--noflush"], change, lock).map_err(|cause| {
@@ -86,7 +88,7 @@ pub(crate) fn commit(
     programs: &Programs,
     variant: Variant,
     family: Family,
-    change: &Change,
+    change: &RulesetDiff,
     lock: &NetnsLock,
 ) -> Result<(), ApplyError> {
     restore(programs, variant, family, &["--noflush"], change, lock).map_err(ApplyError::from)
@@ -97,7 +99,7 @@ fn restore(
     variant: Variant,
     family: Family,
     args: &[&str],
-    change: &Change,
+    change: &RulesetDiff,
     lock: &NetnsLock,
 ) -> Result<(), ExecError> {
     if change.is_empty() {

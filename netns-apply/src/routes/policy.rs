@@ -1,6 +1,6 @@
 //! Policy rules as the kernel lists them: in their own words, and whether they do what a plan wants of them.
 
-use super::{CONDEMNED, Dumped};
+use super::{Dumped, REMOVAL_PROTOCOL};
 use netlink_packet_core::{DefaultNla, Nla};
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -24,15 +24,15 @@ pub(super) struct DumpedRule<'a> {
     dumped: &'a Dumped,
     rule: PolicyRule,
     /// Whether a run has marked it as its own to remove.
-    condemned: bool,
+    marked_for_removal: bool,
 }
 
 impl<'a> DumpedRule<'a> {
     pub(super) fn read(dumped: &'a Dumped) -> Option<Self> {
         let RouteNetlinkMessage::NewRule(message) = &dumped.message else { return None };
-        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == CONDEMNED);
-        let condemned = message.attributes.iter().any(is_mark);
-        Some(Self { dumped, rule: policy_rule(message)?, condemned })
+        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == REMOVAL_PROTOCOL);
+        let marked_for_removal = message.attributes.iter().any(is_mark);
+        Some(Self { dumped, rule: policy_rule(message)?, marked_for_removal })
     }
 }
 
@@ -167,7 +167,7 @@ fn takes_all(rule: &PolicyRule, mark: Mark) -> bool {
 
 /// A rule that sends packets with a mark to a table, with the reason why it does not, if there is one.
 pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usize) -> Option<FoundRouting> {
-    let DumpedRule { dumped, rule, condemned } = rules.get(index)?;
+    let DumpedRule { dumped, rule, marked_for_removal } = rules.get(index)?;
     let (RuleAction::Lookup(number), Some((mark, u32::MAX))) = (rule.action, rule.mark) else { return None };
     let (mark, table) = (Mark::new(mark)?, RouteTable::new(number)?);
     let item = RoutingItem::Rule(family, mark, table);
@@ -184,5 +184,5 @@ pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usi
     } else {
         earlier.map(|other| format!("the rule of priority {} takes its packets", other.priority))
     };
-    Some(FoundRouting { condemned: *condemned, ..dumped.found(item, flaw) })
+    Some(FoundRouting { marked_for_removal: *marked_for_removal, ..dumped.found(item, flaw) })
 }

@@ -11,7 +11,7 @@ use e2e::{
 };
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
-use redirect_core::{Family, RulePlan, change::Change, netlink::Observed, plan::FamilyRules};
+use redirect_core::{Family, RulePlan, change::RulesetDiff, netlink::Observed, plan::FamilyRules};
 use serde_json::Value;
 use std::{process::Command, time::Instant};
 
@@ -76,8 +76,8 @@ pub fn observe() -> Observed {
 }
 
 /// The changes of both families that put a plan in the place of what is there.
-pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, Change)> {
-    let change = |family| (family, Change::between(observed.state(family), &plan.rules(family)));
+pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, RulesetDiff)> {
+    let change = |family| (family, RulesetDiff::between(observed.state(family), &plan.rules(family)));
     Family::BOTH.map(change).into_iter().filter(|(_, change)| !change.is_empty()).collect()
 }
 

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_client::params::WatchParams;
-use cluster_client::{Failure, Request, WatchEvent};
+use cluster_client::{ApiError, Request, WatchEvent};
 use serde_json::Value;
 
 use super::pods::{PODS, Selection};
@@ -50,18 +50,18 @@ pub enum WatchEnd {
     },
 }
 
-impl From<Failure> for WatchEnd {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for WatchEnd {
+    fn from(failure: ApiError) -> Self {
         match failure {
-            Failure::Busy { code: 410, .. } => Self::Expired,
-            Failure::Unauthorized(words) | Failure::Forbidden(words) => Self::Denied(words.text),
-            Failure::Impossible(_)
-            | Failure::NotFound(_)
-            | Failure::Busy { .. }
-            | Failure::Garbled { .. }
-            | Failure::Untrusted { .. }
-            | Failure::Unreachable { .. }
-            | Failure::Silent { .. } => {
+            ApiError::Busy { code: 410, .. } => Self::Expired,
+            ApiError::Unauthorized(words) | ApiError::Forbidden(words) => Self::Denied(words.text),
+            ApiError::Impossible(_)
+            | ApiError::NotFound(_)
+            | ApiError::Busy { .. }
+            | ApiError::Garbled { .. }
+            | ApiError::Untrusted { .. }
+            | ApiError::Unreachable { .. }
+            | ApiError::Silent { .. } => {
                 Self::Broken { retry_after: failure.retry_after(), text: failure.to_string() }
             }
         }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_client::params::GetParams;
-use cluster_client::{Failure, Limits, PartialObjectMeta, Request};
+use cluster_client::{ApiError, Limits, PartialObjectMeta, Request};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{Cluster, Connection, PATIENCE, REFUSAL_PAUSE};
@@ -61,7 +61,7 @@ impl Cluster {
                 let is_owned = owners.any(|owner| owner.controller == Some(true));
                 if is_owned { OwnPod::Replaced } else { OwnPod::Unowned }
             }
-            Err(Failure::NotFound(words)) if words.by_api => OwnPod::Gone,
+            Err(ApiError::NotFound(words)) if words.by_api => OwnPod::Gone,
             Err(failure) if failure.is_refusal() => OwnPod::Refused,
             Err(_) => OwnPod::Silent,
         }

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read};
 use std::time::Duration;
 
 use cluster_client::params::{GetParams, ListParams};
-use cluster_client::{Built, Failure, Limits, Request, RequestError};
+use cluster_client::{ApiError, Built, Limits, Request, RequestError};
 use hyper::body::Bytes;
 use hyper::http::uri::InvalidUri;
 use serde::Deserialize;
@@ -84,21 +84,21 @@ pub enum PodsError {
     Unreachable(String),
 }
 
-impl From<Failure> for PodsError {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for PodsError {
+    fn from(failure: ApiError) -> Self {
         match failure {
-            Failure::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
-            Failure::Forbidden(words) => Self::Denied { code: 403, message: words.text },
-            Failure::Busy { retry_after: Some(after), .. } => {
+            ApiError::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
+            ApiError::Forbidden(words) => Self::Denied { code: 403, message: words.text },
+            ApiError::Busy { retry_after: Some(after), .. } => {
                 Self::Later { text: failure.to_string(), after }
             }
-            Failure::Impossible(_)
-            | Failure::NotFound(_)
-            | Failure::Busy { retry_after: None, .. }
-            | Failure::Garbled { .. }
-            | Failure::Untrusted { .. }
-            | Failure::Unreachable { .. }
-            | Failure::Silent { .. } => Self::Unreachable(failure.to_string()),
+            ApiError::Impossible(_)
+            | ApiError::NotFound(_)
+            | ApiError::Busy { retry_after: None, .. }
+            | ApiError::Garbled { .. }
+            | ApiError::Untrusted { .. }
+            | ApiError::Unreachable { .. }
+            | ApiError::Silent { .. } => Self::Unreachable(failure.to_string()),
         }
     }
 }
@@ -168,7 +168,7 @@ impl Cluster {
         let request = pods.get(name, &GetParams::default());
         match self.client.json(request, Limits::object(PATIENCE)).await {
             Ok(pod) => Ok(Some(pod)),
-            Err(Failure::NotFound(words)) if words.by_api => Ok(None),
+            Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
             Err(failure) => Err(failure.into()),
         }
     }

@@ -16,7 +16,7 @@ use redirect_core::settings::{InputErrors, NamespaceFacts};
 use super::candidate::Candidate;
 use super::fingerprints::Basis;
 use crate::repair::action::UNVERIFIABLE;
-use pod_netns::{Survey, Unfound};
+use pod_netns::{LookupError, NamespaceIndex};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_RULES: usize = 1 << 20;
@@ -123,11 +123,11 @@ impl From<ApplyError> for Trouble {
     }
 }
 
-impl From<Unfound> for Trouble {
-    fn from(unfound: Unfound) -> Self {
+impl From<LookupError> for Trouble {
+    fn from(unfound: LookupError) -> Self {
         match unfound {
-            Unfound::NoAddress | Unfound::Nowhere(_) => Self::NotFound(unfound.to_string()),
-            Unfound::Ambiguous { .. } => Self::Ambiguous(unfound.to_string()),
+            LookupError::NoAddress | LookupError::Nowhere(_) => Self::NotFound(unfound.to_string()),
+            LookupError::Ambiguous { .. } => Self::Ambiguous(unfound.to_string()),
         }
     }
 }
@@ -137,7 +137,7 @@ impl From<Unfound> for Trouble {
 #[must_use]
 pub fn look(
     candidate: &Candidate,
-    survey: &Survey,
+    survey: &NamespaceIndex,
     rules: &Rules,
     keys: &RandomState,
     known: Option<Fingerprint>,

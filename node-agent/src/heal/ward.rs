@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use netns_apply::notify::{Heard, Subscription};
+use netns_apply::notify::{Notification, Subscription};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::sync::Notify;
@@ -148,9 +148,9 @@ impl Ears {
     }
 
     /// Waits until something is told, and for the end of the burst it belongs to.
-    async fn hear(&self) -> io::Result<(Instant, Heard)> {
+    async fn hear(&self) -> io::Result<(Instant, Notification)> {
         let [rules, routing] = &self.0;
-        let mut heard = Heard::default();
+        let mut heard = Notification::default();
         while heard.is_nothing() {
             let mut ready: AsyncFdReadyGuard<'_, Subscription> = tokio::select! {
                 ready = rules.readable() => ready?,
@@ -166,7 +166,7 @@ impl Ears {
         Ok((since, heard))
     }
 
-    fn drain(&self, heard: &mut Heard) -> io::Result<()> {
+    fn drain(&self, heard: &mut Notification) -> io::Result<()> {
         self.0.iter().try_for_each(|ear| ear.get_ref().drain(heard, MOST_READ).map(drop))
     }
 }
@@ -210,7 +210,7 @@ struct Attendant {
 impl Attendant {
     /// Looks at the pod now, and whenever something was told, until the namespace is gone.
     async fn attend(mut self) {
-        let mut cause = Some((Instant::now(), Heard::default()));
+        let mut cause = Some((Instant::now(), Notification::default()));
         let mut retry: Option<Instant> = None;
         loop {
             let (since, heard) = match cause.take() {
@@ -245,7 +245,7 @@ impl Attendant {
     }
 
     /// Waits for a reason to look.
-    async fn wait(&mut self, retry: Option<Instant>) -> io::Result<Option<(Instant, Heard)>> {
+    async fn wait(&mut self, retry: Option<Instant>) -> io::Result<Option<(Instant, Notification)>> {
         let calm = self.record.calm_at().map(Instant::from_std);
         let at = |time: Option<Instant>| async move {
             match time {
@@ -255,8 +255,8 @@ impl Attendant {
         };
         tokio::select! {
             heard = self.ears.hear() => heard.map(Some),
-            () = self.charge.nudge.notified() => Ok(Some((Instant::now(), Heard::default()))),
-            () = at(retry) => Ok(Some((Instant::now(), Heard::default()))),
+            () = self.charge.nudge.notified() => Ok(Some((Instant::now(), Notification::default()))),
+            () = at(retry) => Ok(Some((Instant::now(), Notification::default()))),
             () = at(calm) => {
                 self.record.calm_down(Instant::now().into_std());
                 self.contested = None;
@@ -288,7 +288,7 @@ impl Attendant {
     }
 
     /// Counts what came of a look, and says what is new.
-    fn settle(&mut self, order: &Order, outcome: &Outcome, since: Instant, heard: &Heard) -> Next {
+    fn settle(&mut self, order: &Order, outcome: &Outcome, since: Instant, heard: &Notification) -> Next {
         self.count(outcome, since);
         let next = self.record.ended(outcome, Instant::now().into_std());
         match (self.record.is_contested(), &self.contested) {
@@ -339,7 +339,7 @@ impl Attendant {
         }
     }
 
-    fn say(&self, order: &Order, outcome: &Outcome, report: &Report, is_event: bool, heard: &Heard) {
+    fn say(&self, order: &Order, outcome: &Outcome, report: &Report, is_event: bool, heard: &Notification) {
         let (difference, words) = match outcome {
             Outcome::Healed { difference, words } => (difference.as_str(), words.as_str()),
             // The drift watch says it.
@@ -387,7 +387,7 @@ impl Attendant {
 }
 
 /// Who has changed rules, as far as the kernel told. Names are what processes call themselves.
-fn writers(heard: &Heard) -> String {
+fn writers(heard: &Notification) -> String {
     let others = heard.writers.iter().filter(|(_, name)| name != OWN_NAME);
     let named: Vec<String> =
         others.map(|(process, name)| format!("{} (process {process})", name.escape_debug())).collect();
@@ -435,7 +435,7 @@ mod tests {
         let writers_of = |names: &[(u32, &str)]| {
             let named: BTreeSet<(u32, String)> =
                 names.iter().map(|(id, name)| (*id, (*name).to_owned())).collect();
-            writers(&Heard { messages: 1, lost: false, writers: named })
+            writers(&Notification { messages: 1, lost: false, writers: named })
         };
         assert_eq!(writers_of(&[]), "");
         assert_eq!(writers_of(&[(7, "netns")]), "");

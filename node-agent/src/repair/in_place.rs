@@ -8,7 +8,7 @@ use std::time::Duration;
 use cni_core::conf::Conf;
 use cni_core::pod_source::PodName;
 use netns_apply::capabilities::{self, NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
-use netns_apply::connections::{Severed, sever};
+use netns_apply::connections::{ClosedConnections, sever};
 use netns_apply::facts::addresses;
 use netns_apply::pod::Outside;
 use netns_apply::{ApplyError, ApplyOptions, Programs, apply, verify};
@@ -56,7 +56,7 @@ struct Practice {
 pub(crate) struct Mended {
     backend: String,
     changed: bool,
-    severed: Severed,
+    severed: ClosedConnections,
 }
 
 impl Mender {

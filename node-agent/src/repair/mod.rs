@@ -21,8 +21,8 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster_client::{AccessError, Outage, Pauses};
-use cni_core::signs::COULD_NOT_BE;
+use cluster_client::{AccessError, Backoff, Outage};
+use cni_core::reasons::COULD_NOT_BE;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
@@ -116,7 +116,7 @@ impl Controller {
 
     /// Keeps the queue as the API server has the pods.
     async fn watch(&self) -> Infallible {
-        let (mut outage, mut pauses) = (Outage::default(), Pauses::new(FIRST_RETRY, LONGEST_RETRY));
+        let (mut outage, mut pauses) = (Outage::default(), Backoff::new(FIRST_RETRY, LONGEST_RETRY));
         let mut version = None;
         loop {
             let done = self.watch_once(&mut version, || {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use cluster_client::Pauses;
+use cluster_client::Backoff;
 
 use super::filter::{Broken, Failure};
 
@@ -32,7 +32,7 @@ struct Job {
     /// When its present failure was seen first.
     since: Instant,
     tries: u32,
-    pauses: Pauses,
+    pauses: Backoff,
     state: State,
     /// The word of the trouble that was said about it last.
     said: Option<&'static str>,
@@ -90,7 +90,7 @@ impl Queue {
                 self.overflowed = true;
                 return Noted::Overflow;
             }
-            let pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+            let pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
             let uid = pod.uid.clone();
             let state = State::Due(now);
             self.jobs.insert(uid, Job { pod, since: now, tries: 0, pauses, state, said: None });

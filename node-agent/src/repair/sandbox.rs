@@ -15,7 +15,7 @@ use netns_apply::pod::hosts;
 use super::action::Trouble;
 use super::processes::{Census, namespace_of};
 use crate::confine::outside;
-use pod_netns::{Survey, Unfound};
+use pod_netns::{LookupError, NamespaceIndex};
 
 /// A pod, as it is looked for.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ pub struct Wanted<'a> {
 /// Why it is not known for sure which one it is.
 pub fn open(wanted: &Wanted<'_>, mounted: &Path, proc: &Path) -> Result<Netns, Trouble> {
     if wanted.addresses.is_empty() {
-        return Err(Trouble::new("not_found", Unfound::NoAddress));
+        return Err(Trouble::new("not_found", LookupError::NoAddress));
     }
     let (uid, addresses) = (wanted.uid.to_owned(), wanted.addresses.to_vec());
     let (mounted, proc) = (mounted.to_owned(), proc.to_owned());
@@ -106,7 +106,7 @@ fn nowhere(wanted: &Wanted<'_>, mounted: &Path, census: &Census) -> Trouble {
         return Trouble::new("not_found", text);
     }
     let addresses: BTreeSet<IpAddr> = wanted.addresses.iter().copied().collect();
-    let survey = Survey::of(mounted, &addresses);
+    let survey = NamespaceIndex::of(mounted, &addresses);
     match survey.as_ref().map(|survey| survey.find(wanted.addresses)) {
         Ok(Ok(sandbox)) => {
             let text = format!(
@@ -116,7 +116,7 @@ fn nowhere(wanted: &Wanted<'_>, mounted: &Path, census: &Census) -> Trouble {
             Trouble::new("no_process", text)
         }
         Ok(Err(unfound)) => Trouble::new(
-            if matches!(unfound, Unfound::Ambiguous { .. }) { "ambiguous" } else { "not_found" },
+            if matches!(unfound, LookupError::Ambiguous { .. }) { "ambiguous" } else { "not_found" },
             format!("no process of the pod is in a network namespace that has its addresses; {unfound}"),
         ),
         Err(error) => Trouble::new(

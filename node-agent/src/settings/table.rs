@@ -1,6 +1,6 @@
 //! Every flag and environment variable of the agent, as data. The parser, the documentation and the warnings come from it.
 
-use cni_core::signs;
+use cni_core::reasons;
 pub use settings_table::{Row, Status, Takes};
 
 use Takes::{Duration, Number, Path, Switch};
@@ -98,8 +98,8 @@ pub const SETTINGS: &[Row] = &[
     used("repair-field-selectors", &["REPAIR_FIELD_SELECTORS"], TEXT, "", "Field selectors of the pods, separated by commas, beside the one for the node; empty: any pod."),
     used("node-taint", &["NODE_TAINT"], Switch, "false", "Free the agent's node of the taint once pods that start there are verified to be redirected, and put it back when that ends (docs/taint.md). Brings the node's condition."),
     used("node-condition", &["NODE_CONDITION"], Switch, "false", "Say the same by a condition of the node, for others to act on."),
-    used("node-condition-type", &["NODE_CONDITION_TYPE"], TEXT, signs::CONDITION, "The condition's type."),
-    used("taint-key", &["TAINT_KEY", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"], TEXT, signs::TAINT, "The taint's key."),
+    used("node-condition-type", &["NODE_CONDITION_TYPE"], TEXT, reasons::CONDITION, "The condition's type."),
+    used("taint-key", &["TAINT_KEY", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"], TEXT, reasons::TAINT, "The taint's key."),
     used("taint-value", &["TAINT_VALUE"], TEXT, "", "Its value; a taint of any value counts as the taint."),
     used("taint-effect", &["TAINT_EFFECT"], TEXT, "NoSchedule", "Its effect: NoSchedule, PreferNoSchedule or NoExecute. A node is freed of the key with any effect."),
     used("taint-old-keys", &["TAINT_OLD_KEYS"], LIST, "", "Keys of taints that a node is freed of as well and that are never put there, such as NodeReadiness of Istio's first taint controller."),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster_client::{Outage, Pauses};
+use cluster_client::{Backoff, Outage};
 use k8s_openapi::jiff::{Timestamp, Unit};
 use tokio::sync::watch::Receiver;
 
@@ -51,7 +51,7 @@ pub struct Keeper {
     settled: Option<(Verdict, Judgement, Instant)>,
     truce: Truce,
     outage: Outage,
-    pauses: Pauses,
+    pauses: Backoff,
 }
 
 /// A redirection that was tried.
@@ -90,7 +90,7 @@ impl Keeper {
             settled: None,
             truce: Truce::default(),
             outage: Outage::default(),
-            pauses: Pauses::new(FIRST_RETRY, LONGEST_RETRY),
+            pauses: Backoff::new(FIRST_RETRY, LONGEST_RETRY),
         }
     }
 

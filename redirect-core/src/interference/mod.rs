@@ -25,7 +25,7 @@ use crate::{
     route_tables::RouteTables,
     routing::{self, FoundRouting},
     rule::{Chain, Hook},
-    trace::{Findings, Packet, Rules, search},
+    trace::{Findings, Packet, TraceRules, search},
     values::Family,
 };
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
@@ -158,7 +158,7 @@ impl Effect {
 
 /// Where a rule stands.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct RuleRef {
     /// The table.
     pub table: TableName,
     /// The base chain by which packets come to it; empty for a whole table.
@@ -177,7 +177,7 @@ pub struct Finding {
     /// How sure it is.
     pub severity: Severity,
     /// Where.
-    pub place: Place,
+    pub place: RuleRef,
     /// The rule in words; empty where it is none.
     pub rule: String,
     /// What it does.
@@ -207,7 +207,7 @@ impl fmt::Display for Finding {
 
 impl Finding {
     fn write_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { table, base_chain, hook, chain, rule } = &self.place;
+        let RuleRef { table, base_chain, hook, chain, rule } = &self.place;
         write!(f, "table {table}")?;
         if !chain.is_empty() {
             write!(f, ", chain {}", Plain(chain))?;
@@ -249,12 +249,12 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     own_tables(ruleset, &mut findings);
     let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
-        let live = Rules::of_verdict(ruleset, &planned, *family, plan).with_addresses(pod.addresses);
+        let live = TraceRules::of_verdict(ruleset, &planned, *family, plan).with_addresses(pod.addresses);
         let live = match pod.routes {
             Some(tables) => live.with_routes(tables),
             None => live,
         };
-        search(&Rules::of_plan(plan, *family), &live, pod, &mut findings);
+        search(&TraceRules::of_plan(plan, *family), &live, pod, &mut findings);
     }
     findings.into_sorted()
 }
@@ -262,7 +262,7 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
 /// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.
 fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
     for (name, table) in &ruleset.tables {
-        let about = |place: Place, effect| Finding {
+        let about = |place: RuleRef, effect| Finding {
             severity: Severity::Does,
             place,
             rule: String::new(),
@@ -270,7 +270,7 @@ fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
             traffic: BTreeSet::new(),
             example: None,
         };
-        let whole = Place {
+        let whole = RuleRef {
             table: name.clone(),
             base_chain: String::new(),
             hook: None,
@@ -286,7 +286,8 @@ fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
             if let Some(base) = chain.base.filter(|base| base.drops) {
                 let hook = Some((base.hook, base.priority));
                 let (base_chain, chain) = (chain_name.clone(), chain_name.clone());
-                findings.add(about(Place { base_chain, hook, chain, ..whole.clone() }, Effect::PolicyDrops));
+                findings
+                    .add(about(RuleRef { base_chain, hook, chain, ..whole.clone() }, Effect::PolicyDrops));
             }
         }
     }

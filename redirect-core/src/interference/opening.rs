@@ -3,8 +3,8 @@
 use super::Pod;
 use crate::{
     RulePlan,
-    rule::{Is, Match, Protocol},
-    trace::{Fate, Packet, Rules},
+    rule::{Equality, Match, Protocol},
+    trace::{Fate, Packet, TraceRules},
     values::Family,
 };
 use alloc::{string::String, vec, vec::Vec};
@@ -42,7 +42,7 @@ const LOOPBACK: &str = "lo";
 /// What a plan captures, ready to be asked about any number of connections.
 #[derive(Debug, Clone)]
 pub struct Captures {
-    rules: [(Family, Rules); 2],
+    rules: [(Family, TraceRules); 2],
     /// The groups that the plan's rules ask for.
     groups: Vec<u32>,
 }
@@ -51,7 +51,7 @@ impl Captures {
     /// What this plan captures.
     #[must_use]
     pub fn of(plan: &RulePlan) -> Self {
-        let rules = Family::BOTH.map(|family| (family, Rules::of_plan(plan, family)));
+        let rules = Family::BOTH.map(|family| (family, TraceRules::of_plan(plan, family)));
         let groups =
             constants(plan, |condition| if let Match::OwnerGid(is) = condition { Some(is) } else { None });
         Self { rules, groups: groups.collect() }
@@ -108,7 +108,7 @@ pub fn is_own(pod: &Pod<'_>, address: &IpAddr) -> bool {
 
 fn constants<'a>(
     plan: &'a RulePlan,
-    of: impl Fn(&'a Match) -> Option<&'a Is<u32>> + 'a,
+    of: impl Fn(&'a Match) -> Option<&'a Equality<u32>> + 'a,
 ) -> impl Iterator<Item = u32> + 'a {
     let conditions = plan.planned_rules().iter().flat_map(|planned| &planned.rule.matches);
     conditions.filter_map(move |condition| of(condition).map(|is| is.value))

@@ -5,12 +5,12 @@ mod hooks;
 mod lookup;
 
 pub use hooks::{HookEntry, HookList, HookOwner};
-pub use lookup::{Among, Selector, VerdictMap};
+pub use lookup::{Selector, SetLookup, VerdictMap};
 
 use crate::{
     netlink::Sets,
     render::{self, Ports},
-    rule::{Hook, Is, Match, Rule, Target},
+    rule::{Equality, Hook, Match, Rule, Target},
     values::{Family, PortRange},
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
@@ -208,17 +208,17 @@ pub enum Condition {
     /// One that plans have, too.
     Plain(Match),
     /// The packet is of this family.
-    Family(Is<Family>),
+    Family(Equality<Family>),
     /// The number of the transport protocol.
-    Protocol(Is<u8>),
+    Protocol(Equality<u8>),
     /// One of these source ports.
-    SourcePorts(Is<Vec<PortRange>>),
+    SourcePorts(Equality<Vec<PortRange>>),
     /// The connection is in one of these states, as bits of the kernel.
-    State(Is<u32>),
+    State(Equality<u32>),
     /// The connection is in one of these states, and, if the packet belongs to one, answers those that opened it or not.
     StateAndDirection {
         /// The states, as bits of the kernel.
-        states: Is<u32>,
+        states: Equality<u32>,
         /// Whether it answers.
         is_reply: bool,
     },
@@ -227,35 +227,35 @@ pub enum Condition {
         /// The bits.
         mask: u32,
         /// Their value.
-        is: Is<u32>,
+        is: Equality<u32>,
     },
     /// These bits of the connection's mark have this value.
     ConnMarkBits {
         /// The bits.
         mask: u32,
         /// Their value.
-        is: Is<u32>,
+        is: Equality<u32>,
     },
     /// The packet answers those that opened the connection.
-    IsReply(Is<bool>),
+    IsReply(Equality<bool>),
     /// These TCP flags have this value.
     TcpFlags {
         /// The flags, as bits of the header.
         mask: u8,
         /// Their value.
-        is: Is<u8>,
+        is: Equality<u8>,
     },
     /// The address at this end is one of the network namespace's own.
-    Local(Is<End>),
+    Local(Equality<Endpoint>),
     /// One of several combinations of values.
-    Among(Is<Among>),
+    Among(Equality<SetLookup>),
     /// One that is not understood, by its name.
     Unknown(String),
 }
 
 /// An end of a packet's way. Closed: there is no third.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum End {
+pub enum Endpoint {
     /// Where it comes from.
     Source,
     /// Where it goes.
@@ -475,8 +475,8 @@ impl fmt::Display for Condition {
             }
             Self::Local(is) => {
                 let end = match is.value {
-                    End::Source => "src",
-                    End::Destination => "dst",
+                    Endpoint::Source => "src",
+                    Endpoint::Destination => "dst",
                 };
                 write!(f, "-m addrtype {}--{end}-type LOCAL", not(is.not))
             }

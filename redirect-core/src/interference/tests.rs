@@ -108,7 +108,7 @@ fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
         let said: Vec<_> = findings
             .iter()
             .map(|finding| {
-                let Place { table, chain, rule, .. } = &finding.place;
+                let RuleRef { table, chain, rule, .. } = &finding.place;
                 let place = match rule {
                     Some(number) => format!("{} {chain} {number}", table.name),
                     None => format!("{} {chain}", table.name),
@@ -545,7 +545,7 @@ fn any_number_of_rules_is_bounded() {
     assert_eq!(shielded(300), []);
     let findings = shielded(30_000);
     assert_eq!(findings.iter().map(|finding| finding.effect).collect::<Vec<_>>(), vec![Unfollowed]);
-    let place = Place { rule: None, hook: None, chain: String::new(), ..findings[0].place.clone() };
+    let place = RuleRef { rule: None, hook: None, chain: String::new(), ..findings[0].place.clone() };
     assert_eq!(findings[0].place, place, "it is about no single chain");
 }
 

@@ -22,14 +22,14 @@ pub struct Decision {
     pub version: u32,
     /// What was decided.
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub verdict: DecisionJson,
 }
 
 /// What was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "decision", rename_all = "camelCase")]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum DecisionJson {
     /// The pod is redirected, like this.
     Redirect {
         /// How.
@@ -130,9 +130,9 @@ impl From<&pod::Decision> for Decision {
     fn from(decision: &pod::Decision) -> Self {
         let verdict = match decision {
             pod::Decision::Redirect(redirect) => {
-                Verdict::Redirect { redirect: Box::new(redirect.as_ref().into()) }
+                DecisionJson::Redirect { redirect: Box::new(redirect.as_ref().into()) }
             }
-            pod::Decision::Skip(reason) => Verdict::Skip {
+            pod::Decision::Skip(reason) => DecisionJson::Skip {
                 reason: reason.word().to_owned(),
                 explanation: reason.explanation().to_owned(),
             },

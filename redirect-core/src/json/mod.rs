@@ -51,15 +51,15 @@ use alloc::{format, string::String};
 use serde::{Deserialize, Serialize};
 
 pub use decision::{
-    Decision, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect, Verdict,
+    Decision, DecisionJson, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect,
 };
 pub use differences::{Difference, DifferenceKind, Differences};
 pub use plan::{Chain, FamilyPlan, Plan, PlannedRule, PolicyRouting, Table};
 pub use rule::{Action, Condition, ConnectionState, Direction, MaskedMark, Protocol, Test};
 pub use settings::{Said, Settings, SettingsError, Source, setting_name};
 pub use trace::{
-    Fate, Listener, Outcome, Packet, Range, Region, Sender, Step, Trace, TrackedState, TrafficDifference,
-    TrafficDifferences,
+    Fate, Listener, Outcome, Packet, Range, Region, Sender, Trace, TraceEventJson, TrackedState,
+    TrafficDifference, TrafficDifferences,
 };
 
 /// The version of the schema that this release writes.

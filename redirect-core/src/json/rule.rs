@@ -2,7 +2,7 @@
 
 use super::ports;
 use crate::{
-    rule::{self, Is, Match, Target, TcpFlags},
+    rule::{self, Equality, Match, Target, TcpFlags},
     values,
 };
 use alloc::{
@@ -224,7 +224,7 @@ impl From<&Match> for Condition {
 }
 
 impl Condition {
-    fn of<T>(is: &Is<T>, test: impl FnOnce(&T) -> Test) -> Self {
+    fn of<T>(is: &Equality<T>, test: impl FnOnce(&T) -> Test) -> Self {
         Self { test: test(&is.value), not: is.not }
     }
 

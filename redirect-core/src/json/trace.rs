@@ -30,7 +30,7 @@ pub struct Trace {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<usize>,
     /// The steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<TraceEventJson>,
     /// What sees the packet besides rules and is not examined, in words that may change. A trace does not know; who has read the network
     /// namespace adds it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -150,11 +150,11 @@ pub enum Listener {
     Dns,
 }
 
-/// One step of a packet's way: the counterpart of [`trace::Step`].
+/// One step of a packet's way: the counterpart of [`trace::TraceEvent`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[non_exhaustive]
-pub enum Step {
+pub enum TraceEventJson {
     /// It comes to a hook.
     Hook {
         /// Its name in iptables.
@@ -348,7 +348,7 @@ impl From<&trace::Trace> for Trace {
             may: may.filter(|_| trace.may.len() > 1).collect(),
             unknown: trace.unknown.iter().map(ToString::to_string).collect(),
             decided: trace.decided,
-            steps: trace.steps.iter().map(Step::from).collect(),
+            steps: trace.steps.iter().map(TraceEventJson::from).collect(),
             unexamined: Vec::new(),
         }
     }
@@ -415,18 +415,18 @@ impl From<trace::Fate> for Fate {
     }
 }
 
-impl From<&trace::Step> for Step {
-    fn from(step: &trace::Step) -> Self {
+impl From<&trace::TraceEvent> for TraceEventJson {
+    fn from(step: &trace::TraceEvent) -> Self {
         match step {
-            trace::Step::Hook { hook, interface } => {
+            trace::TraceEvent::Hook { hook, interface } => {
                 Self::Hook { hook: hook.name().to_owned(), interface: interface.clone() }
             }
-            trace::Step::Chain { place, priority } => Self::Chain {
+            trace::TraceEvent::Chain { place, priority } => Self::Chain {
                 table: place.table.to_string(),
                 chain: place.chain.clone(),
                 priority: *priority,
             },
-            trace::Step::Rule { place, depth, rule, outcome, is_own, origin } => {
+            trace::TraceEvent::Rule { place, depth, rule, outcome, is_own, origin } => {
                 let (outcome, condition) = match outcome {
                     trace::Outcome::Matched => (Outcome::Matched, None),
                     trace::Outcome::Unmatched(condition) => (Outcome::Unmatched, Some(condition.clone())),
@@ -446,23 +446,23 @@ impl From<&trace::Step> for Step {
                     purpose: origin.map(|origin| origin.purpose.to_owned()),
                 }
             }
-            trace::Step::Policy { place } => {
+            trace::TraceEvent::Policy { place } => {
                 Self::Policy { table: place.table.to_string(), chain: place.chain.clone() }
             }
-            trace::Step::Changed(change) => change.into(),
-            trace::Step::Route { decides } => Self::Unroutable { text: decides.clone() },
+            trace::TraceEvent::Changed(change) => change.into(),
+            trace::TraceEvent::Route { decides } => Self::Unroutable { text: decides.clone() },
         }
     }
 }
 
-impl From<&trace::Change> for Step {
-    fn from(change: &trace::Change) -> Self {
+impl From<&trace::PacketEdit> for TraceEventJson {
+    fn from(change: &trace::PacketEdit) -> Self {
         match change {
-            trace::Change::Mark(mark) => Self::Mark { mark: *mark },
-            trace::Change::ConnectionMark(mark) => Self::ConnectionMark { mark: *mark },
-            trace::Change::Destination(destination) => Self::Destination { destination: *destination },
-            trace::Change::Zone(zone) => Self::Zone { zone: *zone },
-            trace::Change::Rerouted(interface) => Self::Route { interface: interface.clone() },
+            trace::PacketEdit::Mark(mark) => Self::Mark { mark: *mark },
+            trace::PacketEdit::ConnectionMark(mark) => Self::ConnectionMark { mark: *mark },
+            trace::PacketEdit::Destination(destination) => Self::Destination { destination: *destination },
+            trace::PacketEdit::Zone(zone) => Self::Zone { zone: *zone },
+            trace::PacketEdit::Rerouted(interface) => Self::Route { interface: interface.clone() },
         }
     }
 }

@@ -40,7 +40,7 @@ mod tables;
 
 use crate::{
     Family,
-    change::Change,
+    change::RulesetDiff,
     netlink::NativeState,
     options::Variant,
     routing::{FoundRouting, RoutingItem},
@@ -133,7 +133,7 @@ impl Kernel {
     pub fn take(&mut self, step: &Step) -> Result<(), Refused> {
         match step {
             Step::AddRouting(item) => self.add_routing(*item),
-            Step::Condemn(found) => self.replace_routing(found, found.condemn()),
+            Step::MarkForRemoval(found) => self.replace_routing(found, found.mark_for_removal()),
             Step::Transaction(transaction) => self.commit(transaction),
             Step::Restore(variant, family, change) => self.restore(*variant, *family, change),
             Step::Grace | Step::ForgetClosed => Ok(()),
@@ -157,11 +157,11 @@ impl Kernel {
                 self.routing.push(found.clone());
                 Ok(())
             }
-            Inverse::Pardon(found) => self.replace_routing(&found.condemn(), found.clone()),
+            Inverse::Unmark(found) => self.replace_routing(&found.mark_for_removal(), found.clone()),
             Inverse::Rules { iptables, native } => {
                 for (variant, family, done, before) in iptables {
                     let now = self.tables(*variant, *family).observe();
-                    self.restore(*variant, *family, &Change::back(&now, before, done))?;
+                    self.restore(*variant, *family, &RulesetDiff::back(&now, before, done))?;
                 }
                 if let Some(native) = native {
                     self.native = native.clone();
@@ -242,7 +242,7 @@ impl Kernel {
     }
 
     /// A run of `iptables-restore`.
-    fn restore(&mut self, variant: Variant, family: Family, change: &Change) -> Result<(), Refused> {
+    fn restore(&mut self, variant: Variant, family: Family, change: &RulesetDiff) -> Result<(), Refused> {
         apply(self.tables_mut(variant, family), family, change, Writer::Iptables)
     }
 
@@ -284,7 +284,7 @@ impl PartialEq for Kernel {
 
 impl Eq for Kernel {}
 
-fn apply(tables: &mut Tables, family: Family, change: &Change, writer: Writer) -> Result<(), Refused> {
+fn apply(tables: &mut Tables, family: Family, change: &RulesetDiff, writer: Writer) -> Result<(), Refused> {
     tables.apply(change, writer).map_err(|mut refused| {
         refused.what = alloc::format!("{family} {}", refused.what);
         refused

@@ -6,11 +6,11 @@ use super::{
     iptables::{self, Unencodable},
     layout::{Item, Layout},
     observed::{Observed, SIGNATURE},
-    part::{Part, Place},
+    part::{ChainRef, Part},
     wire::{Head, Writer},
 };
 use crate::{
-    change::{Change, TableChange},
+    change::{RulesetDiff, TableChange},
     rule::{Chain, Hook, Table},
     state::Entry,
     values::Family,
@@ -86,7 +86,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     /// When it is not a change of what was observed, or has no encoding.
-    pub fn change(&mut self, family: Family, change: &'a Change) -> Result<(), BatchError> {
+    pub fn change(&mut self, family: Family, change: &'a RulesetDiff) -> Result<(), BatchError> {
         change.tables.iter().try_for_each(|table| self.table(family, table))
     }
 
@@ -138,7 +138,7 @@ impl<'a> Batch<'a> {
                 body.text(attribute::table::NAME, table.name());
             });
         }
-        let place = |chain: &'a Chain| Place { family: Some(family), table, chain };
+        let place = |chain: &'a Chain| ChainRef { family: Some(family), table, chain };
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_new()) {
             self.new_chain(place(chain), number);
         }
@@ -158,8 +158,8 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    fn new_chain(&mut self, place: Place<'a>, number: u8) {
-        let Place { table, chain, .. } = place;
+    fn new_chain(&mut self, place: ChainRef<'a>, number: u8) {
+        let ChainRef { table, chain, .. } = place;
         self.part(kind::NEW_CHAIN, flags::CREATE | flags::EXCLUSIVE, number, Part::Chain(place), |body| {
             body.text(attribute::chain::TABLE, table.name());
             body.text(attribute::chain::NAME, chain.name());
@@ -170,7 +170,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Rules that go: each by its handle, or all of the chain at once.
-    fn removals(&mut self, place: Place<'a>, number: u8, layout: &Layout<'a>) {
+    fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &Layout<'a>) {
         let body = move |handle: Option<u64>| {
             move |body: &mut Writer| {
                 body.text(attribute::rule::TABLE, place.table.name());
@@ -190,7 +190,12 @@ impl<'a> Batch<'a> {
     }
 
     /// Rules that come: before the next one that stays, or behind all.
-    fn additions(&mut self, place: Place<'a>, family: Family, layout: &Layout<'a>) -> Result<(), BatchError> {
+    fn additions(
+        &mut self,
+        place: ChainRef<'a>,
+        family: Family,
+        layout: &Layout<'a>,
+    ) -> Result<(), BatchError> {
         let mut next_kept = layout.next_kept();
         for item in &layout.items {
             match item {
@@ -203,7 +208,7 @@ impl<'a> Batch<'a> {
 
     fn rule(
         &mut self,
-        place: Place<'a>,
+        place: ChainRef<'a>,
         family: Family,
         entry: &'a Entry,
         before: Option<u64>,

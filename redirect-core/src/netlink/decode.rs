@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     interference::ruleset::{Condition, Statement},
-    rule::{Chain, Direction, Is, Match, Rule, Target, TcpFlags, Tracked},
+    rule::{Chain, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port},
 };
 use alloc::vec::Vec;
@@ -115,22 +115,22 @@ pub(super) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
     let mut direction = None;
     for condition in conditions {
         matches.push(match condition {
-            Condition::IsReply(Is { value, not: false }) if direction.is_none() => {
+            Condition::IsReply(Equality { value, not: false }) if direction.is_none() => {
                 direction = Some(if value { Direction::Reply } else { Direction::Original });
                 continue;
             }
             Condition::Plain(condition) => condition,
-            Condition::State(Is { value, not: false }) => {
+            Condition::State(Equality { value, not: false }) => {
                 Match::Tracked(Tracked { state: xt::conn_state(value)?, direction: direction.take() })
             }
-            Condition::MarkBits { mask: u32::MAX, is: Is { value, not } } => {
-                Match::Mark(Is { value: Mark::new(value)?, not })
+            Condition::MarkBits { mask: u32::MAX, is: Equality { value, not } } => {
+                Match::Mark(Equality { value: Mark::new(value)?, not })
             }
-            Condition::ConnMarkBits { mask, is: Is { value, not } } => {
-                Match::ConnMark(Is { value: MaskedMark::new(value, mask)?, not })
+            Condition::ConnMarkBits { mask, is: Equality { value, not } } => {
+                Match::ConnMark(Equality { value: MaskedMark::new(value, mask)?, not })
             }
-            Condition::TcpFlags { mask, is: Is { value, not } } => {
-                Match::TcpFlags(Is { value: TcpFlags::new(mask, value)?, not })
+            Condition::TcpFlags { mask, is: Equality { value, not } } => {
+                Match::TcpFlags(Equality { value: TcpFlags::new(mask, value)?, not })
             }
             Condition::Family(_)
             | Condition::Protocol(_)

@@ -11,7 +11,7 @@ use super::{
     abi::{attribute, operator, register},
     wire::{Attribute, Attributes},
 };
-use crate::interference::ruleset::End;
+use crate::interference::ruleset::Endpoint;
 use alloc::string::String;
 
 /// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
@@ -30,7 +30,7 @@ pub(super) enum Field {
         length: u32,
     },
     /// What kind of address it has at this end, by the routing tables.
-    AddressType(End),
+    AddressType(Endpoint),
 }
 
 /// An expression. Two are equal when they do the same; what they use of sets is not compared.
@@ -251,8 +251,8 @@ impl<'a> Expression<'a> {
         use super::abi::fib;
         let is_type = number(data, attribute::fib::RESULT)? == fib::ADDRESS_TYPE;
         let end = match number(data, attribute::fib::FLAGS)? {
-            fib::SOURCE if is_type => End::Source,
-            fib::DESTINATION if is_type => End::Destination,
+            fib::SOURCE if is_type => Endpoint::Source,
+            fib::DESTINATION if is_type => Endpoint::Destination,
             _ => return None,
         };
         Some(Self::Load { to: number(data, attribute::fib::DESTINATION)?, field: Field::AddressType(end) })
@@ -353,7 +353,7 @@ mod tests {
             seen,
             wire::Writer,
         },
-        rule::{Is, Match},
+        rule::{Equality, Match},
         values::PortRange,
     };
     use alloc::string::ToString;
@@ -455,7 +455,7 @@ mod tests {
         let (at_most, at_least): (Body, Body) = (|out| compare(out, 3), |out| compare(out, 5));
         for (order, first, last) in [(at_most, 0, 1024), (at_least, 1024, u16::MAX)] {
             let conditions = seen::rule(list(&[("payload", port), ("cmp", order)]).attributes()).conditions;
-            let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
+            let range = Match::DestinationPort(Equality::equals(PortRange::new(first, last).unwrap()));
             assert_eq!(conditions, [Condition::Plain(range)]);
         }
     }
@@ -543,8 +543,8 @@ mod tests {
             }
         };
         let loads = |end| Some(Field::AddressType(end));
-        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE), loads(End::Source));
-        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::DESTINATION), loads(End::Destination));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE), loads(Endpoint::Source));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::DESTINATION), loads(Endpoint::Destination));
         // By which interface, and of an address that comes in by the same.
         assert_eq!(looked_up(1, fib::SOURCE), None);
         assert_eq!(looked_up(1, fib::DESTINATION), None);

@@ -159,7 +159,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{
         Family, Redirect, RulePlan,
-        change::Change,
+        change::RulesetDiff,
         interference::{
             Effect, Pod, find,
             ruleset::{Condition, Counter},
@@ -169,7 +169,7 @@ pub(super) mod tests {
         rule::{Chain, Target},
         settings::{Key, NamespaceFacts, RawSettings, Source},
         state::RuleState,
-        trace::{Detail, Packet, Rules, Step, Trace},
+        trace::{Detail, Packet, Trace, TraceEvent, TraceRules},
     };
     use std::{collections::BTreeSet, net::IpAddr, string::ToString};
 
@@ -199,7 +199,7 @@ pub(super) mod tests {
     fn iptables(plan: &RulePlan) -> Ruleset {
         let observed = Observed::default();
         let changes =
-            Family::BOTH.map(|family| (family, Change::between(&RuleState::new(), &plan.rules(family))));
+            Family::BOTH.map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family))));
         let mut batch = Batch::new(&observed);
         for (family, change) in &changes {
             batch.change(*family, change).unwrap();
@@ -313,8 +313,8 @@ pub(super) mod tests {
                 .into_iter()
                 .flat_map(|form| Family::BOTH.map(|family| (form, family)))
             {
-                let planned = Rules::of_plan(&plan, family);
-                let live = Rules::of_ruleset(&native(&plan, form), &routing, family, Some(&plan));
+                let planned = TraceRules::of_plan(&plan, family);
+                let live = TraceRules::of_ruleset(&native(&plan, form), &routing, family, Some(&plan));
                 for packet in packets().iter().filter(|packet| packet.family() == family).step_by(3) {
                     let (wanted, trace) = (planned.trace(packet), live.trace(packet));
                     let text = || {
@@ -326,7 +326,7 @@ pub(super) mod tests {
                     };
                     assert_eq!(trace.may, wanted.may, "{}", text());
                     let behind = |trace: &Trace| match trace.deciding() {
-                        Some(Step::Rule { origin: Some(origin), .. }) => Some(*origin),
+                        Some(TraceEvent::Rule { origin: Some(origin), .. }) => Some(*origin),
                         _ => None,
                     };
                     assert_eq!(behind(&trace), behind(&wanted), "{}", text());
@@ -339,7 +339,7 @@ pub(super) mod tests {
     fn the_rules_of_the_mesh_are_known_in_every_backend() {
         let plan = plan(&[]);
         let count = |ruleset: &Ruleset, family, known| {
-            let rules = crate::trace::Rules::of_ruleset(ruleset, &[], family, known);
+            let rules = crate::trace::TraceRules::of_ruleset(ruleset, &[], family, known);
             let of_mesh: Vec<_> = rules.of_mesh().collect();
             assert!(of_mesh.iter().all(|one| one.rule.counter == Some(Counter::default())), "{of_mesh:?}");
             of_mesh.len()

@@ -13,8 +13,10 @@ use super::{
     wire::{Attribute, Attributes},
 };
 use crate::{
-    interference::ruleset::{Among, Condition, Counter, End, SeenRule, Selector, Statement, VerdictMap},
-    rule::{Is, Match},
+    interference::ruleset::{
+        Condition, Counter, Endpoint, SeenRule, Selector, SetLookup, Statement, VerdictMap,
+    },
+    rule::{Equality, Match},
     values::{Family, PortRange},
 };
 use alloc::{
@@ -88,8 +90,8 @@ fn field_name(field: Field) -> Cow<'static, str> {
         Field::Payload { base, offset, length } => {
             payload_name(base, offset, length).unwrap_or("payload").into()
         }
-        Field::AddressType(End::Source) => "fib saddr type".into(),
-        Field::AddressType(End::Destination) => "fib daddr type".into(),
+        Field::AddressType(Endpoint::Source) => "fib saddr type".into(),
+        Field::AddressType(Endpoint::Destination) => "fib daddr type".into(),
     }
 }
 
@@ -198,7 +200,7 @@ impl<'a, 's> Reader<'a, 's> {
                 // What is not of its family ends the rule.
                 let of = family.and_then(|family| u8::try_from(family).ok()).and_then(abi::family_of);
                 if let Some(value) = of {
-                    let is_of_family = Condition::Family(Is { value, not: false });
+                    let is_of_family = Condition::Family(Equality { value, not: false });
                     if !self.rule.conditions.contains(&is_of_family) {
                         self.condition(is_of_family);
                     }
@@ -239,7 +241,7 @@ impl<'a, 's> Reader<'a, 's> {
     }
 
     fn condition(&mut self, condition: Condition) {
-        if let Condition::Family(Is { value, not: false }) = condition {
+        if let Condition::Family(Equality { value, not: false }) = condition {
             self.family = Some(value);
         }
         self.rule.conditions.push(condition);
@@ -338,8 +340,8 @@ impl<'a, 's> Reader<'a, 's> {
 fn narrow(one: &mut Condition, two: &Condition) -> bool {
     match (one, two) {
         (
-            Condition::Among(Is { value: one, not: false }),
-            Condition::Among(Is { value: two, not: false }),
+            Condition::Among(Equality { value: one, not: false }),
+            Condition::Among(Equality { value: two, not: false }),
         ) if one.selectors == two.selectors && one.name.is_none() && two.name.is_none() => {
             let ([ones], [twos]) = (one.values.as_mut_slice(), two.values.as_slice()) else { return false };
             let ([range], [(first, last)]) = (ones.as_mut_slice(), twos.as_slice()) else { return false };
@@ -347,12 +349,12 @@ fn narrow(one: &mut Condition, two: &Condition) -> bool {
             true
         }
         (
-            Condition::Plain(Match::DestinationPort(Is { value: one, not: false })),
-            Condition::Plain(Match::DestinationPort(Is { value: two, not: false })),
+            Condition::Plain(Match::DestinationPort(Equality { value: one, not: false })),
+            Condition::Plain(Match::DestinationPort(Equality { value: two, not: false })),
         )
         | (
-            Condition::Plain(Match::SourcePort(Is { value: one, not: false })),
-            Condition::Plain(Match::SourcePort(Is { value: two, not: false })),
+            Condition::Plain(Match::SourcePort(Equality { value: one, not: false })),
+            Condition::Plain(Match::SourcePort(Equality { value: two, not: false })),
         ) => {
             let both = PortRange::new(one.first().max(two.first()), one.last().min(two.last()));
             both.is_some_and(|both| {
@@ -365,7 +367,7 @@ fn narrow(one: &mut Condition, two: &Condition) -> bool {
 }
 
 /// What a lookup in a set asks; few ports have conditions of their own.
-fn among(among: Among, not: bool) -> Condition {
+fn among(among: SetLookup, not: bool) -> Condition {
     /// As many as those who try packets for such a condition try.
     const FEW: usize = 3;
     let ports = || {
@@ -379,12 +381,14 @@ fn among(among: Among, not: bool) -> Condition {
     };
     let found = match (among.selectors.as_slice(), &among.name) {
         ([Selector::DestinationPort], None) => {
-            ports().map(|value| Condition::Plain(Match::DestinationPorts(Is { value, not })))
+            ports().map(|value| Condition::Plain(Match::DestinationPorts(Equality { value, not })))
         }
-        ([Selector::SourcePort], None) => ports().map(|value| Condition::SourcePorts(Is { value, not })),
+        ([Selector::SourcePort], None) => {
+            ports().map(|value| Condition::SourcePorts(Equality { value, not }))
+        }
         _ => None,
     };
-    found.unwrap_or(Condition::Among(Is { value: among, not }))
+    found.unwrap_or(Condition::Among(Equality { value: among, not }))
 }
 
 /// What an expression does that is known by its name alone, if it does anything; `None` for another.
@@ -502,7 +506,7 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rule::Is;
+    use crate::rule::Equality;
     use alloc::vec;
 
     #[test]
@@ -528,8 +532,8 @@ mod tests {
     fn two_conditions_become_one_where_both_are_ranges_of_the_same() {
         let range = |selector, name: Option<&str>, first, last| {
             let name = name.map(ToOwned::to_owned);
-            let among = Among { selectors: vec![selector], name, values: vec![vec![(first, last)]] };
-            Condition::Among(Is { value: among, not: false })
+            let among = SetLookup { selectors: vec![selector], name, values: vec![vec![(first, last)]] };
+            Condition::Among(Equality { value: among, not: false })
         };
         let narrowed = |mut one: Condition, two: &Condition| narrow(&mut one, two).then_some(one);
         let (mark, conn_mark) = (Selector::Mark, Selector::ConnMark);

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     plan::PlannedRule,
-    rule::{Is, Match, Scope, Target},
+    rule::{Equality, Match, Scope, Target},
     values::{Family, PortRange},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -283,7 +283,7 @@ struct Span {
 
 impl Span {
     fn of_destination(condition: &Match) -> Option<Self> {
-        let Match::Destination(Is { value, not: false }) = condition else { return None };
+        let Match::Destination(Equality { value, not: false }) = condition else { return None };
         Some(match value {
             IpNet::V4(net) => Self {
                 kind: Kind::Addresses(Family::V4),
@@ -297,7 +297,7 @@ impl Span {
     }
 
     fn of_port(condition: &Match) -> Option<Self> {
-        let Match::DestinationPort(Is { value, not: false }) = condition else { return None };
+        let Match::DestinationPort(Equality { value, not: false }) = condition else { return None };
         Some(Self { kind: Kind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
     }
 }

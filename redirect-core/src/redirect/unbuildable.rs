@@ -46,7 +46,7 @@ pub struct Literal;
 /// let mut redirect = Redirect::sidecar(Families::V4).inbound(InboundPorts::None).build().unwrap();
 /// assert_eq!(*redirect.inbound(), InboundPorts::None);
 /// ```
-pub struct Change;
+pub struct ChangeExample;
 
 /// A builder gives its redirection away only when it is built.
 /// ```compile_fail

@@ -1,9 +1,9 @@
 //! Text for `iptables-restore --noflush`, in the words iptables-save prints.
 
 use crate::{
-    change::{Change, Step, TableChange},
+    change::{EditOp, RulesetDiff, TableChange},
     plan::FamilyRules,
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
+    rule::{Chain, ConnState, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     state::{Entry, RuleState},
     values::PortRange,
 };
@@ -14,12 +14,12 @@ use ipnet::IpNet;
 /// The whole of a family's rules, as input for an empty namespace. Empty when there are none.
 #[must_use]
 pub fn restore_text(rules: &FamilyRules) -> String {
-    change_text(&Change::between(&RuleState::new(), rules))
+    change_text(&RulesetDiff::between(&RuleState::new(), rules))
 }
 
 /// A change, table by table, each committed at once.
 #[must_use]
-pub fn change_text(change: &Change) -> String {
+pub fn change_text(change: &RulesetDiff) -> String {
     let mut text = String::new();
     for table in &change.tables {
         table_text(table, &mut text);
@@ -32,14 +32,14 @@ fn table_text(change: &TableChange, text: &mut String) {
     for step in &change.steps {
         match step {
             // With --noflush, declaring a chain that is there empties it.
-            Step::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
-            Step::Append(chain, entry) => line(text, format_args!("-A {chain}{}", Words(entry))),
-            Step::Insert(chain, number, entry) => {
-                line(text, format_args!("-I {chain} {number}{}", Words(entry)));
+            EditOp::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
+            EditOp::Append(chain, entry) => line(text, format_args!("-A {chain}{}", RuleWords(entry))),
+            EditOp::Insert(chain, number, entry) => {
+                line(text, format_args!("-I {chain} {number}{}", RuleWords(entry)));
             }
-            Step::Delete(chain, entry) => line(text, format_args!("-D {chain}{}", Words(entry))),
-            Step::Flush(chain) => line(text, format_args!("-F {chain}")),
-            Step::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
+            EditOp::Delete(chain, entry) => line(text, format_args!("-D {chain}{}", RuleWords(entry))),
+            EditOp::Flush(chain) => line(text, format_args!("-F {chain}")),
+            EditOp::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
         }
     }
     text.push_str("COMMIT\n");
@@ -59,9 +59,9 @@ pub fn rule_text(rule: &Rule) -> String {
 }
 
 /// What follows the chain's name in a line.
-struct Words<'a>(&'a Entry);
+struct RuleWords<'a>(&'a Entry);
 
-impl fmt::Display for Words<'_> {
+impl fmt::Display for RuleWords<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Entry::Rule(rule) => write_rule(f, rule),
@@ -144,7 +144,7 @@ fn write_target(out: &mut impl Write, target: &Target) -> fmt::Result {
 }
 
 /// ` !` where a comparison is turned round.
-struct Not<'a, T>(&'a Is<T>);
+struct Not<'a, T>(&'a Equality<T>);
 
 impl<T> fmt::Display for Not<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

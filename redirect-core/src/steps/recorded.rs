@@ -4,7 +4,7 @@
 use super::{Goal, RulesIn, Step, between, in_force::in_force};
 use crate::{
     Family, RulePlan,
-    change::Change,
+    change::RulesetDiff,
     differences::Differences,
     netlink::{NativeForm, recorded::dumps},
     options::Variant,
@@ -25,7 +25,7 @@ const PLACES: [(&str, RulesIn); 4] = [
 ];
 
 /// A change as its tables, each with how many steps it takes.
-fn tables(family: Family, change: &Change) -> String {
+fn tables(family: Family, change: &RulesetDiff) -> String {
     let tables: Vec<_> =
         change.tables.iter().map(|table| format!("{} {}", table.table.name(), table.steps.len())).collect();
     format!("{family} [{}]", tables.join(", "))
@@ -50,7 +50,7 @@ fn words(step: &Step) -> String {
             }
         }
         Step::AddRouting(_)
-        | Step::Condemn(_)
+        | Step::MarkForRemoval(_)
         | Step::Grace
         | Step::ForgetClosed
         | Step::RemoveRouting(_) => {}

@@ -3,7 +3,7 @@
 use super::{
     Connection, ConnectionState, Fate, Interface, Packet, Sender,
     packets::{Field, Packets, address, interface, interface_name, state},
-    rules::Rules,
+    rules::TraceRules,
     set::Set,
     walk::{self, Given, Work},
 };
@@ -319,20 +319,20 @@ impl fmt::Display for Difference {
 /// ```
 #[must_use]
 pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
-    let rules = |plan: &RulePlan, family| Rules::of_plan(plan, family);
+    let rules = |plan: &RulePlan, family| TraceRules::of_plan(plan, family);
     let differ = |family| between(&rules(before, family), &rules(after, family), &mut Work::any());
     Family::BOTH.into_iter().flat_map(differ).collect()
 }
 
-/// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`Rules::of_plan`],
-/// [`Rules::of_native_plan`]).
+/// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`TraceRules::of_plan`],
+/// [`TraceRules::of_native_plan`]).
 /// Rules of different families have nothing in common, and no difference.
 #[must_use]
-pub fn difference_between(before: &Rules, after: &Rules) -> Vec<Difference> {
+pub fn difference_between(before: &TraceRules, after: &TraceRules) -> Vec<Difference> {
     if before.family == after.family { between(before, after, &mut Work::any()) } else { Vec::new() }
 }
 
-fn between(from: &Rules, to: &Rules, work: &mut Work) -> Vec<Difference> {
+fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Difference> {
     let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
     for (is_local, packets) in starts(from.family) {
         let given = Given { is_local, ..Given::default() };
@@ -444,7 +444,7 @@ mod tests {
                 let ports = (0..many).map(|number| PortRange::single(10_000 + first + 2 * number));
                 let plan =
                     Redirect::sidecar(Families::V4).outbound_ports_exclude(ports).build().unwrap().plan();
-                Rules::of_plan(&plan, Family::V4)
+                TraceRules::of_plan(&plan, Family::V4)
             };
             let mut work = Work::any();
             let differences = between(&rules(0), &rules(1), &mut work);

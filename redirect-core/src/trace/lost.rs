@@ -8,13 +8,13 @@ use super::{
     Fate, Packet,
     difference::Region,
     packets::{Field, Packets, interface, number, state},
-    rules::{ChainRule, Rules, Test},
+    rules::{ChainRule, Test, TraceRules},
     set::Set,
-    walk::{self, Cause, Given, Way, Ways, Work},
+    walk::{self, Cause, Given, TracePath, Ways, Work},
 };
 use crate::{
     interference::{
-        Effect, Finding, Place, Pod, Severity, Traffic,
+        Effect, Finding, Pod, RuleRef, Severity, Traffic,
         ruleset::{Statement, TableName},
     },
     rule::{Hook, Protocol, TcpFlags},
@@ -37,7 +37,7 @@ const DNS: u16 = 53;
 /// Findings, each once.
 #[derive(Default)]
 pub(crate) struct Findings {
-    found: BTreeMap<(Place, Effect, Severity), Finding>,
+    found: BTreeMap<(RuleRef, Effect, Severity), Finding>,
 }
 
 impl Findings {
@@ -84,7 +84,7 @@ struct Start {
 }
 
 /// Adds what keeps packets of a family from the proxy in a pod that holds these rules, of those that the planned rules capture.
-pub(crate) fn search(planned: &Rules, live: &Rules, pod: &Pod<'_>, findings: &mut Findings) {
+pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
     let mut work = Work { left: MOST_WORK };
     for mut start in starts(planned.family, pod) {
         // Of those out there.
@@ -110,7 +110,7 @@ pub(crate) fn search(planned: &Rules, live: &Rules, pod: &Pod<'_>, findings: &mu
 }
 
 /// There is more than is followed. It is about no single chain, but the longest one is why.
-fn unfollowed(live: &Rules) -> Finding {
+fn unfollowed(live: &TraceRules) -> Finding {
     let longest = live.chains.iter().max_by_key(|chain| chain.rules.len());
     let (table, base_chain) = longest.map_or_else(
         || (TableName::of_family(live.family), String::new()),
@@ -118,7 +118,7 @@ fn unfollowed(live: &Rules) -> Finding {
     );
     Finding {
         severity: Severity::May,
-        place: Place { table, base_chain, hook: None, chain: String::new(), rule: None },
+        place: RuleRef { table, base_chain, hook: None, chain: String::new(), rule: None },
         rule: String::new(),
         effect: Effect::Unfollowed,
         traffic: BTreeSet::new(),
@@ -213,8 +213,8 @@ fn is_the_pods(address: &IpAddr) -> bool {
 
 /// What becomes of packets that a plan captures in one way.
 struct Judge<'a> {
-    live: &'a Rules,
-    wanted: &'a Way,
+    live: &'a TraceRules,
+    wanted: &'a TracePath,
     found: &'a Ways,
     traffic: (Family, Traffic),
     /// Whether the pod sends them.
@@ -241,13 +241,13 @@ impl Judge<'_> {
     }
 
     /// Whether packets do not come to the proxy. One with another mark, or in another zone, does.
-    fn is_lost(&self, way: &Way) -> bool {
+    fn is_lost(&self, way: &TracePath) -> bool {
         way.fate != self.wanted.fate
     }
 
     /// What takes packets of a way from the proxy, and how; none where they reach it as planned, or where nobody but the mesh
     /// decides.
-    fn blame(&self, way: &Way) -> Option<(Effect, Cause)> {
+    fn blame(&self, way: &TracePath) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
         // Nobody keeps from the proxy what is never sent.
@@ -294,12 +294,12 @@ impl Judge<'_> {
     }
 
     /// Whether another rule than the mesh's own is why its rules were not met, or not asked.
-    const fn is_lost_before(&self, way: &Way) -> bool {
+    const fn is_lost_before(&self, way: &TracePath) -> bool {
         matches!(way.fate, Fate::Untouched)
             && (way.causes.left_early.is_some() || way.causes.untracked.is_some())
     }
 
-    fn never_captured(&self, way: &Way) -> Option<(Effect, Cause)> {
+    fn never_captured(&self, way: &TracePath) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
         let is_rewritten = matches!(self.wanted.fate, Fate::Proxy { rewritten: true, .. });
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
@@ -356,7 +356,7 @@ impl Judge<'_> {
     }
 
     /// The rules that a cause stands for, as far as they are about packets of the way.
-    fn each(&self, way: &Way, cause: Cause) -> Vec<Cause> {
+    fn each(&self, way: &TracePath, cause: Cause) -> Vec<Cause> {
         let Cause::Rule(rule) = cause else { return [cause].into() };
         let all = (rule.rule..rule.rule.saturating_add(rule.count)).map(|number| ChainRule {
             rule: number,
@@ -384,7 +384,7 @@ impl Judge<'_> {
             Cause::Policy(base) => (self.place(base, None), None),
             Cause::Route(words) => {
                 let routes = self.live.routes.as_ref();
-                let place = Place {
+                let place = RuleRef {
                     table: TableName::of_family(self.live.family),
                     base_chain: String::new(),
                     hook: None,
@@ -404,12 +404,12 @@ impl Judge<'_> {
         }
     }
 
-    fn place(&self, base: usize, rule: Option<ChainRule>) -> Place {
+    fn place(&self, base: usize, rule: Option<ChainRule>) -> RuleRef {
         let base_chain = self.live.base(base);
         let is_hooked = base_chain.is_some_and(|(_, hooked)| self.live.hooked(hooked.hook).contains(&base));
         let chain =
             rule.and_then(|rule| self.live.chains.get(rule.chain)).or(base_chain.map(|(chain, _)| chain));
-        Place {
+        RuleRef {
             table: chain.map_or_else(|| TableName::of_family(self.live.family), |chain| chain.table.clone()),
             base_chain: base_chain.map(|(chain, _)| chain.name.clone()).unwrap_or_default(),
             hook: base_chain.filter(|_| is_hooked).map(|(_, base)| (base.hook, base.priority)),

@@ -1,7 +1,7 @@
 //! What becomes of a packet: every rule that it meets on its way through the kernel, the one that decides, and where it ends.
 //!
-//! [`Rules`] are those of a plan, or all that a network namespace holds: the mesh's own by any backend, and those of others as far
-//! as they are understood. [`Rules::trace`] sends a [`Packet`] through all hooks that it meets, in the kernel's order:
+//! [`TraceRules`] are those of a plan, or all that a network namespace holds: the mesh's own by any backend, and those of others as far
+//! as they are understood. [`TraceRules::trace`] sends a [`Packet`] through all hooks that it meets, in the kernel's order:
 //!
 //! - A packet of a local process meets `output`, is routed again where its mark or destination has changed, and meets
 //!   `postrouting`; over `lo` it then arrives in the pod again, where it belongs to no process any more.
@@ -32,7 +32,7 @@ mod walk;
 pub use difference::{Difference, Region, difference, difference_between};
 pub(crate) use lost::{Findings, search};
 pub(crate) use packets::address;
-pub use rules::{MeshRule, Rules};
+pub use rules::{MeshRule, TraceRules};
 pub use text::Detail;
 
 use crate::{
@@ -45,7 +45,7 @@ use crate::{
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
 use packets::{Field, Packets};
-use walk::{Given, Way, Work};
+use walk::{Given, TracePath, Work};
 
 /// How much work one trace is at most: rulesets of others may be made to take any amount.
 const MOST_WORK: usize = 1_000_000;
@@ -300,7 +300,7 @@ impl Origin {
 
 /// Where a rule stands.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct RuleLocation {
     /// The table.
     pub table: TableName,
     /// The chain.
@@ -323,7 +323,7 @@ pub enum Outcome {
 /// Something that a rule or the kernel changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Change {
+pub enum PacketEdit {
     /// The packet's mark; none where it is not known.
     Mark(Option<u32>),
     /// The connection's mark; none where it is not known.
@@ -339,7 +339,7 @@ pub enum Change {
 /// One step of a packet's way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Step {
+pub enum TraceEvent {
     /// It comes to a hook.
     Hook {
         /// Which.
@@ -350,14 +350,14 @@ pub enum Step {
     /// It comes to a base chain.
     Chain {
         /// Which.
-        place: Place,
+        place: RuleLocation,
         /// Its priority.
         priority: i32,
     },
     /// It meets a rule.
     Rule {
         /// Where it stands.
-        place: Place,
+        place: RuleLocation,
         /// How many jumps led there.
         depth: usize,
         /// The rule in words.
@@ -372,10 +372,10 @@ pub enum Step {
     /// A base chain drops what its rules leave alone.
     Policy {
         /// Which.
-        place: Place,
+        place: RuleLocation,
     },
     /// Something changes.
-    Changed(Change),
+    Changed(PacketEdit),
     /// Routing ends its way.
     Route {
         /// The policy rule or route that does, in words.
@@ -434,7 +434,7 @@ pub struct Trace {
     /// The packet.
     pub packet: Packet,
     /// Its steps. Where not all rules are understood, those if none of them is about it.
-    pub steps: Vec<Step>,
+    pub steps: Vec<TraceEvent>,
     /// The number of the step that decides, counted from 0; none where no rule does.
     pub decided: Option<usize>,
     /// Where it may end. One, unless something is not known.
@@ -452,7 +452,7 @@ impl Trace {
 
     /// The rule or policy that decides.
     #[must_use]
-    pub fn deciding(&self) -> Option<&Step> {
+    pub fn deciding(&self) -> Option<&TraceEvent> {
         self.decided.and_then(|step| self.steps.get(step))
     }
 }
@@ -463,7 +463,7 @@ fn fate(may: &BTreeSet<Fate>) -> Fate {
     fates.next().copied().filter(|_| fates.next().is_none()).unwrap_or(Fate::Unknown)
 }
 
-impl Rules {
+impl TraceRules {
     /// The way of a packet through these rules. One of another family meets none of them.
     #[must_use]
     pub fn trace(&self, packet: &Packet) -> Trace {
@@ -496,7 +496,7 @@ impl Rules {
 
 /// The ways of one packet.
 struct Followed {
-    ways: Vec<Way>,
+    ways: Vec<TracePath>,
     may: BTreeSet<Fate>,
     unknown: BTreeSet<Unknown>,
 }

@@ -4,7 +4,7 @@
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{Connection, ConnectionState, Detail, Packet, Rules};
+use super::{Connection, ConnectionState, Detail, Packet, TraceRules};
 use crate::{
     Family, RulePlan,
     interference::{
@@ -70,9 +70,9 @@ fn packets(family: Family) -> Vec<(&'static str, Packet)> {
     .into()
 }
 
-fn rules(ruleset: &Ruleset, plan: &RulePlan, family: Family) -> Rules {
+fn rules(ruleset: &Ruleset, plan: &RulePlan, family: Family) -> TraceRules {
     let routing: Vec<_> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
-    Rules::of_ruleset(ruleset, &routing, family, Some(plan))
+    TraceRules::of_ruleset(ruleset, &routing, family, Some(plan))
 }
 
 #[test]

@@ -9,7 +9,7 @@ use planned::Planned;
 use runs::{Run, find_runs};
 
 use super::{
-    Origin, Place,
+    Origin, RuleLocation,
     packets::{number, of_names},
     routes::Routes,
     set::Set,
@@ -24,7 +24,7 @@ use crate::{
     render::{nft_chain_name, nft_table},
     route_tables::RouteTables,
     routing::{self, FoundRouting, RoutingItem},
-    rule::{Chain, Hook, Is, Match, OurChain, Rule, Table},
+    rule::{Chain, Equality, Hook, Match, OurChain, Rule, Table},
     values::Family,
 };
 use alloc::{
@@ -41,10 +41,10 @@ pub(super) const TRACKING: i32 = -200;
 /// (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
 const TRANSLATION: (i32, i32) = (-100, 100);
 
-/// The rules that packets of a family meet: a plan's, or all that a network namespace holds. [`Rules::trace`] sends a packet
+/// The rules that packets of a family meet: a plan's, or all that a network namespace holds. [`TraceRules::trace`] sends a packet
 /// through them.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct TraceRules {
     pub(super) family: Family,
     pub(super) chains: Vec<WalkedChain>,
     /// The base chains of each hook, in the kernel's order as far as it is known.
@@ -80,12 +80,12 @@ pub(super) enum Order {
     Unknown,
 }
 
-/// One of the mesh's rules, as [`Rules::of_mesh`] lists them.
+/// One of the mesh's rules, as [`TraceRules::of_mesh`] lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MeshRule<'a> {
     /// Where it stands.
-    pub place: Place,
+    pub place: RuleLocation,
     /// What it says, and what it has counted.
     pub rule: &'a SeenRule,
     /// The settings behind it: one rule with a set may stand for several of a plan. None where no plan is known, or the rule is none of its.
@@ -145,7 +145,7 @@ pub(super) struct Element {
     pub(super) to: Option<usize>,
 }
 
-impl Rules {
+impl TraceRules {
     /// The rules of a plan, as if nobody else had any.
     ///
     /// ```
@@ -395,7 +395,11 @@ impl Rules {
                 is_native || rule.is_own || leads_there
             });
             rules.map(|(number, rule)| MeshRule {
-                place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: Some(number) },
+                place: RuleLocation {
+                    table: chain.table.clone(),
+                    chain: chain.name.clone(),
+                    rule: Some(number),
+                },
                 rule: &rule.seen,
                 origins: rule.origins.iter().map(|(_, origin)| *origin).collect(),
             })
@@ -464,7 +468,7 @@ fn of_both_families(rule: &Rule) -> SeenRule {
         Some(Family::of(&is.value.addr()))
     });
     if let Some(value) = family {
-        seen.conditions.insert(0, Condition::Family(Is { value, not: false }));
+        seen.conditions.insert(0, Condition::Family(Equality { value, not: false }));
     }
     seen
 }

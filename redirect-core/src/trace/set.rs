@@ -64,7 +64,7 @@ impl fmt::Debug for Set {
 
 /// How a set lies to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lies {
+pub(super) enum SetRelation {
     Inside,
     Outside,
     Across,
@@ -168,9 +168,9 @@ impl Set {
         self.ranges().get(above).is_some_and(|(first, _)| *first <= value)
     }
 
-    pub(super) fn lies_to(&self, other: &Self) -> Lies {
+    pub(super) fn lies_to(&self, other: &Self) -> SetRelation {
         if let Some(value) = self.single() {
-            return if other.contains(value) { Lies::Inside } else { Lies::Outside };
+            return if other.contains(value) { SetRelation::Inside } else { SetRelation::Outside };
         }
         let (mut is_inside, mut is_outside, mut from) = (false, false, 0);
         for (first, last) in self.ranges() {
@@ -178,14 +178,14 @@ impl Set {
             from = from.saturating_add(rest.partition_point(|(_, end)| end < first));
             match other.ranges().get(from) {
                 Some((start, end)) if start <= first && last <= end => is_inside = true,
-                Some((start, _)) if start <= last => return Lies::Across,
+                Some((start, _)) if start <= last => return SetRelation::Across,
                 Some(_) | None => is_outside = true,
             }
             if is_inside && is_outside {
-                return Lies::Across;
+                return SetRelation::Across;
             }
         }
-        if is_inside { Lies::Inside } else { Lies::Outside }
+        if is_inside { SetRelation::Inside } else { SetRelation::Outside }
     }
 }
 
@@ -249,9 +249,9 @@ mod tests {
             let (both, rest) = (a.and(&b), a.without(&b));
             let lies = a.lies_to(&b);
             let expected = match (both.is_empty(), rest.is_empty()) {
-                (false, true) => Lies::Inside,
-                (true, _) => Lies::Outside,
-                (false, false) => Lies::Across,
+                (false, true) => SetRelation::Inside,
+                (true, _) => SetRelation::Outside,
+                (false, false) => SetRelation::Across,
             };
             prop_assert!(a.is_empty() || lies == expected);
             prop_assert_eq!(both.or(&rest), a);

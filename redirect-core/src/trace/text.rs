@@ -1,6 +1,6 @@
 //! A trace for people, at most 80 columns wide where words can be parted.
 
-use super::{Change, Interface, Origin, Outcome, Packet, Sender, Step, Trace};
+use super::{Interface, Origin, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent};
 use crate::{rule::Hook, settings::Source};
 use alloc::{
     format,
@@ -50,13 +50,13 @@ impl Trace {
             }
         }
         match self.deciding() {
-            Some(Step::Rule { origin: Some(origin), .. }) => {
+            Some(TraceEvent::Rule { origin: Some(origin), .. }) => {
                 text.line(0, &format!("because of {}: {}", said(origin), origin.purpose));
             }
-            Some(Step::Rule { is_own: false, place, .. }) => {
+            Some(TraceEvent::Rule { is_own: false, place, .. }) => {
                 text.line(0, &format!("because of a rule of somebody else's in table {}", place.table));
             }
-            Some(Step::Route { .. }) => text.line(0, "because of the namespace's routing"),
+            Some(TraceEvent::Route { .. }) => text.line(0, "because of the namespace's routing"),
             Some(_) => {}
             None => text.line(0, "because no rule is about it"),
         }
@@ -79,9 +79,9 @@ fn said(origin: &Origin) -> String {
 struct Text(String);
 
 impl Text {
-    fn step(&mut self, step: &Step, detail: Detail, decides: bool) {
+    fn step(&mut self, step: &TraceEvent, detail: Detail, decides: bool) {
         match step {
-            Step::Hook { hook, interface } => {
+            TraceEvent::Hook { hook, interface } => {
                 let name = hook.name().to_ascii_lowercase();
                 let by = interface.as_ref().map(|by| match hook {
                     Hook::Output | Hook::Postrouting => format!(", out by {by}"),
@@ -89,10 +89,10 @@ impl Text {
                 });
                 self.line(0, &format!("{name}{}", by.unwrap_or_default()));
             }
-            Step::Chain { place, priority } => {
+            TraceEvent::Chain { place, priority } => {
                 self.line(1, &format!("table {} chain {} (priority {priority})", place.table, place.chain));
             }
-            Step::Rule { place, depth, rule, outcome, origin, .. } => {
+            TraceEvent::Rule { place, depth, rule, outcome, origin, .. } => {
                 let words = match outcome {
                     Outcome::Matched => String::new(),
                     Outcome::Unmatched(_) if detail == Detail::Met => return,
@@ -107,11 +107,11 @@ impl Text {
                     self.line(indent.saturating_add(2), &format!("# {} [{}]", origin.purpose, said(origin)));
                 }
             }
-            Step::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
-            Step::Route { decides: words } => {
+            TraceEvent::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
+            TraceEvent::Route { decides: words } => {
                 self.line(2, &format!("{}{words}", if decides { ">" } else { "" }));
             }
-            Step::Changed(change) => self.line(2, &format!("= {}", words(change))),
+            TraceEvent::Changed(change) => self.line(2, &format!("= {}", words(change))),
         }
     }
 
@@ -143,15 +143,15 @@ impl Text {
     }
 }
 
-fn words(change: &Change) -> String {
+fn words(change: &PacketEdit) -> String {
     let mark = |mark: &Option<u32>| mark.map_or_else(|| "unknown".to_string(), |mark| format!("{mark:#x}"));
     match change {
-        Change::Mark(value) => format!("mark {}", mark(value)),
-        Change::ConnectionMark(value) => format!("connection mark {}", mark(value)),
-        Change::Destination(to) => format!("destination {to}"),
-        Change::Zone(zone) => format!("conntrack zone {zone}"),
-        Change::Rerouted(Some(by)) => format!("routed by {by}"),
-        Change::Rerouted(None) => "routed by another interface".into(),
+        PacketEdit::Mark(value) => format!("mark {}", mark(value)),
+        PacketEdit::ConnectionMark(value) => format!("connection mark {}", mark(value)),
+        PacketEdit::Destination(to) => format!("destination {to}"),
+        PacketEdit::Zone(zone) => format!("conntrack zone {zone}"),
+        PacketEdit::Rerouted(Some(by)) => format!("routed by {by}"),
+        PacketEdit::Rerouted(None) => "routed by another interface".into(),
     }
 }
 

@@ -15,9 +15,9 @@ mod routes;
 mod statements;
 
 use super::{
-    Fate, Outcome, Place, Step, Unknown,
+    Fate, Outcome, RuleLocation, TraceEvent, Unknown,
     packets::{Field, MarkNow, Packets, interface},
-    rules::{ChainRule, Rules, WalkedChain, WalkedRule},
+    rules::{ChainRule, TraceRules, WalkedChain, WalkedRule},
     set::Set,
 };
 use crate::{
@@ -45,11 +45,11 @@ pub(super) struct Given {
 
 /// One way through the rules.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct TracePath {
     /// The packets that take it.
     pub(super) packets: Packets,
     pub(super) fate: Fate,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<TraceEvent>,
     /// The step that decides, where steps are recorded.
     pub(super) decided: Option<usize>,
     /// Whether no packet is sent at all, for want of a route.
@@ -90,7 +90,7 @@ pub(super) enum Cause {
 /// Every way that packets take.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
-    pub(super) ways: Vec<Way>,
+    pub(super) ways: Vec<TracePath>,
     /// Whether those are all: there was work left for no more otherwise.
     pub(super) are_all: bool,
     /// Whether some of them are taken by the same packets: nobody knows which of those by which.
@@ -114,7 +114,13 @@ impl Work {
 
 /// Every way that packets take. If they are asked for, the steps of one way are recorded: of the one on which no rule holds of which nobody
 /// knows whether it does.
-pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+pub(super) fn all(
+    rules: &TraceRules,
+    packets: &Packets,
+    given: &Given,
+    work: &mut Work,
+    records: bool,
+) -> Ways {
     let mut found = Ways { are_all: true, ..Ways::default() };
     let mut known = BTreeSet::new();
     let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
@@ -232,7 +238,7 @@ struct Call {
 
 #[derive(Debug, Clone)]
 struct Walk<'a> {
-    rules: &'a Rules,
+    rules: &'a TraceRules,
     given: &'a Given,
     packets: Packets,
     point: Point,
@@ -282,7 +288,7 @@ struct Walk<'a> {
     handed_over: Option<ChainRule>,
     causes: Causes,
     records: bool,
-    steps: Vec<Step>,
+    steps: Vec<TraceEvent>,
     decided: Option<usize>,
     /// The step of the rule at hand.
     rule_step: Option<usize>,
@@ -299,7 +305,7 @@ type State = (
 );
 
 impl<'a> Walk<'a> {
-    fn new(rules: &'a Rules, packets: Packets, given: &'a Given, records: bool) -> Self {
+    fn new(rules: &'a TraceRules, packets: Packets, given: &'a Given, records: bool) -> Self {
         let (mark, connection_mark) = (MarkNow::of(Field::Mark), MarkNow::of(Field::ConnMark));
         let is_local = given.is_local;
         Self {
@@ -343,9 +349,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn ended(self, fate: Fate) -> Way {
+    fn ended(self, fate: Fate) -> TracePath {
         let mark = self.mark_routed.unwrap_or(self.mark).value(&self.packets);
-        Way {
+        TracePath {
             packets: self.packets,
             fate,
             steps: self.steps,
@@ -526,6 +532,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-fn place(chain: &WalkedChain, rule: Option<usize>) -> Place {
-    Place { table: chain.table.clone(), chain: chain.name.clone(), rule }
+fn place(chain: &WalkedChain, rule: Option<usize>) -> RuleLocation {
+    RuleLocation { table: chain.table.clone(), chain: chain.name.clone(), rule }
 }

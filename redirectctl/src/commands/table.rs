@@ -1,16 +1,16 @@
 //! Which commands there are, and what their help says.
 
-use cni_core::signs::AGENT_HEALTH;
+use cni_core::reasons::AGENT_HEALTH;
 use explain::flags::STATUSES;
 use redirect_core::settings::SETTINGS;
 use settings_cli::{CommandLine, Pages, setting_row};
 use settings_table::{Row, Takes};
 
 use super::{Answer, Given, NETNS_DIR, in_force, planned};
-use crate::input::Trouble;
+use crate::input::InputError;
 use crate::node::CONF_DIR;
-use crate::paper::When;
 use crate::plan::Format;
+use crate::text_writer::ColorChoice;
 
 /// A command.
 pub struct Definition {
@@ -33,7 +33,7 @@ pub struct Definition {
     /// What help says besides the flags.
     pub pages: Pages,
     /// What it does.
-    pub run: fn(&Given) -> Result<Answer, Trouble>,
+    pub run: fn(&Given) -> Result<Answer, InputError>,
 }
 
 impl Definition {
@@ -96,7 +96,7 @@ pub const PROGRAM: Pages = pages(&[
 const OUTPUT: Row =
     Row::new(Takes::Choice(&["text", "json"]), "How the answer is written.").flag("output").default("text");
 const COLOR: Row = Row::new(
-    Takes::Choice(When::WORDS),
+    Takes::Choice(ColorChoice::WORDS),
     "Whether text is coloured; auto colours it on a terminal, unless NO_COLOR is set or TERM is dumb.",
 )
 .flag("color")

@@ -7,8 +7,8 @@ use redirect_core::interference::ruleset::Counter;
 use redirect_core::settings::Source;
 use redirect_core::trace::Origin;
 
-use super::{Look, Watched};
-use crate::paper::{Ink, Layout, Paper, harmless};
+use super::{CounterSnapshot, Watched};
+use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
 /// How many lines of a screen are no rules: the subject, the heading, and what is left out.
 const FRAME: usize = 4;
@@ -20,8 +20,8 @@ const OF_NAT: &str =
 
 /// All rules with their totals.
 #[must_use]
-pub fn totals(subject: &str, look: &Look, layout: Layout) -> String {
-    let mut paper = Paper::new(layout);
+pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
+    let mut paper = TextWriter::new(layout);
     paper.heading(subject);
     if look.rules.is_empty() {
         paper.line(2, "no rule of the mesh is in force");
@@ -48,7 +48,7 @@ pub fn totals(subject: &str, look: &Look, layout: Layout) -> String {
     paper.into_text()
 }
 
-fn silent(look: &Look) -> String {
+fn silent(look: &CounterSnapshot) -> String {
     let (some, all) = (look.without_counter(), look.rules.len());
     format!("{some} of {all} rules do not count: whoever made them left counters out")
 }
@@ -69,7 +69,7 @@ fn numbers(counter: Option<Counter>) -> String {
 
 /// The line that says what is watched from now on.
 #[must_use]
-pub fn started(time: &str, subject: &str, look: &Look, layout: Layout) -> String {
+pub fn started(time: &str, subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
     let mut text = clipped(&format!("{time} {} rules of {subject}", look.rules.len()), layout.width);
     if look.without_counter() > 0 {
         text += &clipped(&silent(look), layout.width);
@@ -104,7 +104,7 @@ pub struct Screen<'a> {
     /// Whose rules they are.
     pub subject: &'a str,
     /// The rules.
-    pub look: &'a Look,
+    pub look: &'a CounterSnapshot,
     /// What they counted since the look before, by their index.
     pub added: &'a [(usize, Counter)],
     /// How long ago that was.
@@ -118,13 +118,13 @@ impl Screen<'_> {
     pub fn text(&self, layout: Layout, height: usize) -> String {
         let room = height.saturating_sub(FRAME).max(1);
         let shown = self.shown(room);
-        let mut lines = vec![(self.subject.to_owned(), Some(Ink::Bold))];
-        lines.push((format!("{:>9} {:>7}  RULE", "PACKETS", "PER S"), Some(Ink::Dim)));
+        let mut lines = vec![(self.subject.to_owned(), Some(TextStyle::Bold))];
+        lines.push((format!("{:>9} {:>7}  RULE", "PACKETS", "PER S"), Some(TextStyle::Dim)));
         for index in &shown {
             let Some(rule) = self.look.rules.get(*index) else { continue };
             let added = self.added_to(*index);
             let packets = rule.counter.map_or("-".to_owned(), |counter| counter.packets.to_string());
-            let ink = (added.packets > 0).then_some(Ink::Green);
+            let ink = (added.packets > 0).then_some(TextStyle::Green);
             lines.push((format!("{packets:>9} {:>7}  {}", self.rate(added), named(rule)), ink));
         }
         if self.look.rules.is_empty() {
@@ -132,7 +132,7 @@ impl Screen<'_> {
         }
         let hidden = self.look.rules.len().saturating_sub(shown.len());
         if hidden > 0 {
-            lines.push((format!("{hidden} more rules; --once shows all"), Some(Ink::Dim)));
+            lines.push((format!("{hidden} more rules; --once shows all"), Some(TextStyle::Dim)));
         }
         let mut text = String::from("\u{1b}[H");
         for (line, ink) in lines {
@@ -219,6 +219,9 @@ mod tests {
         let text = totals("pod a/b", &look, layout);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.contains("        3          180  1: -p tcp"), "{text}");
-        assert!(totals("pod a/b", &Look::default(), layout).contains("no rule of the mesh is in force"));
+        assert!(
+            totals("pod a/b", &CounterSnapshot::default(), layout)
+                .contains("no rule of the mesh is in force")
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster_client::{AccessError, Outage, Pauses};
+use cluster_client::{AccessError, Backoff, Outage};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -53,7 +53,7 @@ pub struct Leader {
     acts_until: watch::Receiver<Option<Instant>>,
     model: Mutex<Model>,
     queue: Mutex<Queue>,
-    failures: Mutex<BTreeMap<String, Pauses>>,
+    failures: Mutex<BTreeMap<String, Backoff>>,
     outage: Mutex<Outage>,
     news: Notify,
 }
@@ -124,7 +124,7 @@ impl Leader {
 
     /// Keeps the model as the API server has nodes, or pods.
     async fn watch(&self, watched: Watched) -> Unneeded {
-        let (mut outage, mut pauses) = (Outage::default(), Pauses::new(FIRST_RETRY, LONGEST_RETRY));
+        let (mut outage, mut pauses) = (Outage::default(), Backoff::new(FIRST_RETRY, LONGEST_RETRY));
         let mut version = None;
         let what = watched.word();
         loop {
@@ -404,7 +404,7 @@ impl Leader {
 
     fn pause(&self, name: &str, retry_after: Option<Duration>) -> Duration {
         let mut failures = lock(&self.failures);
-        let new = || Pauses::new(FIRST_RETRY, LONGEST_RETRY);
+        let new = || Backoff::new(FIRST_RETRY, LONGEST_RETRY);
         failures.entry(name.to_owned()).or_insert_with(new).pause(retry_after)
     }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
-use cluster_client::{Failure, Limits, Outage, Pauses, Request};
+use cluster_client::{ApiError, Backoff, Limits, Outage, Request};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, StatusCode};
@@ -169,7 +169,7 @@ async fn requirements(settings: &Settings, connection: &Connection) -> anyhow::R
         let selector = LabelSelector::parse(AGENTS).context("the agents' labels")?;
         return Ok(vec![Requirement { namespace: own.clone(), selector }]);
     }
-    let mut pauses = Pauses::new(Duration::from_secs(1), Duration::from_secs(30));
+    let mut pauses = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
     loop {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps");
         let request = Request::new(path).get(name, &GetParams::default());
@@ -182,7 +182,7 @@ async fn requirements(settings: &Settings, connection: &Connection) -> anyhow::R
                 let read = requirement::read(&found["data"], own);
                 return read.with_context(|| format!("ConfigMap {namespace}/{name}"));
             }
-            Err(Failure::NotFound(words)) if words.by_api => {
+            Err(ApiError::NotFound(words)) if words.by_api => {
                 bail!("there is no ConfigMap {namespace}/{name}, which TAINT_CONFIGMAP_NAME names");
             }
             Err(failure) => {
@@ -262,7 +262,7 @@ mod tests {
             ("POD_NAME", "taint-controller-x"),
         ];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let (mut settings, _) = Settings::read(&settings_cli::Words::default(), &env).expect("settings");
+        let (mut settings, _) = Settings::read(&settings_cli::ParsedArgs::default(), &env).expect("settings");
         settings.serve.health = (Some(Ipv4Addr::LOCALHOST.into()), 0);
         settings.serve.monitoring = Some(settings.serve.health);
         settings

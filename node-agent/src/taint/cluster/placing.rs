@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cluster_client::Failure;
+use cluster_client::ApiError;
 use k8s_openapi::api::apps::v1::DaemonSet;
 
 use super::model::Placement;
@@ -29,7 +29,7 @@ pub struct Placing {
 
 impl Placing {
     /// Where agents are to be; none where what was true before counts.
-    pub fn hear(&mut self, found: Result<Option<DaemonSet>, Failure>) -> Option<Placement> {
+    pub fn hear(&mut self, found: Result<Option<DaemonSet>, ApiError>) -> Option<Placement> {
         let bad = match found {
             Ok(Some(set)) => {
                 *self = Self { has_been: true, is_told: true, last: None };
@@ -59,10 +59,10 @@ impl Placing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cluster_client::Words;
+    use cluster_client::StatusMessage;
 
-    fn refused() -> Result<Option<DaemonSet>, Failure> {
-        Err(Failure::Forbidden(Words { text: "no".into(), by_api: true }))
+    fn refused() -> Result<Option<DaemonSet>, ApiError> {
+        Err(ApiError::Forbidden(StatusMessage { text: "no".into(), by_api: true }))
     }
 
     fn word(placement: Option<&Placement>) -> &'static str {
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn bad_news_is_believed_when_it_is_said_twice() {
         let there = || Ok(Some(DaemonSet::default()));
-        let silent = || Err(Failure::Impossible("silence".into()));
+        let silent = || Err(ApiError::Impossible("silence".into()));
         let mut placing = Placing::default();
         for (found, expected) in [
             (refused(), "as before"),

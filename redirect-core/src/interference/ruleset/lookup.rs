@@ -11,7 +11,7 @@ use core::fmt;
 /// Combinations of values that are looked up: a set of nf_tables, or a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Among {
+pub struct SetLookup {
     /// What is looked up.
     pub selectors: Vec<Selector>,
     /// The set's name; none where it belongs to the rule.
@@ -62,7 +62,7 @@ pub enum Selector {
 #[non_exhaustive]
 pub struct VerdictMap {
     /// What is looked up.
-    pub among: Among,
+    pub among: SetLookup,
     /// What happens, for each combination. Where none is found, the next rule is asked.
     pub verdicts: Vec<Statement>,
 }
@@ -81,7 +81,7 @@ impl VerdictMap {
     }
 }
 
-impl Among {
+impl SetLookup {
     /// One range of one selector.
     pub(crate) fn range(selector: Selector, range: (u128, u128)) -> Self {
         Self { selectors: [selector].into(), name: None, values: [[range].into()].into() }

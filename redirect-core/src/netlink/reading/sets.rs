@@ -10,7 +10,7 @@ use super::{
     Bits, Field, Loaded,
 };
 use crate::{
-    interference::ruleset::{Among, Selector},
+    interference::ruleset::{Selector, SetLookup},
     values::Family,
 };
 use alloc::{
@@ -52,7 +52,7 @@ struct Element {
 
 /// What a lookup finds: which combinations of values are in the set, and the verdict of each in a verdict map.
 pub(in super::super) struct Found {
-    pub(in super::super) among: Among,
+    pub(in super::super) among: SetLookup,
     pub(in super::super) verdicts: Vec<(u32, Option<String>)>,
 }
 
@@ -114,7 +114,7 @@ impl Set {
             return Err("a set of another type");
         }
         let mut found = Found {
-            among: Among {
+            among: SetLookup {
                 selectors: parts.iter().map(|part| part.selector).collect(),
                 name: (self.flags & set::ANONYMOUS == 0).then(|| name.to_owned()),
                 values: Vec::with_capacity(self.elements.len()),

@@ -232,12 +232,12 @@ fn messages(mut dump: &[u8]) -> Vec<&[u8]> {
 
 /// What is known of a namespace, in each of the ways in which it is looked at.
 #[derive(Clone, Default)]
-struct Known {
+struct ReadNamespace {
     ruleset: Ruleset,
     observed: Observed,
 }
 
-impl Known {
+impl ReadNamespace {
     fn with(&self, bytes: &[u8]) -> Self {
         let mut known = self.clone();
         for message in Messages::new(bytes) {
@@ -269,7 +269,7 @@ fn messages_that_differ_in_one_bit_say_something_else() {
     let mut text = String::new();
     for name in [dumps::EXTENDED, "strict-sets", "redirect-plain", "redirect-iptables", dumps::OF_OTHERS] {
         let bytes = dump(name);
-        let mut known = Known::default();
+        let mut known = ReadNamespace::default();
         let mut met: BTreeMap<u16, usize> = BTreeMap::new();
         for bytes in messages(&bytes) {
             let whole = known.with(bytes);

@@ -13,13 +13,13 @@ use super::{
 };
 use crate::{
     Family, RulePlan,
-    change::Change,
+    change::RulesetDiff,
     interference::ruleset::{Api, HookEntry, HookList, HookOwner, Ruleset, TableFamily, TableName},
     render,
     routing::{self, FoundRouting},
-    rule::{Chain, Hook, Is, Match, Table},
+    rule::{Chain, Equality, Hook, Match, Table},
     state::{Entry, RuleState},
-    trace::{Detail, Rules},
+    trace::{Detail, TraceRules},
 };
 use std::{collections::BTreeSet, fmt::Write as _, format, string::String, vec::Vec};
 
@@ -398,7 +398,7 @@ fn native_expressions_are_read_as_rules_of_plans_too() {
 }
 
 /// What a transaction does, a message a line.
-fn told(bytes: &[u8]) -> String {
+fn report(bytes: &[u8]) -> String {
     let mut text = String::new();
     for message in Messages::new(bytes) {
         let Message { kind, flags, sequence, family, .. } = message;
@@ -433,11 +433,11 @@ fn a_transaction_says_to_the_kernel_what_is_to_be_done() {
     let text = [
         &differences,
         "\nto the plan\n",
-        &told(&changed(&extended, &wanted).0),
+        &report(&changed(&extended, &wanted).0),
         "\nback\n",
-        &told(&changed(&of_plan, extended.native()).0),
+        &report(&changed(&of_plan, extended.native()).0),
         "\nto nothing\n",
-        &told(&changed(&extended, &nothing).0),
+        &report(&changed(&extended, &nothing).0),
     ]
     .concat();
     dumps::assert_recorded("extended.told", &text);
@@ -452,12 +452,12 @@ fn iptables_tables_are_changed_beside_rules_of_others() {
     let of_plan = observed(&dump(&dumps::of_iptables("tproxy")));
     for (now, plan) in [(&others, &tproxy), (&of_plan, &redirect), (&of_plan, &RulePlan::empty())] {
         let changes =
-            Family::BOTH.map(|family| (family, Change::between(now.state(family), &plan.rules(family))));
+            Family::BOTH.map(|family| (family, RulesetDiff::between(now.state(family), &plan.rules(family))));
         let mut batch = Batch::new(now);
         for (family, change) in &changes {
             batch.change(*family, change).unwrap();
         }
-        text.push_str(&told(batch.finish().unwrap().bytes()));
+        text.push_str(&report(batch.finish().unwrap().bytes()));
         text.push('\n');
     }
     dumps::assert_recorded("iptables.told", &text);
@@ -466,7 +466,7 @@ fn iptables_tables_are_changed_beside_rules_of_others() {
 #[test]
 fn questions_ask_the_kernel_for_what_they_say() {
     let (chain, extension) =
-        (Chain::Hook(Hook::Output), Extension::of_match(&Match::OwnerUid(Is { value: 1, not: false })));
+        (Chain::Hook(Hook::Output), Extension::of_match(&Match::OwnerUid(Equality { value: 1, not: false })));
     let questions = [
         request::generation(1),
         request::tables(2),
@@ -487,7 +487,7 @@ fn questions_ask_the_kernel_for_what_they_say() {
         request::take_lock(17, 18).unwrap(),
         request::release_lock(19).unwrap(),
     ];
-    dumps::assert_recorded("questions.told", &questions.map(|bytes| told(&bytes)).concat());
+    dumps::assert_recorded("questions.told", &questions.map(|bytes| report(&bytes)).concat());
 }
 
 /// A plan in force, as every backend leaves it.
@@ -520,8 +520,8 @@ fn a_packet_is_traced_through_a_plan_in_force_as_through_the_plan() {
         for ((backend, ruleset), family) in
             in_force(name).iter().flat_map(|one| Family::BOTH.map(|family| (one, family)))
         {
-            let planned = Rules::of_plan(&plan, family);
-            let live = Rules::of_ruleset(ruleset, &routing, family, Some(&plan));
+            let planned = TraceRules::of_plan(&plan, family);
+            let live = TraceRules::of_ruleset(ruleset, &routing, family, Some(&plan));
             // Enough to meet every rule; all of them are traced elsewhere.
             for packet in packets().iter().filter(|packet| packet.family() == family).step_by(11) {
                 let (wanted, trace) = (planned.trace(packet), live.trace(packet));
@@ -560,7 +560,7 @@ fn parts_of_a_transaction_are_told_by_what_they_are_about() {
     let now = observed(&dump(&dumps::of_iptables("tproxy")));
     let [(_, redirect), ..] = dumps::plans();
     let changes =
-        Family::BOTH.map(|family| (family, Change::between(now.state(family), &redirect.rules(family))));
+        Family::BOTH.map(|family| (family, RulesetDiff::between(now.state(family), &redirect.rules(family))));
     let native = NativeState::wanted(&redirect, NativeForm::Sets);
     let mut batch = Batch::new(&now);
     for (family, change) in &changes {

@@ -5,8 +5,8 @@ use super::super::{
     set::Set,
 };
 use crate::{
-    interference::ruleset::{Among, Condition, End, Selector, state as bits},
-    rule::{ConnState, Direction, Is, Match, TcpFlags},
+    interference::ruleset::{Condition, Endpoint, Selector, SetLookup, state as bits},
+    rule::{ConnState, Direction, Equality, Match, TcpFlags},
     values::{Family, PortRange},
 };
 use alloc::vec::Vec;
@@ -60,8 +60,8 @@ impl Test {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
             Condition::Local(is) => match is.value {
-                End::Source => Self::Local(Field::Source, is.not),
-                End::Destination => Self::Local(Field::Destination, is.not),
+                Endpoint::Source => Self::Local(Field::Source, is.not),
+                Endpoint::Destination => Self::Local(Field::Destination, is.not),
             },
             Condition::Among(is) => Self::among(is, family),
             Condition::Unknown(_) => Self::Unknown,
@@ -86,7 +86,7 @@ impl Test {
         }
     }
 
-    fn among(is: &Is<Among>, family: Family) -> Self {
+    fn among(is: &Equality<SetLookup>, family: Family) -> Self {
         if let [selector] = is.value.selectors.as_slice() {
             let ranges = is.value.values.iter().filter_map(|values| values.first()).copied();
             return Self::of_ranges(*selector, &ranges.collect::<Vec<_>>(), is.not, family);
@@ -144,7 +144,7 @@ impl Test {
     }
 
     fn of_plain(condition: &Match, family: Family) -> Self {
-        let interface = |is: &Is<_>| (of_interface(&is.value), is.not);
+        let interface = |is: &Equality<_>| (of_interface(&is.value), is.not);
         match condition {
             Match::Source(is) | Match::Destination(is) if Family::of(&is.value.addr()) != family => {
                 Self::Always(is.not)
@@ -184,7 +184,7 @@ impl Test {
         }
     }
 
-    fn is<T>(field: Field, is: &Is<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
+    fn is<T>(field: Field, is: &Equality<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
         let set = set(&is.value);
         Self::In(field, if is.not { set.complement(field.most(family)) } else { set })
     }
@@ -193,7 +193,7 @@ impl Test {
         Self::Bits(field, value, mask, not)
     }
 
-    fn owner(field: Field, is: &Is<u32>, family: Family) -> Self {
+    fn owner(field: Field, is: &Equality<u32>, family: Family) -> Self {
         let set = Set::one(is.value.into());
         Self::Owner(field, if is.not { set.complement(field.most(family)) } else { set })
     }
@@ -273,10 +273,10 @@ mod tests {
     #[test]
     fn no_packet_has_an_address_of_the_other_family() {
         for not in [false, true] {
-            let of_v4 = Match::Source(Is { value: "10.0.0.0/8".parse().unwrap(), not });
+            let of_v4 = Match::Source(Equality { value: "10.0.0.0/8".parse().unwrap(), not });
             assert_eq!(Test::of_plain(&of_v4, Family::V6), Test::Always(not));
             assert!(matches!(Test::of_plain(&of_v4, Family::V4), Test::In(Field::Source, _)));
-            let of_v6 = Match::Destination(Is { value: "fd00::/8".parse().unwrap(), not });
+            let of_v6 = Match::Destination(Equality { value: "fd00::/8".parse().unwrap(), not });
             assert_eq!(Test::of_plain(&of_v6, Family::V4), Test::Always(not));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        Change, Fate, Step, Unknown,
+        Fate, PacketEdit, TraceEvent, Unknown,
         packets::{Field, state},
         rules::{Order, TRACKING},
         set::Set,
@@ -20,7 +20,7 @@ impl Walk<'_> {
         self.hook = hook;
         let by = if self.came_in == Interface::None { self.goes_out } else { self.came_in };
         let name = if self.records { self.name_of(by) } else { None };
-        self.note(|_| Step::Hook { hook, interface: name });
+        self.note(|_| TraceEvent::Hook { hook, interface: name });
         self.to_come = self.rules.hooked(hook).to_vec();
         self.point = Point::Base;
     }
@@ -56,7 +56,7 @@ impl Walk<'_> {
         if !is_asked {
             return Ok(None);
         }
-        self.note(|_| Step::Chain { place: place(chain, None), priority: base.priority });
+        self.note(|_| TraceEvent::Chain { place: place(chain, None), priority: base.priority });
         (self.mark_before, self.destination_before) = (self.mark, self.destination);
         (self.in_base, self.base_rule) = (Some(index), None);
         self.calls.clear();
@@ -138,7 +138,7 @@ impl Walk<'_> {
             && of_destination
         {
             self.destination = Some(to);
-            self.changed(Change::Destination(to));
+            self.changed(PacketEdit::Destination(to));
         }
         Ok(false)
     }
@@ -155,7 +155,7 @@ impl Walk<'_> {
         if !base.drops {
             return None;
         }
-        self.note(|_| Step::Policy { place: place(chain, None) });
+        self.note(|_| TraceEvent::Policy { place: place(chain, None) });
         self.decided = self.steps.len().checked_sub(1);
         self.causes.last = Some(Cause::Policy(index));
         Some(Fate::Dropped)

@@ -2,8 +2,8 @@
 
 use super::{
     super::{
-        Change, Fate, Step,
-        packets::{Field, Holds, interface, number, state},
+        Fate, PacketEdit, TraceEvent,
+        packets::{Field, FieldMatch, interface, number, state},
         routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes, SOURCE_NOT_LOCAL},
         set::Set,
     },
@@ -71,7 +71,7 @@ impl<'a> Walk<'a> {
         // A datagram needs no answer, and IPv6 lets one from a loopback address out.
         let needs_answer = self.packets.family == Family::V4
             && self.ask(Field::Protocol, &Set::one(Protocol::Tcp.number().into()))?;
-        let is_local = Holds::of(&self.packets, Field::Source, &routes.local);
+        let is_local = FieldMatch::of(&self.packets, Field::Source, &routes.local);
         let arrives =
             !needs_answer || self.is_source_translated || self.decide(is_local, || Unknown::Source)?;
         Ok(if arrives { None } else { Some(self.is_lost(SOURCE_NOT_LOCAL)) })
@@ -151,8 +151,8 @@ impl<'a> Walk<'a> {
             && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))?
         {
             let is_own = match self.destination {
-                Some(to) => Holds::when(own.contains(number(to.ip()))),
-                None => Holds::of(&self.packets, Field::Destination, own),
+                Some(to) => FieldMatch::when(own.contains(number(to.ip()))),
+                None => FieldMatch::of(&self.packets, Field::Destination, own),
             };
             if !self.decide(is_own, || Unknown::Work)? {
                 self.causes.last = None;
@@ -181,7 +181,7 @@ impl<'a> Walk<'a> {
     fn leaves_by(&mut self, to: Interface) {
         if to != self.routed.unwrap_or(self.goes_out) {
             let name = if self.records { self.name_of(to) } else { None };
-            self.changed(Change::Rerouted(name));
+            self.changed(PacketEdit::Rerouted(name));
         }
         self.routed = Some(to);
     }
@@ -234,28 +234,28 @@ impl<'a> Walk<'a> {
 
     fn fulfils(&self, test: &RouteTest, lookup: Lookup) -> Result<Option<bool>, Split> {
         said(match (test, lookup) {
-            (RouteTest::Mark(value, _), Lookup::Source) => Holds::when(*value == 0),
+            (RouteTest::Mark(value, _), Lookup::Source) => FieldMatch::when(*value == 0),
             (RouteTest::Mark(value, mask), _) => self.mark.has(&self.packets, *value, *mask),
             (RouteTest::From(set), Lookup::Source) => self.has(Field::Destination, set),
             (RouteTest::From(set), _) => self.has(Field::Source, set),
             (RouteTest::To(set), _) => self.is_bound_for(set, lookup),
-            (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => Holds::Unknown,
+            (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => FieldMatch::Unknown,
             (RouteTest::Of(field, set), _) => self.has(*field, set),
             (RouteTest::CameIn(name), Lookup::Arrives) => {
-                Holds::of(&self.packets, Field::Interface, &Set::one(*name))
+                FieldMatch::of(&self.packets, Field::Interface, &Set::one(*name))
             }
             // What the pod sends comes from lo, and so would an answer.
-            (RouteTest::CameIn(name), _) => Holds::when(*name == interface("lo")),
-            (RouteTest::Users(set), Lookup::Sent) => Holds::of(&self.packets, Field::User, set),
-            (RouteTest::Users(_), Lookup::Again) => Holds::Unknown,
+            (RouteTest::CameIn(name), _) => FieldMatch::when(*name == interface("lo")),
+            (RouteTest::Users(set), Lookup::Sent) => FieldMatch::of(&self.packets, Field::User, set),
+            (RouteTest::Users(_), Lookup::Again) => FieldMatch::Unknown,
             // What has no socket is root's.
-            (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => Holds::when(set.contains(0)),
-            (RouteTest::Bound, _) => Holds::No,
+            (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => FieldMatch::when(set.contains(0)),
+            (RouteTest::Bound, _) => FieldMatch::No,
         })
     }
 
     /// Whether it goes to one of these addresses, or an answer to it would.
-    fn is_bound_for(&self, set: &Set, lookup: Lookup) -> Holds {
+    fn is_bound_for(&self, set: &Set, lookup: Lookup) -> FieldMatch {
         self.has(if lookup == Lookup::Source { Field::Source } else { Field::Destination }, set)
     }
 
@@ -263,7 +263,7 @@ impl<'a> Walk<'a> {
     pub(super) fn is_lost(&mut self, words: usize) -> Fate {
         self.causes.last = Some(Cause::Route(words));
         let text = self.rules.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
-        self.note(|_| Step::Route { decides: text.unwrap_or_default() });
+        self.note(|_| TraceEvent::Route { decides: text.unwrap_or_default() });
         if self.records {
             self.decided = self.steps.len().checked_sub(1);
         }

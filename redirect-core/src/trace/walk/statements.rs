@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        Change, Fate, Listener,
+        Fate, Listener, PacketEdit,
         packets::{Field, MarkNow, number},
         rules::{ChainRule, Element, Leads},
     },
@@ -314,7 +314,7 @@ impl<'a> Walk<'a> {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
             None => Fate::Redirected(port),
         });
-        self.changed(Change::Destination(to));
+        self.changed(PacketEdit::Destination(to));
         self.decides();
         Ok(Then::Captured)
     }
@@ -353,7 +353,7 @@ impl<'a> Walk<'a> {
             self.mark = mark;
             self.is_marked();
             let now = mark.value(&self.packets);
-            self.changed(Change::Mark(now));
+            self.changed(PacketEdit::Mark(now));
         }
         Then::Statement
     }
@@ -363,7 +363,7 @@ impl<'a> Walk<'a> {
             self.connection_mark = mark;
             self.is_marked();
             let now = mark.value(&self.packets);
-            self.changed(Change::ConnectionMark(now));
+            self.changed(PacketEdit::ConnectionMark(now));
         }
         Then::Statement
     }
@@ -386,7 +386,7 @@ impl<'a> Walk<'a> {
         };
         if is_chosen {
             (self.tracking, self.zone) = (Tracking::Template, Some(zone));
-            self.changed(Change::Zone(zone));
+            self.changed(PacketEdit::Zone(zone));
         }
         Then::Statement
     }

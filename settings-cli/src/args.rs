@@ -16,7 +16,7 @@ const SHOWN: usize = 3;
 
 /// A command line, sorted.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sorted {
+pub(crate) struct ClassifiedArgs {
     /// What the parser understands.
     pub(crate) understood: Vec<OsString>,
     /// What it does not, with the reason.
@@ -40,13 +40,18 @@ enum Before<'a> {
 }
 
 /// Sorts the words of a command line, without the program's name, for a parser that is built.
-pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>) -> Sorted {
+pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>) -> ClassifiedArgs {
     let words: Vec<OsString> = words.into_iter().map(lossy).collect();
     let raw = RawArgs::new(&words);
     let mut cursor = raw.cursor();
     let operands = command.get_positionals().count();
-    let mut sorter =
-        Sorter { command, sorted: Sorted::default(), before: Before::Nothing, strays: Vec::new(), operands };
+    let mut sorter = ArgClassifier {
+        command,
+        sorted: ClassifiedArgs::default(),
+        before: Before::Nothing,
+        strays: Vec::new(),
+        operands,
+    };
     while let Some(word) = raw.next(&mut cursor) {
         let wants_value = if word.is_escape() {
             sorter.refuse("--", "separates nothing here; leave it out");
@@ -63,7 +68,7 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
                 Before::Unknown | Before::Stray => false,
             };
             if command.find_subcommand(&text).is_some() && may_follow {
-                return Sorted { understood: words, refused: Vec::new(), has_subcommand: true };
+                return ClassifiedArgs { understood: words, refused: Vec::new(), has_subcommand: true };
             }
             sorter.word(&text);
             continue;
@@ -86,9 +91,9 @@ fn lossy(word: OsString) -> OsString {
     word.into_string().unwrap_or_else(|word| word.to_string_lossy().into_owned()).into()
 }
 
-struct Sorter<'a> {
+struct ArgClassifier<'a> {
     command: &'a Command,
-    sorted: Sorted,
+    sorted: ClassifiedArgs,
     before: Before<'a>,
     /// Stray words in a row.
     strays: Vec<String>,
@@ -99,7 +104,7 @@ struct Sorter<'a> {
 /// A flag that waits for its value, and how it is written.
 type Waiting<'a> = Option<(&'a Arg, OsString)>;
 
-impl<'a> Sorter<'a> {
+impl<'a> ArgClassifier<'a> {
     /// `--flag` or `--flag=value`.
     fn long(&mut self, word: &ParsedArg<'_>) -> Waiting<'a> {
         let (name, value) = word.to_long().map_or(("", None), |(name, value)| (name.unwrap_or(""), value));
@@ -222,7 +227,7 @@ impl<'a> Sorter<'a> {
         }
     }
 
-    fn finish(mut self) -> Sorted {
+    fn finish(mut self) -> ClassifiedArgs {
         self.end_strays();
         self.sorted
     }

@@ -12,14 +12,14 @@ const LONGEST_WISH: Duration = Duration::from_secs(10);
 /// Pauses that double up to a longest one. Up to a half is taken off each at random, so that many who failed together do not come back
 /// together; and none is shorter than the server asks for.
 #[derive(Debug, Clone)]
-pub struct Pauses {
+pub struct Backoff {
     first: Duration,
     longest: Duration,
     next: Duration,
     random: fn() -> f64,
 }
 
-impl Pauses {
+impl Backoff {
     /// From the first to the longest.
     #[must_use]
     pub fn new(first: Duration, longest: Duration) -> Self {
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_begin_anew() {
-        let mut pauses = Pauses::with_random(SECOND, 5 * SECOND, || 0.0);
+        let mut pauses = Backoff::with_random(SECOND, 5 * SECOND, || 0.0);
         let seconds: Vec<u64> = (0..5).map(|_| pauses.pause(None).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 5, 5]);
         pauses.reset();
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn the_servers_wish_counts_within_reason() {
-        let mut pauses = Pauses::with_random(SECOND, SECOND, || 1.0);
+        let mut pauses = Backoff::with_random(SECOND, SECOND, || 1.0);
         assert_eq!(pauses.pause(None), SECOND / 2);
         assert_eq!(pauses.pause(Some(3 * SECOND)), 3 * SECOND);
         assert_eq!(pauses.pause(Some(3600 * SECOND)), LONGEST_WISH);

@@ -3,7 +3,7 @@
 
 /// A word that others read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sign {
+pub struct ReasonDoc {
     /// The word.
     pub word: &'static str,
     /// What it means, as a sentence without its full stop.
@@ -12,8 +12,8 @@ pub struct Sign {
     pub remedy: &'static str,
 }
 
-const fn sign(word: &'static str, meaning: &'static str, remedy: &'static str) -> Sign {
-    Sign { word, meaning, remedy }
+const fn sign(word: &'static str, meaning: &'static str, remedy: &'static str) -> ReasonDoc {
+    ReasonDoc { word, meaning, remedy }
 }
 
 /// The label of the agents' pods.
@@ -30,7 +30,7 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
 /// How an attempt to repair or heal a pod ended.
-pub const REPAIRS: [Sign; 22] = [
+pub const REPAIRS: [ReasonDoc; 22] = [
     sign("done", "it is done, and where the pod was redirected also verified", ""),
     sign("healed", "the pod is redirected as planned again", ""),
     sign("had_label", "the pod has the label already", ""),
@@ -108,7 +108,7 @@ pub const REPAIRS: [Sign; 22] = [
 ];
 
 /// The reasons of the agents' events.
-pub const EVENTS: [Sign; 14] = [
+pub const EVENTS: [ReasonDoc; 14] = [
     sign(
         "RepairBrokenPod",
         "the agent redirected a pod whose validation had failed, or could not",
@@ -182,7 +182,7 @@ pub const EVENTS: [Sign; 14] = [
 ];
 
 /// The reasons of the node's condition.
-pub const VERDICTS: [Sign; 5] = [
+pub const VERDICTS: [ReasonDoc; 5] = [
     sign("Verified", "pods that start on the node are verified to be redirected", ""),
     sign("AgentNotReady", "the node agent is not ready", "the message is that of its /readyz"),
     sign(
