@@ -44,13 +44,13 @@ pub struct RulesetDiff {
 }
 
 impl RulesetDiff {
-    /// The change from what is in force to what is wanted. Rules of others stay where they are.
+    /// The change from the rules in force to those wanted. Other programs' rules stay where they are.
     #[must_use]
     pub fn between(observed: &RuleState, wanted: &FamilyRules) -> Self {
         Self::tables(observed, wanted, |table| differs(table, observed, wanted))
     }
 
-    /// The change that writes what is wanted anew even where it is in force.
+    /// The change that rewrites everything wanted, even rules already in force.
     #[must_use]
     pub fn rewriting(observed: &RuleState, wanted: &FamilyRules) -> Self {
         Self::tables(observed, wanted, |table| {
@@ -60,7 +60,7 @@ impl RulesetDiff {
 
     /// The change that brings back exactly `before`, where `done` has changed it into `now`.
     ///
-    /// Rules of the mesh go back to the very numbers they had among those of others. Rules that `done` added or removed
+    /// Rules of the mesh go back to the very numbers they had among those of other programs. Rules that `done` added or removed
     /// count as the mesh's, whatever they look like.
     #[must_use]
     pub fn back(now: &RuleState, before: &RuleState, done: &Self) -> Self {
@@ -111,7 +111,7 @@ impl RulesetDiff {
         })
     }
 
-    /// Whether there is nothing to do.
+    /// Whether it changes nothing.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.tables.is_empty()
@@ -121,7 +121,7 @@ impl RulesetDiff {
         let add = |table, steps: &mut Vec<EditOp>| add_wanted(table, wanted, steps);
         let mut tables = Table::ALL;
         if captures_inbound(Table::Nat, wanted.state()) {
-            // The table that takes over inbound capture goes first, so that there is no moment without it.
+            // The table that takes over inbound capture goes first, so that capture never lapses.
             tables = &[Table::Raw, Table::Nat, Table::Mangle];
         }
         let changed = tables.iter().copied().filter(|table| changes(*table));
@@ -186,7 +186,7 @@ pub struct RuleDifference {
     pub kind: DifferenceKind,
 }
 
-/// What is different in a chain. Rules are numbered from 1, those of others not counted.
+/// What is different in a chain. Rules are numbered from 1, those of other programs not counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DifferenceKind {
@@ -208,7 +208,7 @@ pub enum DifferenceKind {
         /// The rule.
         found: Entry,
     },
-    /// There is another rule in its place.
+    /// Another rule is in its place.
     OtherRule {
         /// Its number.
         number: usize,
@@ -220,7 +220,7 @@ pub enum DifferenceKind {
 }
 
 impl RuleDifference {
-    /// The first difference between the rules in force and those wanted, comparing in order; rules of others are
+    /// The first difference between the rules in force and those wanted, comparing in order; other programs' rules are
     /// passed over.
     #[must_use]
     pub fn first(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
@@ -236,7 +236,7 @@ impl RuleDifference {
     }
 }
 
-/// The mesh's chains of a table, and its rules in others, in what is wanted and then in what is there besides.
+/// The mesh's chains of a table, and its rules in others, first those wanted, then those only found.
 struct Chains<'a> {
     table: Table,
     observed: &'a RuleState,
@@ -310,12 +310,12 @@ impl fmt::Display for RuleDifference {
         let place = render::place(self.table, &self.chain);
         match &self.kind {
             DifferenceKind::MissingChain => write!(f, "chain {place} is missing"),
-            DifferenceKind::StrayChain => write!(f, "chain {place} should not be there"),
+            DifferenceKind::StrayChain => write!(f, "unexpected chain {place}"),
             DifferenceKind::MissingRule { number, wanted } => {
                 write!(f, "{place}: rule {number} is missing: {wanted}")
             }
             DifferenceKind::StrayRule { number, found } => {
-                write!(f, "{place}: rule {number} should not be there: {found}")
+                write!(f, "{place}: unexpected rule {number}: {found}")
             }
             DifferenceKind::OtherRule { number, wanted, found } => {
                 write!(f, "{place}: rule {number} is {found}, not {wanted}")
@@ -334,7 +334,7 @@ mod tests {
         Redirect::sidecar(Families::V4).build().unwrap().plan().rules(Family::V4)
     }
 
-    /// How what is in force differs from what is wanted, where one line of it is another.
+    /// How the rules in force differ from those wanted, when one of its lines is replaced.
     #[track_caller]
     fn assert_told(line: &str, instead: &str, all: &[&str]) {
         let text = render::restore_text(&wanted());
@@ -358,7 +358,7 @@ mod tests {
         let done = RulesetDiff { tables: [steps(&[EditOp::Append(output(), rule())])].into() };
         let back = RulesetDiff::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
         assert_eq!(back.tables, [steps(&[EditOp::Delete(output(), rule())])]);
-        // What nobody did is somebody else's doing.
+        // Whatever the change did not do, another program did.
         let another = crate::parse::entry("-p udp -j RETURN");
         let elsewhere = EditOp::Append(Chain::Hook(Hook::Prerouting), rule());
         let others = [EditOp::Flush(output()), EditOp::Append(output(), another), elsewhere];
@@ -379,7 +379,7 @@ mod tests {
         assert_told(
             LAST,
             &[LAST, MORE].concat(),
-            &["nat ISTIO_OUTPUT: rule 12 should not be there: -p tcp -j RETURN"],
+            &["nat ISTIO_OUTPUT: unexpected rule 12: -p tcp -j RETURN"],
         );
         assert_told(LAST, MORE, &["nat ISTIO_OUTPUT: rule 11 is -p tcp -j RETURN, not -j ISTIO_REDIRECT"]);
     }
@@ -391,14 +391,14 @@ mod tests {
         assert_told(
             CHAIN,
             &[CHAIN, ":ISTIO_OTHER - [0:0]\n"].concat(),
-            &["chain nat ISTIO_OTHER should not be there"],
+            &["unexpected chain nat ISTIO_OTHER"],
         );
         assert_told(
             JUMP,
             &[JUMP, "-A POSTROUTING -p tcp -j ISTIO_OUTPUT\n", "-A POSTROUTING -j ISTIO_OUTPUT\n"].concat(),
             &[
-                "nat POSTROUTING: rule 1 should not be there: -p tcp -j ISTIO_OUTPUT",
-                "nat POSTROUTING: rule 2 should not be there: -j ISTIO_OUTPUT",
+                "nat POSTROUTING: unexpected rule 1: -p tcp -j ISTIO_OUTPUT",
+                "nat POSTROUTING: unexpected rule 2: -j ISTIO_OUTPUT",
             ],
         );
         let nothing = RuleDifference::all(&RuleState::new(), &wanted());

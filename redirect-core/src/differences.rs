@@ -24,7 +24,7 @@ pub(crate) enum Aligned<T> {
 /// How far ahead a rule is looked for that has moved.
 const FARTHEST: usize = 1000;
 
-/// Where two lists of rules differ. Where one list has rules that the other lacks, the first of them is told against what
+/// Where two lists of rules differ. Where one list has rules that the other lacks, the first of them is reported against what
 /// stands in its place, the rest as missing or stray.
 pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> bool) -> Vec<Aligned<T>> {
     let (mut missing, mut stray) = (0, 0);
@@ -59,7 +59,7 @@ pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> b
             ([..], []) => (rest_wanted.len(), 0),
             ([], [..]) => (0, rest_found.len()),
         };
-        // One of each is told already where both lists go on.
+        // One of each is reported already where both lists go on.
         let told = usize::from(!rest_wanted.is_empty() && !rest_found.is_empty());
         let numbered = |start: usize| number(start.saturating_add(told))..;
         let lacking = rest_wanted.iter().take(skip_wanted).skip(told);
@@ -88,7 +88,7 @@ pub enum Difference {
         /// What is different.
         difference: RuleDifference,
     },
-    /// There is none of the native tables.
+    /// All native tables are missing.
     NoNativeTables,
     /// Something in a native table.
     Native(NativeDifference),
@@ -114,7 +114,7 @@ impl fmt::Display for Difference {
 
 /// Everything that is not as planned, in order: rules table by table and chain by chain, native tables, routing.
 ///
-/// Printed, it tells the first and how many more there are.
+/// Printed, it shows the first and the number of the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Differences {
     all: Vec<Difference>,
@@ -122,7 +122,7 @@ pub struct Differences {
 
 impl Differences {
     /// What of `observed` is not as a plan wants it whose rules stand there. What else may hold rules of the mesh is not
-    /// looked at.
+    /// checked.
     #[must_use]
     pub fn between(observed: &Observation, plan: &RulePlan, rules_in: RulesIn) -> Self {
         let mut all = match rules_in {
@@ -152,7 +152,7 @@ impl Differences {
         Self { all }
     }
 
-    /// The first, if there is any.
+    /// The first, if any.
     #[must_use]
     pub fn first(&self) -> Option<&Difference> {
         self.all.first()
@@ -163,7 +163,7 @@ impl Differences {
         self.all.iter()
     }
 
-    /// How many there are.
+    /// Their number.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len()
@@ -228,7 +228,7 @@ mod tests {
             ("", "ab", &["1+a", "2+b"]),
             ("abc", "ab", &["3-c"]),
             ("ab", "abc", &["3+c"]),
-            // One that lacks is told against what stands in its place.
+            // One that lacks is reported against what stands in its place.
             ("abc", "ac", &["2b/c"]),
             ("abcd", "ad", &["2b/d", "3-c"]),
             ("ac", "abc", &["2c/b"]),

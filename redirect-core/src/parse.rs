@@ -1,6 +1,6 @@
 //! Reads what iptables-save prints back into the types a plan is made of.
 //!
-//! Rules of others are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
+//! Other programs' rules are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
 //! plan gives the plan.
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 use alloc::{string::String, vec::Vec};
 
-/// A line of iptables-save output that is none.
+/// A line that is not iptables-save output.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[error("line {number} is not iptables-save output: {line:?}")]
@@ -240,7 +240,7 @@ impl<'a> WordReader<'a> {
     }
 }
 
-/// A chain a rule jumps to: the mesh's own. Jumps of others, and targets of other extensions, are not understood.
+/// A chain a rule jumps to: the mesh's own. Jumps of other programs, and targets of other extensions, are not understood.
 fn jump(name: &str) -> Option<Chain> {
     let chain = Chain::named(name);
     chain.belongs_to_mesh().then_some(chain)

@@ -72,7 +72,7 @@ pub enum FieldProblem {
     /// The value has another type.
     #[error("is {found}, not {wanted}")]
     WrongType {
-        /// What is there, such as "a number".
+        /// The value found, such as "a number".
         found: &'static str,
         /// What belongs there, such as "a string".
         wanted: &'static str,
@@ -165,7 +165,7 @@ fn ids(of: &Field<'_, '_>, errors: &mut PodJsonErrors) -> (Option<i64>, Option<i
     (context.at("runAsUser").integer(errors), context.at("runAsGroup").integer(errors))
 }
 
-/// A value and its path in the pod. Paths become text only when there is something to say.
+/// A value and its path in the pod. Paths become text only for a message.
 #[derive(Clone, Copy)]
 struct Field<'p, 'v> {
     place: JsonPath<'p, 'v>,
@@ -215,7 +215,7 @@ impl<'v> Field<'_, 'v> {
         self.object(errors)
     }
 
-    /// The indices of a list; none where there is no list.
+    /// The indices of a list; empty without a list.
     fn indices(&self, errors: &mut PodJsonErrors) -> core::ops::Range<usize> {
         0..self.typed("a list", Value::as_array, errors).map_or(0, Vec::len)
     }

@@ -1,4 +1,4 @@
-//! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What there is, what is missing, what is
+//! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What is present, what is absent, what is
 //! left of an earlier plan.
 
 use crate::{
@@ -27,14 +27,14 @@ pub struct FoundRouting {
     pub item: RoutingItem,
     /// Why it does not do what a plan wants of it, if it does not.
     pub flaw: Option<String>,
-    /// A policy rule that a run has marked as its own to remove, before it removed the rules that told so.
+    /// A policy rule that a run has marked as its own to remove, before it removed the rules that proved it.
     pub marked_for_removal: bool,
     /// The kernel's message about it: everything that is needed to remove this very one, or to make it again.
     pub message: Vec<u8>,
 }
 
 impl FoundRouting {
-    /// One that does what a plan wants of it, as nobody has read it from a kernel.
+    /// One that does what a plan wants of it, not read from a kernel.
     #[must_use]
     pub const fn working(item: RoutingItem) -> Self {
         Self { item, flaw: None, marked_for_removal: false, message: Vec::new() }
@@ -54,7 +54,7 @@ impl FoundRouting {
 }
 
 impl RoutingItem {
-    /// The family whose policy routing it concerns; the address is no routing.
+    /// The family whose policy routing it concerns; the address is not a routing.
     #[must_use]
     pub const fn family(self) -> Option<Family> {
         match self {
@@ -87,10 +87,10 @@ pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
     wanted(plan).into_iter().filter(|item| !works(item)).collect()
 }
 
-/// What is left of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and tell
-/// whose they are.
+/// Remnants of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and
+/// identify their owner.
 ///
-/// Others do transparent proxying, too, and their routing looks the same. So a policy rule counts as the mesh's when its
+/// Other programs do transparent proxying, too, with the same routing. So a policy rule counts as the mesh's when its
 /// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy` or the usual ones; a
 /// route when such a rule leads to it; a rule that an earlier run has marked for removal always counts. Of several that are the
 /// same, one that works is kept where the plan wants it.

@@ -1,4 +1,4 @@
-//! A rule as a value: where it stands, what it matches, what it does.
+//! A rule as a value: its position, what it matches, what it does.
 //!
 //! Each match and target is one of netfilter's: the words are those of iptables-extensions(8).
 
@@ -279,7 +279,7 @@ pub enum ConnState {
     RelatedOrEstablished,
 }
 
-/// Which way a packet of a connection goes. Closed: there are two.
+/// Which way a packet of a connection goes. Closed: only two exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// The way of the connection's first packet.
@@ -314,7 +314,7 @@ impl From<ConnState> for Tracked {
     }
 }
 
-/// Flags of a TCP segment: which are looked at, and which of those are set.
+/// Flags of a TCP segment: which are checked, and which of those are set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TcpFlags {
     mask: u8,
@@ -355,7 +355,7 @@ impl TcpFlags {
         if mask != 0 && mask & !0x3f == 0 && set & !mask == 0 { Some(Self { mask, set }) } else { None }
     }
 
-    /// The flags looked at.
+    /// The flags checked.
     #[must_use]
     pub const fn mask(self) -> u8 {
         self.mask
@@ -534,7 +534,7 @@ pub enum Target {
     Jump(Chain),
     /// `-j REDIRECT --to-ports`: to this port of the local host.
     Redirect(Port),
-    /// `-j TPROXY`: to the listener on this port, unchanged, with this mark; dropped while nobody listens there.
+    /// `-j TPROXY`: to the listener on this port, unchanged, with this mark; dropped while nothing listens there.
     Tproxy {
         /// The listener's port.
         port: Port,
@@ -596,7 +596,7 @@ impl Rule {
     }
 }
 
-/// The families a planned rule is for. Closed: there is no third.
+/// The families a planned rule is for. Closed: no third exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// Every family of the plan.

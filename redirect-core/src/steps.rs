@@ -1,4 +1,4 @@
-//! From what is in force to what is wanted, by steps that can be taken back.
+//! From the state in force to the wanted one, by steps that can be taken back.
 //!
 //! The order is the promise: what rules need comes before them and goes after them; where capture moves from one base
 //! chain to another, the new one takes over first, then every packet on its way gets the time to finish, and only then
@@ -53,7 +53,7 @@ pub struct Observation {
     pub nft: PerFamily,
     /// The mesh's native tables.
     pub native: NativeState,
-    /// Policy rules, routes and addresses of the kind a plan needs, whoever's.
+    /// Policy rules, routes and addresses of the kind a plan needs, of any owner.
     pub routing: Vec<FoundRouting>,
 }
 
@@ -67,19 +67,19 @@ impl Observation {
         }
     }
 
-    /// Whether there are rules of a variant, whoever's.
+    /// Whether a variant has rules, of any owner.
     #[must_use]
     pub fn in_use(&self, variant: Variant) -> bool {
         Family::BOTH.into_iter().any(|family| !self.rules(variant).of(family).is_empty())
     }
 
-    /// Whether there are rules of the mesh in a variant.
+    /// Whether a variant has rules of the mesh.
     #[must_use]
     pub fn redirected_by(&self, variant: Variant) -> bool {
         Family::BOTH.into_iter().any(|family| self.rules(variant).of(family).is_redirected())
     }
 
-    /// Whether there are rules of the mesh at all.
+    /// Whether any rules of the mesh exist.
     #[must_use]
     pub fn is_redirected(&self) -> bool {
         VARIANTS.into_iter().any(|variant| self.redirected_by(variant)) || !self.native.is_empty()
@@ -151,14 +151,14 @@ pub enum RulesIn {
     Native(NativeForm),
 }
 
-/// What is wanted.
+/// The goal.
 #[derive(Debug, Clone, Copy)]
 pub struct Goal<'a> {
     /// The plan.
     pub plan: &'a RulePlan,
     /// Where its rules are to stand.
     pub rules_in: RulesIn,
-    /// Whether rules are written anew even where they are in force.
+    /// Whether rules are written again even where they are in force.
     pub force: bool,
     /// Routing that counts as the mesh's although no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
@@ -167,7 +167,7 @@ pub struct Goal<'a> {
 }
 
 impl<'a> Goal<'a> {
-    /// This plan's rules there, in as few transactions as can be; nothing that is in force is written anew.
+    /// This plan's rules there, in as few transactions as can be; nothing that is in force is written again.
     #[must_use]
     pub const fn new(plan: &'a RulePlan, rules_in: RulesIn) -> Self {
         Self { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
@@ -181,7 +181,7 @@ impl<'a> Goal<'a> {
 pub enum Step {
     /// Adds what rules need.
     AddRouting(RoutingItem),
-    /// Marks a policy rule as the mesh's to remove: the rules that tell so go first, and a run may end in between.
+    /// Marks a policy rule as the mesh's to remove: the rules that prove it go first, and a run may end in between.
     MarkForRemoval(FoundRouting),
     /// Changes rules in one transaction of nf_tables.
     Transaction(Transaction),
@@ -292,7 +292,7 @@ fn tables(change: &RulesetDiff) -> String {
     change.tables.iter().map(|table| table.table.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The steps from what was observed to what is wanted; none where it is in force.
+/// The steps from what was observed to the goal; empty if it is in force.
 #[must_use]
 pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
     let mut steps: Vec<Step> =
@@ -369,9 +369,9 @@ fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (RulesetDi
 
 /// What the native tables become first, and in the end; `None` where they stay.
 ///
-/// In the first step a table that loses inbound capture stays as it is. Where there are rules with sets, the new ones are
-/// put before the old ones: the elements of a set that goes are gone at once, also for a packet that is just being looked
-/// up, and those of one that comes may be there a moment later than the rule that looks.
+/// In the first step a table that loses inbound capture stays as it is. If rules use sets, the new ones are
+/// put before the old ones: a removed set loses its elements at once, even for a lookup in progress, and a new set may
+/// receive its elements a moment after the rule that searches it.
 fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Option<NativeState>) {
     let wanted = match goal.rules_in {
         RulesIn::Native(form) => NativeState::wanted(goal.plan, form),

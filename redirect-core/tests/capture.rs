@@ -114,7 +114,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     /// Of an entry that an earlier connection left, nat keeps what it decided about that connection (docs/capture.md
-    /// says what that leaves open); the rules of TPROXY decide about every segment anew.
+    /// says what that leaves open); the rules of TPROXY decide about every segment again.
     #[test]
     fn tproxy_captures_what_opens_a_connection_whatever_was_before(
         settings in settings(), segment in from_outside(), state in states(), mark in any::<u32>(),
@@ -126,7 +126,7 @@ proptest! {
         }
     }
 
-    /// With strict capture nobody opens a connection beside the proxy on what an earlier connection left, neither
+    /// With strict capture no process opens a connection beside the proxy on what an earlier connection left, neither
     /// the same way nor the other, if it would be captured without that.
     #[test]
     fn strict_capture_lets_nobody_use_an_exempt_connection_again(
@@ -139,7 +139,7 @@ proptest! {
         settings.said.push((Key::StrictCapture, "true".to_owned()));
         let redirect = settings.redirect();
         let plan = redirect.plan();
-        // Sometimes of a group whose traffic is left alone.
+        // Sometimes of a group whose traffic is excluded.
         if let (OwnerGroups::AllExcept(groups), Some((1000, gid))) = (redirect.owner_groups(), &mut earlier.owner)
             && !groups.is_empty()
         {

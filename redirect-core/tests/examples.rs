@@ -117,7 +117,7 @@ fn the_output_of_iptables_save_is_checked() {
     let saved = printed("annotations_to_restore", &[], "");
     let saved = saved.strip_prefix("# IPv4\n").unwrap();
     assert_eq!(printed("check_iptables_save", &[], saved), "as planned\n");
-    // As iptables-save prints it, beside a rule of somebody else's.
+    // As iptables-save prints it, beside a rule of another program's.
     let theirs = "*filter\n:INPUT ACCEPT [0:0]\n[7:420] -A INPUT -p icmp -j ACCEPT\nCOMMIT\n";
     assert_eq!(printed("check_iptables_save", &[], &format!("{theirs}{saved}")), "as planned\n");
 

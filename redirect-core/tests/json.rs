@@ -438,7 +438,7 @@ fn settings_that_are_none_are_refused() {
     );
     assert_eq!(
         read(said("envoy-prot", json!({"kind": "default"}))),
-        Err("\"envoy-prot\" is no setting".to_owned())
+        Err("\"envoy-prot\" is not a setting".to_owned())
     );
     assert_eq!(
         read(said("envoy-port", json!({"kind": "flag", "name": "proxy-uid"}))),

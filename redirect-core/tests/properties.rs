@@ -51,12 +51,12 @@ fn others(kernel: &Tables, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec
     others
 }
 
-/// Something that happens to the tables of a kernel, by somebody else or by accident.
+/// Something that happens to the tables of a kernel, by another program or by accident.
 #[derive(Debug, Clone)]
 enum Event {
-    /// Somebody else's rule in a built-in chain.
+    /// Another program's rule in a built-in chain.
     Rule(Table, Hook, Index, &'static str),
-    /// Somebody else's chain.
+    /// Another program's chain.
     Chain(Table),
     /// One of the mesh's rules goes.
     Loss(Table, Index),
@@ -259,7 +259,7 @@ proptest! {
 
     #[test]
     fn what_the_builder_accepts_is_rendered_encoded_and_put_in_force(builder in builders()) {
-        // What it refuses is told, each error for the setting it is about.
+        // What it refuses is reported, each error for the setting it is about.
         let plan = match builder.build() {
             Ok(redirect) => redirect.plan(),
             Err(errors) => {

@@ -344,7 +344,7 @@ fn a_port_left_alone_is_one_region_each_for_what_the_application_sends() {
         )
     };
     let untouched = "untouched, to its destination";
-    // What the annotation says takes the place of the port that is left alone where it says nothing.
+    // The annotation's value replaces the port excluded by default.
     let expected = [
         format!("{}: {untouched} → {outbound}", sent(own)),
         format!("{}: {untouched} → {inbound}", called(own)),

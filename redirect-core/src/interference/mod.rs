@@ -1,11 +1,11 @@
-//! Rules of others that come in the way of a plan's.
+//! Other programs' rules that interfere with a plan's.
 //!
-//! That every rule of a plan is in force does not say that traffic is captured: a packet meets all base chains of its hooks, by
-//! priority, and a chain of somebody else may translate it first, drop it, or hide it from connection tracking; within a
+//! That every rule of a plan is in force does not mean that traffic is captured: a packet meets all base chains of its hooks, by
+//! priority, and a chain of another program may translate it first, drop it, or hide it from connection tracking; within a
 //! built-in chain a rule before the mesh's may end it. [`find`] sends packets that the plan captures through everything that hangs on their way, and
 //! names what they meet.
 //!
-//! A rule whose conditions are understood and that no captured packet fulfils is no finding. One with a condition or
+//! A rule whose conditions are understood and that no captured packet fulfils is not a finding. One with a condition or
 //! statement that is not understood is one that [may](Severity::May) interfere. Judged are first packets, in the direction in
 //! which a connection is opened.
 
@@ -108,7 +108,7 @@ pub enum Effect {
     Dormant,
     /// Routing leads it elsewhere, or nowhere.
     Routes,
-    /// There are more rules than are followed.
+    /// The ruleset has more rules than the search follows.
     Unfollowed,
 }
 
@@ -129,29 +129,27 @@ impl Effect {
                 "the chain's policy may drop packets that the mesh captures"
             }
             (Self::Untracks, Severity::Does) => {
-                "keeps connection tracking, and REDIRECT with it, from packets"
+                "disables connection tracking, and thus REDIRECT, for packets"
             }
             (Self::Untracks, Severity::May) => {
                 "may keep connection tracking, and REDIRECT with it, from packets"
             }
             (Self::Remarks, Severity::Does) => {
-                "changes a mark that the mesh's rules, or TPROXY's routing, look at"
+                "changes a mark that the mesh's rules, or TPROXY's routing, check"
             }
             (Self::Remarks, Severity::May) => {
-                "may change a mark that the mesh's rules, or TPROXY's routing, look at"
+                "may change a mark that the mesh's rules, or TPROXY's routing, check"
             }
             (Self::Tproxies, Severity::Does) => "hands packets to another transparent proxy",
             (Self::Tproxies, Severity::May) => "may hand packets to another transparent proxy",
             (Self::Queues, _) => "hands packets to a process, which may do anything with them",
             (Self::Rewrites, Severity::Does) => "rewrites or diverts packets",
             (Self::Rewrites, Severity::May) => "may rewrite or divert packets",
-            (Self::Unknown, _) => "is not understood and may keep packets from the mesh's rules",
+            (Self::Unknown, _) => "is unsupported and may hide packets from the mesh's rules",
             (Self::Dormant, _) => "the table is dormant: its rules are not in effect",
             (Self::Routes, Severity::Does) => "keeps packets from the proxy",
             (Self::Routes, Severity::May) => "may keep packets from the proxy",
-            (Self::Unfollowed, _) => {
-                "there are more rules than are followed; those that are left may interfere"
-            }
+            (Self::Unfollowed, _) => "the ruleset has more rules than are followed; the rest may interfere",
         }
     }
 }
@@ -178,7 +176,7 @@ pub struct Finding {
     pub severity: Severity,
     /// Where.
     pub place: RuleRef,
-    /// The rule in words; empty where it is none.
+    /// The rule in words; empty for anything else.
     pub rule: String,
     /// What it does.
     pub effect: Effect,
@@ -228,7 +226,7 @@ impl Finding {
     }
 }
 
-/// A rule of others may have any length.
+/// A rule of other programs may have any length.
 struct Shortened<'a>(&'a str);
 
 impl fmt::Display for Shortened<'_> {
@@ -241,7 +239,7 @@ impl fmt::Display for Shortened<'_> {
     }
 }
 
-/// What comes in the way of a plan's rules, which are all in force: the surest first. At most a few; a ruleset of others may
+/// What interferes with a plan's rules, which are all in force: the surest first. At most a few; another program's ruleset may
 /// be made to have any number.
 #[must_use]
 pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {

@@ -1,4 +1,4 @@
-//! Whether a plan captures one connection that somebody has seen, such as one that was open before the plan's rules were.
+//! Whether a plan captures one observed connection, such as one opened before the plan's rules existed.
 
 use super::Pod;
 use crate::{
@@ -23,18 +23,18 @@ pub struct Opening {
     pub by: Opener,
 }
 
-/// Who opened a connection. Closed: there is no fourth.
+/// Who opened a connection. Closed: no fourth kind exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Opener {
-    /// Somebody outside the pod.
+    /// A peer outside the pod.
     Outside,
-    /// A socket of this user in the pod. Nobody says of which group.
+    /// A socket of this user in the pod. The group is unknown.
     User(u32),
-    /// A socket in the pod, of nobody knows whom.
+    /// A socket in the pod, of an unknown user.
     Somebody,
 }
 
-/// Users and groups of applications, where nobody knows.
+/// Users and groups of applications, when unknown.
 const USUAL: u32 = 1000;
 /// By which a pod reaches itself.
 const LOOPBACK: &str = "lo";
@@ -57,7 +57,7 @@ impl Captures {
         Self { rules, groups: groups.collect() }
     }
 
-    /// Whether it captures a connection in a pod. Where the kernel does not tell who opened it, it counts as captured if it would be for
+    /// Whether it captures a connection in a pod. If the kernel does not report its opener, it counts as captured if it would be for
     /// one of those who may have.
     #[must_use]
     pub fn captures(&self, pod: &Pod<'_>, opening: &Opening) -> bool {

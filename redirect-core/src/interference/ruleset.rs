@@ -1,4 +1,4 @@
-//! Everything that hangs on the hooks of a network namespace, whoever made it: tables, chains, rules as far as they are
+//! Everything that hangs on the hooks of a network namespace, of any program: tables, chains, rules as far as they are
 //! understood.
 
 mod hooks;
@@ -85,7 +85,7 @@ pub struct TableName {
 }
 
 impl TableName {
-    /// That of no table, where something that is in none has to be named.
+    /// That of no table, where something that is in none must be named.
     pub(crate) fn of_family(family: Family) -> Self {
         Self { api: Api::Function, family: family.into(), name: String::new() }
     }
@@ -114,7 +114,7 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// A table; an empty one is made where there is none.
+    /// A table; creates an empty one if missing.
     pub fn table(&mut self, name: TableName) -> &mut TableState {
         self.tables.entry(name).or_default()
     }
@@ -172,7 +172,7 @@ pub struct DeviceBase {
     pub drops: bool,
 }
 
-/// A direction of an interface. Closed: there is no third.
+/// A direction of an interface. Closed: no third direction exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// What it receives, before prerouting.
@@ -192,7 +192,7 @@ pub struct SeenRule {
     pub counter: Option<Counter>,
 }
 
-/// What a rule has counted since it was made, or since somebody set it to zero.
+/// What a rule has counted since it was made, or since its last reset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counter {
     /// Packets that fulfilled its conditions.
@@ -249,11 +249,11 @@ pub enum Condition {
     Local(Equality<Endpoint>),
     /// One of several combinations of values.
     Among(Equality<SetLookup>),
-    /// One that is not understood, by its name.
+    /// An unsupported one, by name.
     Unknown(String),
 }
 
-/// An end of a packet's way. Closed: there is no third.
+/// An end of a packet's way. Closed: no third exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Endpoint {
     /// Where it comes from.
@@ -270,7 +270,7 @@ pub enum Statement {
     Accept,
     /// The packet is gone.
     Drop,
-    /// The packet is gone, and its sender told so.
+    /// The packet is gone, and its sender notified.
     Reject,
     /// Back to the calling chain.
     Return,
@@ -349,7 +349,7 @@ pub enum Statement {
     Rewrite(String),
     /// Something that does not change the packet's way, by its name.
     Harmless(String),
-    /// One that is not understood, by its name.
+    /// An unsupported one, by name.
     Unknown(String),
 }
 
@@ -532,7 +532,7 @@ impl fmt::Display for Statement {
     }
 }
 
-/// A name of others, without anything that could be taken for another word, and not without end.
+/// Another program's name, limited in length and free of anything that reads as another word.
 pub(super) struct Plain<'a>(pub(super) &'a str);
 
 impl Plain<'_> {

@@ -1,4 +1,4 @@
-//! What iptables-save prints, read for every table: rules of others as far as they are understood.
+//! What iptables-save prints, read for every table: other programs' rules as far as they are understood.
 
 use super::ruleset::{
     Api, Base, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, SetLookup, Statement, TableName,
@@ -148,8 +148,7 @@ pub(super) fn rule(words: &[String]) -> SeenRule {
     rule
 }
 
-/// A single match that asks for the state of a connection and for the direction in it asks for no direction where there is no
-/// connection.
+/// A single match on state and direction ignores the direction of a packet without a connection.
 fn join_state_and_direction(conditions: &mut Vec<Condition>, of_match: usize) {
     let joined = match conditions.get(of_match..) {
         Some(
@@ -166,7 +165,7 @@ fn unknown(module: &str, word: &str) -> String {
     if module.is_empty() { word.to_owned() } else { alloc::format!("-m {module} {word}") }
 }
 
-/// A condition; `None` for one that is not understood.
+/// A condition; `None` if unsupported.
 fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<Condition> {
     let (value, second) = (values.first(), values.get(1));
     let port = || {
@@ -354,7 +353,7 @@ fn connection_marked(options: &[String]) -> Statement {
     }
 }
 
-/// What a target of x_tables does; `None` for a name that is none, and so is a chain's.
+/// What a target of x_tables does; `None` for any other name, which is a chain's.
 pub(crate) fn target_named(name: &str) -> Option<Statement> {
     Some(match name {
         "ACCEPT" => Statement::Accept,

@@ -96,7 +96,7 @@ fn found(plan: &RulePlan, others: &str) -> Vec<Finding> {
     )
 }
 
-/// One case: rules of others, and what is found: severity, table, chain, rule number, effect, traffic.
+/// One case: other programs' rules, and what is found: severity, table, chain, rule number, effect, traffic.
 type Case = (&'static str, &'static [(Severity, &'static str, Effect, &'static [Traffic])]);
 
 #[track_caller]
@@ -453,7 +453,7 @@ fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
     assert_eq!((whole.base_chain.as_str(), whole.hook), ("", None));
 }
 
-/// A chain of others whose last jump but one is this many jumps away from where packets come in.
+/// A chain of other programs whose last jump but one is this many jumps away from where packets come in.
 fn nested(jumps: usize) -> String {
     let jump = |number: usize| format!("-A c{number} -j c{}\n", number + 1);
     let last = format!("-A c{jumps} -d 192.0.2.7/32 -p tcp -m tcp --dport 4242 -j DROP");

@@ -35,7 +35,7 @@ pub enum DecisionJson {
         /// How.
         redirect: Box<Redirect>,
     },
-    /// The pod is left alone.
+    /// The pod is not redirected.
     Skip {
         /// The word for the reason: [`pod::SkipReason::word`].
         reason: String,
@@ -86,7 +86,7 @@ pub enum InboundPorts {
 pub enum OutboundRanges {
     /// All.
     All,
-    /// These; none where there is none.
+    /// These; empty if unset.
     Only {
         /// The address ranges.
         ranges: Vec<String>,
@@ -103,7 +103,7 @@ pub enum OwnerGroups {
         /// The groups.
         groups: Vec<u32>,
     },
-    /// These; none where there is none.
+    /// These; empty if unset.
     Only {
         /// The groups.
         groups: Vec<u32>,

@@ -30,7 +30,7 @@
 //!         "version": 1,
 //!         "decision": "skip",
 //!         "reason": "no_proxy",
-//!         "explanation": "there is no container istio-proxy",
+//!         "explanation": "the pod has no container istio-proxy",
 //!     }),
 //! );
 //! # Ok::<(), serde_json::Error>(())

@@ -71,7 +71,7 @@ pub enum Test {
     },
     /// Of these TCP flags, exactly some are set.
     TcpFlags {
-        /// The flags looked at.
+        /// The flags checked.
         mask: Vec<String>,
         /// Those of them that are set.
         set: Vec<String>,

@@ -20,10 +20,10 @@ pub struct Trace {
     pub packet: Packet,
     /// Where it ends.
     pub end: Fate,
-    /// Where it may end, where rules are not understood; missing where there is no doubt.
+    /// Where it may end if a rule is unsupported; absent if certain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub may: Vec<Fate>,
-    /// What would have to be known to say which, in words; missing where there is no doubt.
+    /// The unknown that decides which, in words; absent if certain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<String>,
     /// The step that decides, counted from 0; missing where no rule does.
@@ -37,7 +37,7 @@ pub struct Trace {
     pub unexamined: Vec<String>,
 }
 
-/// One packet: the counterpart of [`trace::Packet`]. What is missing is not known.
+/// One packet: the counterpart of [`trace::Packet`]. A missing field is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -81,7 +81,7 @@ pub struct Packet {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Sender {
-    /// Somebody outside the pod.
+    /// A peer outside the pod.
     Outside,
     /// A socket in the pod.
     Pod,
@@ -120,20 +120,20 @@ pub enum Fate {
         /// Whether the destination is rewritten.
         rewritten: bool,
     },
-    /// At a port of the pod to which a rule of somebody else's sends it.
+    /// At a port of the pod to which a rule of another program's sends it.
     Redirected {
         /// The port.
         port: u16,
     },
-    /// Where a rule of somebody else's translates it to.
+    /// Where a rule of another program's translates it to.
     Translated,
     /// Reset, because two rules contradict each other.
     Broken,
     /// Nowhere.
     Dropped,
-    /// Nowhere, and the sender is told.
+    /// Nowhere, and the sender is reported.
     Rejected,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
@@ -186,7 +186,7 @@ pub enum TraceEventJson {
         text: String,
         /// Whether it is about the packet.
         outcome: Outcome,
-        /// The condition that fails, or that nobody understands.
+        /// The condition that fails, or is unsupported.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         condition: Option<String>,
         /// Whether it is one of the mesh's.
@@ -252,7 +252,7 @@ pub enum Outcome {
     Matched,
     /// It does not.
     Unmatched,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 

@@ -1,7 +1,7 @@
 //! A network namespace in memory, to test against (feature `model`).
 //!
 //! [`Kernel`] takes the steps that [`steps::between`] plans, refuses what Linux would refuse, is read back as the
-//! [`Observation`] that a real run makes, and can be damaged: rules deleted, rules of others inserted, routing lost. A program
+//! [`Observation`] that a real run makes, and can be damaged: rules deleted, other programs' rules inserted, routing lost. A program
 //! that applies plans can so be tested without root and without a network namespace.
 //!
 //! ```
@@ -25,10 +25,10 @@
 //! assert!(!kernel.run(&goal)?.is_empty());
 //! assert!(kernel.run(&goal)?.is_empty(), "a second run has nothing to do");
 //!
-//! // Somebody flushes a chain, and the policy routing goes.
+//! // Another program flushes a chain, and the policy routing goes.
 //! kernel.tables_mut(Variant::Nft, Family::V4).flush(Table::Mangle, &Hook::Prerouting.into());
 //! kernel.lose_routing();
-//! assert!(!kernel.run(&goal)?.is_empty(), "the next run mends both");
+//! assert!(!kernel.run(&goal)?.is_empty(), "the next run repairs both");
 //! assert!(kernel.run(&goal)?.is_empty());
 //! # Ok::<(), redirect_core::model::Refused>(())
 //! ```
@@ -84,7 +84,7 @@ pub struct Refused {
 }
 
 impl Kernel {
-    /// A namespace in which nobody has programmed anything.
+    /// A namespace without any rules.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -185,7 +185,7 @@ impl Kernel {
         }
     }
 
-    /// The same, to be changed as somebody else would.
+    /// The same, to be changed as another program would.
     pub const fn tables_mut(&mut self, variant: Variant, family: Family) -> &mut Tables {
         let both = match variant {
             Variant::Legacy => &mut self.legacy,
@@ -208,13 +208,13 @@ impl Kernel {
         self.native.delete_rule(table, chain, number)
     }
 
-    /// Policy rules, routes and addresses, whoever's.
+    /// Policy rules, routes and addresses, of any owner.
     #[must_use]
     pub fn routing(&self) -> &[FoundRouting] {
         &self.routing
     }
 
-    /// Adds a policy rule, route or address as another program would, whether or not there is such a one.
+    /// Adds a policy rule, route or address as another program would, whether or not an equal one exists.
     pub fn insert_routing(&mut self, found: FoundRouting) {
         self.routing.push(found);
     }

@@ -10,7 +10,7 @@ use alloc::{collections::BTreeMap, format, vec::Vec};
 
 /// The tables of one variant of iptables and one family, changed as the kernel changes them.
 ///
-/// Two are equal when they hold the same rules and chains, whoever wrote them.
+/// Two are equal when they hold the same rules and chains, no matter who wrote them.
 #[derive(Debug, Clone, Default)]
 pub struct Tables {
     tables: BTreeMap<Table, BTreeMap<Chain, Vec<Held>>>,
@@ -41,13 +41,13 @@ pub enum Refusal {
     #[error("a built-in chain can be neither declared nor removed")]
     BuiltIn,
     /// The chain is not there.
-    #[error("there is no such chain")]
+    #[error("no such chain")]
     NoSuchChain,
-    /// There are fewer rules than the number says.
-    #[error("there is no rule of this number")]
+    /// The chain has fewer rules than this number.
+    #[error("no rule with this number")]
     NoSuchNumber,
     /// No rule reads so.
-    #[error("there is no such rule")]
+    #[error("no such rule")]
     NoSuchRule,
     /// A chain with rules is removed.
     #[error("the chain is not empty")]
@@ -90,7 +90,7 @@ impl Tables {
         Self { tables: Table::ALL.iter().copied().map(|table| (table, chains(table))).collect() }
     }
 
-    /// The rules, as iptables-save, or a look over netlink, would tell them.
+    /// The rules, as iptables-save, or netlink, would list them.
     #[must_use]
     pub fn observe(&self) -> RuleState {
         let mut state = RuleState::new();
@@ -116,7 +116,7 @@ impl Tables {
         change.tables.iter().try_for_each(|change| self.apply_table(change, writer))
     }
 
-    /// The rules of a chain, in order; none where there is no such chain.
+    /// The rules of a chain, in order; none where no such chain.
     pub fn rules(&self, table: Table, chain: &Chain) -> impl Iterator<Item = &Entry> {
         self.tables
             .get(&table)
@@ -127,7 +127,7 @@ impl Tables {
     }
 
     /// Inserts a rule as another program would, before the one with this number, counted from 1; behind the last rule
-    /// where there are fewer. The chain is made where it is missing, and nothing is checked.
+    /// if it has fewer. The chain is made where it is missing, and nothing is checked.
     pub fn insert(&mut self, table: Table, chain: impl Into<Chain>, number: usize, rule: impl Into<Entry>) {
         let rules = self.tables.entry(table).or_default().entry(chain.into()).or_default();
         let index = number.saturating_sub(1).min(rules.len());
@@ -141,7 +141,7 @@ impl Tables {
         Some(rules.remove(index).entry)
     }
 
-    /// Makes a copy of a rule, by its number, right behind it; whether there was such a rule.
+    /// Duplicates a rule right behind itself, by number; returns whether it existed.
     pub fn duplicate(&mut self, table: Table, chain: &Chain, number: usize) -> bool {
         let rules = self.tables.get_mut(&table).and_then(|chains| chains.get_mut(chain));
         let Some(rules) = rules else { return false };
@@ -302,7 +302,7 @@ mod tests {
             assert_eq!(held(&after, &chain), rules, "{step:?}");
             let gone = after.observe().chains(Table::Nat).all(|(name, _)| *name != other());
             assert_eq!(gone, matches!(step, EditOp::RemoveChain(_)), "{step:?}");
-            // A chain that is declared anew is the same one, empty; every other step makes a difference.
+            // A chain that is declared again is the same one, empty; every other step makes a difference.
             assert_ne!(after, before(), "{step:?}");
         }
         let mut free = before();

@@ -25,10 +25,10 @@ use alloc::{
 #[non_exhaustive]
 pub enum BatchError {
     /// A step names a chain that is not there.
-    #[error("{0}: there is no such chain")]
+    #[error("{0}: no such chain")]
     NoSuchChain(String),
     /// A step removes a rule that is not there.
-    #[error("{place}: there is no rule {rule}")]
+    #[error("{place}: no rule {rule}")]
     NoSuchRule {
         /// Family, table and chain.
         place: String,
@@ -90,7 +90,7 @@ impl<'a> Batch<'a> {
         change.tables.iter().try_for_each(|table| self.table(family, table))
     }
 
-    /// Whether there is nothing to send.
+    /// Whether nothing is left to send.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.parts.is_empty()
@@ -288,7 +288,7 @@ impl<'a> FinishedBatch<'a> {
         &self.bytes
     }
 
-    /// The number of the message whose confirmation says that everything is in force.
+    /// The number of the message whose confirmation means that everything is in force.
     #[must_use]
     pub const fn confirmed(&self) -> u32 {
         self.confirmed

@@ -31,7 +31,7 @@ pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> 
     rule.says_its_protocol().then_some(rule)
 }
 
-/// Reads an expression; the target if it is one. `None` for one that says more than what is seen of it, or says it as no plan does.
+/// Reads an expression; the target if it is one. `None` if it does more than the decoded view shows, or in a form no plan uses.
 fn read<'a>(
     reader: &mut Reader<'a, '_>,
     expression: Expression<'a>,
@@ -155,7 +155,7 @@ fn done(statements: &[Statement]) -> Option<Option<Target>> {
         [Statement::Drop] => Target::Drop,
         [Statement::Return] => Target::Return,
         [Statement::Jump(chain)] => {
-            // Jumps of others are not understood, as in the text of iptables-save.
+            // Jumps of other programs are not understood, as in the text of iptables-save.
             Target::Jump(Some(Chain::named(chain)).filter(Chain::belongs_to_mesh)?)
         }
         [Statement::Redirect(port)] => Target::Redirect(Port::new(*port)?),

@@ -144,7 +144,7 @@ fn ports(out: &mut Expressions<'_>, rule: &Rule) -> Result<(), Unencodable> {
     Ok(())
 }
 
-/// A comparison of ports, and where they stand.
+/// A comparison of ports, and their position.
 const fn port(condition: &Match) -> Option<(u32, &Equality<PortRange>)> {
     if let Match::SourcePort(is) = condition {
         Some((SOURCE_PORT, is))

@@ -31,7 +31,7 @@ impl<'a> Item<'a> {
 /// A chain before and after the steps.
 #[derive(Debug, Clone)]
 pub(super) struct Layout<'a> {
-    /// How many rules there were; `None` where the chain is not there yet.
+    /// Number of rules before; `None` if the chain does not exist yet.
     before: Option<usize>,
     /// Whether the chain is there afterwards.
     present: bool,
@@ -122,17 +122,17 @@ impl<'a> Layout<'a> {
         self.removed.extend(gone);
     }
 
-    /// Whether the chain has to be created.
+    /// Whether the chain must be created.
     pub(super) const fn is_new(&self) -> bool {
         self.before.is_none() && self.present
     }
 
-    /// Whether the chain has to be removed.
+    /// Whether the chain must be removed.
     pub(super) const fn is_removed(&self) -> bool {
         self.before.is_some() && !self.present
     }
 
-    /// Whether there were rules and none of them stays.
+    /// Whether the chain had rules and loses all of them.
     pub(super) fn keeps_nothing(&self) -> bool {
         self.before.is_some_and(|count| count > 0 && count == self.removed.len())
     }

@@ -31,7 +31,7 @@ const INTERFACE_LENGTH: usize = 16;
 
 /// The native tables that hold a plan's rules.
 pub(super) fn tables(plan: &RulePlan, form: NativeForm) -> Vec<(&'static str, TableState)> {
-    // Sets are numbered here and again in the transaction that makes them: these numbers tell them apart in between.
+    // Sets are numbered here and again in the transaction that makes them: these numbers distinguish them in between.
     let mut sets = 0;
     let tables = plan.merged_rules().into_iter();
     tables

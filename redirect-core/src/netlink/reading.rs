@@ -1,5 +1,5 @@
 //! A rule's expressions, read in one place: each by itself ([`Expression`]), and what they leave in the registers
-//! ([`Registers`]). What they mean is for those who look: `seen` keeps what it does not know as unknown, `decode` refuses that,
+//! ([`Registers`]). Readers give them meaning: `seen` keeps unknown ones as unknown, `decode` refuses them,
 //! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
 
 mod registers;
@@ -98,14 +98,14 @@ pub(super) enum Expression<'a> {
     Lookup(Lookup<'a>),
     Match(Xt<'a>),
     Target(Xt<'a>),
-    /// One that is not read, or lacks what its kind needs.
+    /// An unsupported one, or one that lacks what its kind needs.
     Other {
         name: &'a str,
         data: Attributes<'a>,
     },
 }
 
-/// A look into a set or map.
+/// A lookup in a set or map.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lookup<'a> {
     from: Option<u32>,

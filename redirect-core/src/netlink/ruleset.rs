@@ -1,4 +1,4 @@
-//! All tables of a namespace, whoever made them, read from the kernel's answers.
+//! All tables of a namespace, of any program, read from the kernel's answers.
 
 use super::{
     abi::{self, attribute, device_hook, family, kind},
@@ -349,7 +349,7 @@ pub(super) mod tests {
             let chains = plan.explained_rules(family);
             let planned: usize = chains.values().flat_map(|chains| chains.values()).map(Vec::len).sum();
             assert_eq!(count(&ruleset, family, Some(&plan)), planned, "{family}");
-            // Without a plan nobody knows whose a rule in a built-in chain is that leads to no chain of the mesh.
+            // Without a plan, the owner of a rule in a built-in chain that leads to no chain of the mesh is unknown.
             let hooks = chains.values().flatten().filter(|(chain, _)| matches!(chain, Chain::Hook(_)));
             let alone: Vec<_> = hooks
                 .flat_map(|(_, rules)| rules)

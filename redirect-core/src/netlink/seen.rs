@@ -1,4 +1,4 @@
-//! A rule of anybody read expression by expression, so that one that is not understood does not hide the rest.
+//! Any program's rule, read expression by expression, so that an unsupported one does not hide the rest.
 
 mod comparisons;
 mod extensions;
@@ -35,10 +35,10 @@ const QUEUE: u32 = 3;
 const VERDICT_MASK: u32 = 0xff;
 /// The type of an address of our own (`RTN_LOCAL`).
 const LOCAL_TYPE: u32 = 2;
-/// How many elements of sets all rules of a ruleset look up at most: each has those of its set, and others may make any number of either.
+/// Limit on set elements that all rules of a ruleset look up: other programs may create any number of rules and elements.
 pub(super) const MOST_LOOKED_UP: usize = 1 << 18;
 
-/// Reads the expressions of a rule; of which family its table is, and what is in sets, is not known.
+/// Reads the expressions of a rule; the family of its table and the elements of sets are unknown.
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
     rule_with(expressions, None, &Sets::new(), &mut 0)
 }
@@ -215,7 +215,7 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    /// What an expression asks of a register.
+    /// The condition that an expression puts on a register.
     fn asked<C: IntoIterator<Item = Condition>>(
         &mut self,
         name: &str,
@@ -228,7 +228,7 @@ impl<'a, 's> Reader<'a, 's> {
         });
     }
 
-    /// What was found, or that something is asked that is not understood.
+    /// What was found, or that the condition is unsupported.
     fn conditions<C: IntoIterator<Item = Condition>>(
         &mut self,
         found: Option<C>,
@@ -309,9 +309,9 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    /// One that is not understood: a condition, unless it loads or changes a register and compares nothing.
+    /// An unsupported one: a condition, unless it loads or changes a register and compares nothing.
     fn other(&mut self, name: &'a str, data: Attributes<'a>) {
-        // These begin with the register they look at.
+        // These begin with the register they check.
         let looked_at =
             || data.find(1).and_then(Attribute::u32).and_then(|register| self.registers.get(register));
         match name {
@@ -368,7 +368,7 @@ fn narrow(one: &mut Condition, two: &Condition) -> bool {
 
 /// What a lookup in a set asks; few ports have conditions of their own.
 fn among(among: SetLookup, not: bool) -> Condition {
-    /// As many as those who try packets for such a condition try.
+    /// As many as callers try packets for.
     const FEW: usize = 3;
     let ports = || {
         let port = |number: u128| u16::try_from(number).ok();
@@ -396,7 +396,7 @@ fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>
     Some(Some(match name {
         "last" => return Some(None),
         "objref" => match data.find(attribute::object_reference::TYPE).and_then(Attribute::u32) {
-            // These are conditions: what is beyond the limit does not meet the rest of the rule. So may be any of a map.
+            // These are conditions: packets beyond the limit skip the rest of the rule. Any of them may also come from a map.
             Some(object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT) | None => return None,
             Some(object::SYNPROXY) => Statement::Rewrite("synproxy".to_owned()),
             Some(_) => Statement::Harmless(name.to_owned()),
@@ -489,7 +489,7 @@ fn written(field: Field) -> Statement {
     }
 }
 
-/// `None` for a jump to nowhere.
+/// `None` for a jump without a target.
 fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
     Some(match code {
         verdict::ACCEPT => Statement::Accept,

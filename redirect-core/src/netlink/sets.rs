@@ -150,7 +150,7 @@ fn element(body: &mut Writer, kind: Kind, key: u128, ends: bool) {
 pub(crate) enum Line<'a> {
     /// A planned rule as it is.
     Rule(&'a PlannedRule),
-    /// A set in the place of one condition of a planned rule, and of others like it.
+    /// A set in the place of one condition of a planned rule, and of similar ones.
     Set {
         /// The first of the rules.
         planned: &'a PlannedRule,

@@ -29,7 +29,7 @@ use std::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec, v
 
 /// A rule in the words of iptables-save.
 fn rule(text: &str) -> Rule {
-    let Entry::Rule(rule) = parse::entry(text) else { panic!("{text} is no rule of ours") };
+    let Entry::Rule(rule) = parse::entry(text) else { panic!("{text} is not a rule of ours") };
     rule
 }
 
@@ -132,7 +132,7 @@ impl Kernel {
                         Some(gone) => rules.retain(|(handle, _)| *handle != gone),
                         None => rules.clear(),
                     }
-                    assert_ne!(rules.len(), before, "there is no such rule");
+                    assert_ne!(rules.len(), before, "no such rule");
                 }
                 kind::BATCH_BEGIN | kind::BATCH_END => {}
                 other => panic!("message {other}"),
@@ -295,7 +295,7 @@ fn native_tables_that_were_sent_are_observed() {
     let mut observed = in_force(batch.finish().unwrap().bytes());
     assert_eq!(observed.native(), &wanted);
     assert_eq!(observed.generation(), Some(2));
-    // A chain that nobody sent is one more.
+    // A chain that was not sent is one more.
     let mut writer = Writer::default();
     writer.message(Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 1, resource: 0 }, |body| {
         body.text(attribute::chain::TABLE, "istio-proxy-nat");
@@ -622,7 +622,7 @@ fn nothing_goes_into_a_chain_that_is_not_there() {
         EditOp::Flush(chain()),
         EditOp::RemoveChain(chain()),
     ] {
-        // Neither in one that nobody has made, nor in one that is gone.
+        // Neither in one that was never made, nor in one that is gone.
         for before in [&[][..], &[EditOp::DeclareEmpty(chain()), EditOp::RemoveChain(chain())]] {
             let steps = [before, core::slice::from_ref(&step)].concat();
             let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps }].into() };
@@ -643,7 +643,7 @@ fn a_plan_of_native_rules_has_every_rule_once() {
     let text = render::nft_text(&plan);
     assert_eq!(sent, text.lines().filter(|line| line.starts_with("add rule")).count());
     let all = plan.merged_rules().into_values().flat_map(BTreeMap::into_values).flatten();
-    // Native tproxy takes two: to hand over, and to drop what nobody takes.
+    // Native tproxy takes two: to hand over, and to drop what has no listener.
     let lines = |planned: &crate::plan::PlannedRule| {
         1 + usize::from(matches!(planned.rule.target, Target::Tproxy { .. }))
     };

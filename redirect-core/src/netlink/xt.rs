@@ -286,7 +286,7 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
     }
 }
 
-/// Which ports a multiport match looks at (`enum xt_multiport_flags`), and for what.
+/// Which ports a multiport match checks (`enum xt_multiport_flags`), and for what.
 pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Equality<Vec<PortRange>>)> {
     let [direction, count] = read_array(info, 0)?;
     let count = usize::from(count);
@@ -304,7 +304,7 @@ pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Equality<Vec<PortRange
     Some((direction, Equality { value, not: not != 0 }))
 }
 
-/// What a match of state and direction says it looks at.
+/// What a match of state and direction says it checks.
 const STATE_AND_DIRECTION: u16 = CONNTRACK_STATE | CONNTRACK_DIRECTION;
 
 fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
@@ -344,7 +344,7 @@ fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
     Some(found)
 }
 
-/// Ports of older versions of iptables-nft. Without any it is what `-m tcp` alone leaves, which says nothing.
+/// Ports of older versions of iptables-nft. Without ports it is a bare `-m tcp`, which matches everything.
 fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
     let range =
         |offset| PortRange::new(read_u16(info, offset)?, read_u16(info, usize::checked_add(offset, 2)?)?);
@@ -501,7 +501,7 @@ mod tests {
             let range = Match::DestinationPort(Equality::equals(PortRange::new(first, last).unwrap()));
             assert_eq!(decode_match("tcp", 0, &ports), Some(told.then_some(range).into_iter().collect()));
         }
-        // A flag that is to be set and is not looked at, and flags that are not none.
+        // A flag that is to be set and is not checked, and flags that are not none.
         for (set, inverted) in [(2, 0), (0, 8), (2, 8)] {
             let mut flags = [0; 16];
             (flags[10], flags[11]) = (set, inverted);
@@ -518,11 +518,7 @@ mod tests {
         assert_eq!(decode_match("multiport", 1, &full), Some([list(15)].into()));
         assert_eq!(match_info(&list(16)), None);
         full[1] = 16;
-        assert_eq!(
-            decode_match("multiport", 1, &full),
-            None,
-            "it says that it has more than there is room for"
-        );
+        assert_eq!(decode_match("multiport", 1, &full), None, "it claims more than fits");
     }
 
     #[test]

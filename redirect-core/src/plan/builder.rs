@@ -12,7 +12,7 @@ use crate::{
 use alloc::vec::Vec;
 use ipnet::IpNet;
 
-/// More rules than most plans have without the lists of what is left alone.
+/// More rules than most plans have without their exclusion lists.
 const MANY: usize = 64;
 
 /// Collects rules in the order of emission.
@@ -24,7 +24,7 @@ pub(super) struct RuleListBuilder<'a> {
 impl<'a> RuleListBuilder<'a> {
     /// None yet, of this redirection.
     pub(super) fn of(redirect: &'a Redirect) -> Self {
-        // Long lists make long plans; a plan that grows is copied again and again.
+        // Long lists make long plans; a plan that grows is copied repeatedly.
         let excluded_ports = redirect.outbound_ports_exclude().len().saturating_mul(2);
         let expected = redirect.outbound_exclude().len().saturating_add(excluded_ports).saturating_add(MANY);
         Self { redirect, rules: Vec::with_capacity(expected) }

@@ -55,7 +55,7 @@ fn excluded_interfaces(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
         InterceptionMode::Redirect => &[Table::Nat],
         InterceptionMode::Tproxy(_) => &[Table::Nat, Table::Mangle],
     };
-    let mut group = rules.group(Key::ExcludeInterfaces, "this interface is left alone");
+    let mut group = rules.group(Key::ExcludeInterfaces, "excluded interface");
     for table in tables {
         for interface in r.exclude_interfaces() {
             group.append(*table, Hook::Prerouting, [coming_in(interface)], Target::Return);
@@ -124,7 +124,7 @@ fn inbound(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
         InboundPorts::AllExcept(ports) => {
             for (place, port) in ports.iter().enumerate() {
                 rules
-                    .group(Key::InboundExcludePorts, "this inbound port is left alone")
+                    .group(Key::InboundExcludePorts, "excluded inbound port")
                     .said_by(r.source_of_excluded_inbound(place))
                     .append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
             }
@@ -190,7 +190,7 @@ fn output_hook(rules: &mut RuleListBuilder<'_>) {
 }
 
 fn excluded_outbound_ports(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::OutboundExcludePorts, "this outbound port is left alone");
+    let mut group = rules.group(Key::OutboundExcludePorts, "excluded outbound port");
     for port in r.outbound_ports_exclude() {
         group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], Target::Return);
         group.append(Table::Nat, OurChain::Output, [udp(), to_port(*port)], Target::Return);
@@ -228,7 +228,7 @@ fn proxy_groups(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     }
 }
 
-/// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are left alone.
+/// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
 fn proxy_owner(
     r: &Redirect,
     because: Key,
@@ -245,7 +245,7 @@ fn proxy_owner(
             .append(Table::Nat, OurChain::Output, matches, IN_REDIRECT);
     }
     if !includes_loopback(r) {
-        let mut group = rules.group(because, "the application calling itself is left alone");
+        let mut group = rules.group(because, "the application calling itself, not captured");
         if *r.dns() == DnsCapture::Off {
             group.append(Table::Nat, OurChain::Output, [out_by_loopback(), not_owned], Target::Return);
         } else {
@@ -253,7 +253,7 @@ fn proxy_owner(
             group.append(Table::Nat, OurChain::Output, matches, Target::Return);
         }
     }
-    rules.group(because, "the proxy's own calls are left alone").append(
+    rules.group(because, "the proxy's own calls, not captured").append(
         Table::Nat,
         OurChain::Output,
         [owned],
@@ -272,7 +272,7 @@ fn includes_loopback(r: &Redirect) -> bool {
 fn owner_groups(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     match r.owner_groups() {
         OwnerGroups::AllExcept(groups) => {
-            let mut group = rules.group(Key::OwnerGroupsExclude, "this group's traffic is left alone");
+            let mut group = rules.group(Key::OwnerGroupsExclude, "excluded group");
             for gid in groups {
                 let matches = [Match::OwnerGid(Equality::equals(*gid))];
                 group.append(Table::Nat, OurChain::Output, matches, Target::Return);
@@ -293,10 +293,12 @@ fn owner_groups(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
 /// `-d 127.0.0.1/32 -j RETURN`.
 fn loopback(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
-        rules
-            .group(Key::LoopbackRange, "loopback destinations are left alone")
-            .scoped(Scope::Only(family))
-            .append(Table::Nat, OurChain::Output, [to(r.loopback(family))], Target::Return);
+        rules.group(Key::LoopbackRange, "excluded loopback destination").scoped(Scope::Only(family)).append(
+            Table::Nat,
+            OurChain::Output,
+            [to(r.loopback(family))],
+            Target::Return,
+        );
     }
 }
 
@@ -304,7 +306,7 @@ fn excluded_ranges(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
         for range in r.outbound_exclude().of(family) {
             rules
-                .group(Key::OutboundExcludeRanges, "this destination is left alone")
+                .group(Key::OutboundExcludeRanges, "excluded destination")
                 .scoped(Scope::Only(family))
                 .append(Table::Nat, OurChain::Output, [to(range)], Target::Return);
         }
@@ -360,7 +362,7 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::TproxyMark, "the connection remembers the packet's mark");
     let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
     group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
-    let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback are left alone");
+    let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback, not captured");
     group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
     let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Equality::equals(*uid))));
     let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Equality::equals(*gid))));

@@ -1,8 +1,8 @@
 //! Strict capture: what would pass on a connection that was not captured.
 //!
-//! nat decides about the first packet of an entry of connection tracking; who uses the entry's addresses and ports again gets
-//! the same. So connections that are exempt for who opens them or over which interface carry a mark, and nobody
-//! else may open one there.
+//! nat decides about the first packet of a conntrack entry; a later user of the entry's addresses and ports inherits the
+//! decision. So connections that are exempt for their opener or interface carry a mark, and no other process may reuse
+//! their entries.
 
 use super::builder::*;
 use crate::{
@@ -32,14 +32,14 @@ pub(super) fn strict_capture(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
 }
 
 fn guard_in(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::ExcludeInterfaces, "this interface is left alone");
+    let mut group = rules.group(Key::ExcludeInterfaces, "excluded interface");
     for interface in r.exclude_interfaces() {
         group.append(Table::Mangle, OurChain::GuardIn, [coming_in(interface)], Target::Return);
     }
     let mut group = rules.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
     group.append(Table::Mangle, OurChain::GuardIn, [invalid()], Target::Drop);
     group.append(Table::Mangle, OurChain::GuardIn, [reply()], Target::Drop);
-    let mut group = rules.group(Key::StrictCapture, "a connection that was not captured is nobody else's");
+    let mut group = rules.group(Key::StrictCapture, "drops reuse of an exempt connection");
     group.append(Table::Mangle, OurChain::GuardIn, [guarded()], Target::Drop);
 }
 
@@ -64,7 +64,7 @@ fn guard_out(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
             Target::Return,
         );
     }
-    let mut group = rules.group(Key::StrictCapture, "a connection that was not captured is nobody else's");
+    let mut group = rules.group(Key::StrictCapture, "drops reuse of an exempt connection");
     group.append(Table::Mangle, OurChain::GuardOut, [guarded()], Target::Drop);
 }
 
@@ -80,7 +80,7 @@ fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut RuleListBuilder<'_>)
     }
 }
 
-/// Whose connections are not captured: the proxy's users and groups, and the groups left alone.
+/// Whose connections are not captured: the proxy's users and groups, and the excluded groups.
 fn exempt_senders(r: &Redirect) -> Vec<Vec<Match>> {
     let users = r.proxy_uids().iter().map(|uid| Match::OwnerUid(Equality::equals(*uid)));
     let groups = r.proxy_gids().iter().map(|gid| Match::OwnerGid(Equality::equals(*gid)));

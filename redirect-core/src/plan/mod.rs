@@ -221,7 +221,7 @@ impl RulePlan {
 
 /// The rules of one family as they will stand.
 ///
-/// In built-in chains, where rules of others may stand, some go before all others and the rest behind.
+/// In built-in chains, where other programs' rules may stand, some go before all others and the rest behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FamilyRules {
     state: RuleState,
@@ -230,13 +230,13 @@ pub struct FamilyRules {
 }
 
 impl FamilyRules {
-    /// The rules, as if nobody else had any.
+    /// The rules, as if no other program had any.
     #[must_use]
     pub const fn state(&self) -> &RuleState {
         &self.state
     }
 
-    /// How many of this built-in chain's rules go before the rules of others.
+    /// How many of this built-in chain's rules go before the other programs' rules.
     #[must_use]
     pub fn leading(&self, table: Table, hook: Hook) -> usize {
         self.leading.get(&(table, hook)).copied().unwrap_or(0)

@@ -35,7 +35,7 @@ pub(crate) const fn nft_table(table: Table) -> &'static str {
     }
 }
 
-/// One transaction that replaces whatever native tables there are by the plan's.
+/// One transaction that replaces any native tables by the plan's.
 #[must_use]
 pub fn nft_text(plan: &RulePlan) -> String {
     nft_text_in(plan, NativeForm::Plain)
@@ -64,7 +64,7 @@ pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
     text
 }
 
-/// One transaction that removes the native tables. Adding first makes removing succeed where there are none.
+/// One transaction that removes the native tables. Adding first makes removing succeed if they do not exist.
 #[must_use]
 pub fn nft_remove() -> String {
     let mut text = String::new();

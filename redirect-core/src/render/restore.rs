@@ -11,7 +11,7 @@ use alloc::{borrow::ToOwned, string::String};
 use core::fmt::{self, Write};
 use ipnet::IpNet;
 
-/// The whole of a family's rules, as input for an empty namespace. Empty when there are none.
+/// The whole of a family's rules, as input for an empty namespace. Empty without rules.
 #[must_use]
 pub fn restore_text(rules: &FamilyRules) -> String {
     change_text(&RulesetDiff::between(&RuleState::new(), rules))

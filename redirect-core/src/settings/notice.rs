@@ -55,7 +55,7 @@ impl Notice {
         let owners =
             [(Key::ProxyUid, "user", redirect.proxy_uids()), (Key::ProxyGid, "group", redirect.proxy_gids())];
         notices.extend(owners.into_iter().filter(|(_, _, ids)| ids.contains(&0)).map(|(key, what, _)| {
-            // Groups that nobody named are the same as the users.
+            // Unset groups are the same as the users.
             let key = if raw.get(key).0.is_empty() { Key::ProxyUid } else { key };
             Self::RootIsTheProxy { said: raw.get(key).1, what }
         }));
@@ -66,7 +66,7 @@ impl Notice {
     }
 }
 
-/// The injector always lists the proxy's own ports; only others tell that somebody meant something by it.
+/// The injector always lists the proxy's own ports; only others show intent.
 fn inbound_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     let (text, said) = raw.get(Key::InboundExcludePorts);
     let mut listed = text.split(',').map(str::trim).filter(|port| !port.is_empty());

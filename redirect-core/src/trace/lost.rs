@@ -1,7 +1,7 @@
 //! What keeps packets from the proxy: the exact sets of packets that a plan captures, walked through everything that a network
-//! namespace holds. Those that end elsewhere there are lost, and what decided about them is to blame.
+//! namespace holds. Those that end elsewhere there count as lost, and what decided about them is to blame.
 //!
-//! It asks the same walk as a trace of one packet, so a verdict over all traffic and the trace of any packet of it cannot
+//! It uses the same walk as a trace of one packet, so a verdict over all traffic and the trace of any packet of it cannot
 //! disagree.
 
 use super::{
@@ -53,7 +53,7 @@ impl Findings {
         }
     }
 
-    /// The surest first. What takes some traffic for certain is not said to take it perhaps as well.
+    /// The surest first. Omits a "may" finding for traffic that a certain finding covers.
     pub(crate) fn into_sorted(mut self) -> Vec<Finding> {
         let certain: Vec<_> =
             self.found.iter().filter(|((.., severity), _)| *severity == Severity::Does).collect();
@@ -76,18 +76,18 @@ impl Findings {
     }
 }
 
-/// Captured traffic to walk: what it is called, and all packets that may be of it.
+/// Captured traffic to walk: its name, and all packets that may belong to it.
 struct Start {
     traffic: Traffic,
     packets: Packets,
     given: Given,
 }
 
-/// Adds what keeps packets of a family from the proxy in a pod that holds these rules, of those that the planned rules capture.
+/// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules.
 pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
     let mut work = Work { left: MOST_WORK };
     for mut start in starts(planned.family, pod) {
-        // Of those out there.
+        // From hosts outside.
         let of_others = match start.traffic {
             Traffic::Inbound => Some(Field::Source),
             Traffic::Outbound | Traffic::Dns => Some(Field::Destination),
@@ -109,7 +109,7 @@ pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, fin
     }
 }
 
-/// There is more than is followed. It is about no single chain, but the longest one is why.
+/// The search stopped at its limit. No single chain is to blame, but the longest is the cause.
 fn unfollowed(live: &TraceRules) -> Finding {
     let longest = live.chains.iter().max_by_key(|chain| chain.rules.len());
     let (table, base_chain) = longest.map_or_else(
@@ -143,7 +143,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
         Family::V6 => (Set::one(1), IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(PASSTHROUGH_V6)),
     };
     let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
-    // Nobody opens a connection to these, or has a server of DNS there.
+    // No connection goes to these, and no DNS server has them.
     let all_own = pod.addresses.iter().filter(|address| Family::of(address) == family);
     let all_own = Set::of(all_own.map(|address| (number(*address), number(*address))).collect());
     let nobody = loopback_range.or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
@@ -189,7 +189,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
     starts
 }
 
-/// Addresses of many, and of nobody.
+/// Addresses of many hosts, and of none.
 fn multicast(family: Family) -> Set {
     match family {
         // 0.0.0.0, 224.0.0.0/4 and beyond.
@@ -199,7 +199,7 @@ fn multicast(family: Family) -> Set {
     }
 }
 
-/// Whether an address is one by which others know the pod.
+/// Whether an address is one under which other hosts know the pod.
 fn is_the_pods(address: &IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(address) => address.is_link_local(),
@@ -240,17 +240,17 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether packets do not come to the proxy. One with another mark, or in another zone, does.
+    /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.
     fn is_lost(&self, way: &TracePath) -> bool {
         way.fate != self.wanted.fate
     }
 
-    /// What takes packets of a way from the proxy, and how; none where they reach it as planned, or where nobody but the mesh
+    /// What takes packets of a way from the proxy, and how; `None` if they reach it as planned, or if only the mesh
     /// decides.
     fn blame(&self, way: &TracePath) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
-        // Nobody keeps from the proxy what is never sent.
+        // Packets that are never sent cannot be lost.
         if way.is_unsent {
             return None;
         }
@@ -259,7 +259,7 @@ impl Judge<'_> {
             if way.zone != self.wanted.zone {
                 return of(Effect::EndsChain, causes.left_early);
             }
-            // Routing looks at TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
+            // Routing checks TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
             let differs = is_handed_over && !self.is_sent && way.mark != self.wanted.mark;
             return of(Effect::Remarks, causes.marked.filter(|_| differs));
         }
@@ -293,7 +293,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether another rule than the mesh's own is why its rules were not met, or not asked.
+    /// Whether another rule than the mesh's own is the reason that its rules were not met.
     const fn is_lost_before(&self, way: &TracePath) -> bool {
         matches!(way.fate, Fate::Untouched)
             && (way.causes.left_early.is_some() || way.causes.untracked.is_some())
@@ -312,7 +312,7 @@ impl Judge<'_> {
         self.live.rule(rule).is_some_and(|rule| rule.seen.statements.iter().any(what))
     }
 
-    /// How sure it is. Where nobody knows which way packets go, they are lost for certain if they are lost on each; the last of
+    /// Its certainty. If the packets' path is unknown, they are lost for certain if they are lost on each; the last of
     /// what may lose them then does.
     fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
@@ -335,7 +335,7 @@ impl Judge<'_> {
         if is_certain { Severity::Does } else { Severity::May }
     }
 
-    /// The place of a cause on the way of a packet.
+    /// The position of a cause on a packet's path.
     fn order(&self, cause: Cause) -> (u8, usize, usize, usize) {
         let of_base = |base: usize| {
             let hook = self.live.base(base).map_or(Hook::Output, |(_, base)| base.hook);
@@ -419,7 +419,7 @@ impl Judge<'_> {
     }
 }
 
-/// One of these packets: if it can be, one as others know them.
+/// One of these packets: if possible, one with addresses that other hosts use.
 fn example(is_sent: bool, packets: &Packets) -> Packet {
     let far = match packets.family {
         Family::V4 => number(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 77))),

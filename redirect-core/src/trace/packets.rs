@@ -52,7 +52,7 @@ impl Field {
                 Family::V6 => u128::MAX,
             },
             Self::SourcePort | Self::Port => u16::MAX as u128,
-            // The largest is nobody's.
+            // The largest is not a valid ID.
             Self::User | Self::Group | Self::Mark | Self::ConnMark => u32::MAX as u128,
             Self::Interface => u128::MAX,
             Self::State => state::MOST,
@@ -94,12 +94,12 @@ impl Packets {
         all
     }
 
-    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    #[allow(clippy::indexing_slicing)] // the array has one set per field
     pub(crate) const fn get(&self, field: Field) -> &Set {
         &self.sets[field as usize]
     }
 
-    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    #[allow(clippy::indexing_slicing)] // the array has one set per field
     pub(super) fn set(&mut self, field: Field, set: Set) {
         let had = self.sets[field as usize].ranges().len();
         self.ranges = self.ranges.saturating_sub(had).saturating_add(set.ranges().len());
@@ -110,7 +110,7 @@ impl Packets {
         self.set(field, Set::one(value.into()));
     }
 
-    /// How many ranges they are told with.
+    /// Number of ranges in their description.
     pub(super) const fn ranges(&self) -> usize {
         self.ranges
     }
@@ -128,9 +128,9 @@ impl Packets {
 pub(super) enum FieldMatch {
     Yes,
     No,
-    /// Those that have such a value in this field do.
+    /// Packets with such a value in this field match.
     For(Field, Set),
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
@@ -163,7 +163,7 @@ pub(super) struct MarkNow {
     of: Field,
     cleared: u32,
     flipped: u32,
-    /// Whether somebody has set it to nobody knows what.
+    /// Whether a rule set it to an unknown value.
     unknown: bool,
 }
 

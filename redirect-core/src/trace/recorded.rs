@@ -1,5 +1,5 @@
-//! Packets through plans in force, alone and beside each rule of others that a kernel dumped: where they end, and what is told of their way. With `UPDATE_DUMPS=1`
-//! `tests/dumps/traces.told` and `tests/dumps/others.traced` are written anew, and what changes is for the review.
+//! Packets through plans in force, alone and beside each rule of other programs that a kernel dumped: where they end, and the trace of their path. With `UPDATE_DUMPS=1`
+//! `tests/dumps/traces.told` and `tests/dumps/others.traced` are written again, and what changes is for the review.
 
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]

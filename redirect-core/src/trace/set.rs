@@ -11,7 +11,7 @@ use core::{
 #[derive(Clone)]
 pub(crate) struct Set(Ranges);
 
-/// Most sets are one range, and walks copy them all the time: only others need memory of their own.
+/// Most sets are one range, and walks copy them constantly: only larger sets allocate.
 #[derive(Clone)]
 enum Ranges {
     None,
@@ -62,7 +62,7 @@ impl fmt::Debug for Set {
     }
 }
 
-/// How a set lies to another.
+/// The relation of one set to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SetRelation {
     Inside,
@@ -111,7 +111,7 @@ impl Set {
         self.ranges().first().map(|(first, _)| *first)
     }
 
-    /// The one value it holds, if it is one.
+    /// The one value it holds, if it holds only one.
     pub(super) fn single(&self) -> Option<u128> {
         match self.ranges() {
             [(first, last)] if first == last => Some(*first),
@@ -191,7 +191,7 @@ impl Set {
 
 /// The numbers of 32 bits that have `value` in the bits of `mask`; `None` where these are too many ranges.
 pub(super) fn masked(value: u32, mask: u32) -> Option<Set> {
-    /// How many bits above the lowest one of a mask may be free: each doubles the ranges.
+    /// Limit on free bits above a mask's lowest bit: each doubles the ranges.
     const MOST_FREE: u32 = 16;
     if value & !mask != 0 {
         return Some(Set::empty());
@@ -200,7 +200,7 @@ pub(super) fn masked(value: u32, mask: u32) -> Option<Set> {
         return Some(Set::range(0, u128::from(u32::MAX)));
     }
     let low = mask.trailing_zeros();
-    // Below the lowest bit of the mask all values lie next to each other.
+    // Below the lowest bit of the mask all values are contiguous.
     let below = 1_u32.checked_shl(low)?.checked_sub(1)?;
     let free = !mask & !below;
     if free.count_ones() > MOST_FREE {

@@ -221,17 +221,17 @@ fn every_end_that_a_packet_may_have_is_told_and_why_it_has_it() {
     assert_eq!(
         several[..3],
         [
-            "ends at: unknown: a rule on its way is not understood".into(),
+            "ends at: unknown: a rule on its path is unsupported".into(),
             format!("may be: {outbound}"),
             "may be: dropped".to_string()
         ]
     );
-    let because = "because of a rule of somebody else's in table ip nat (legacy)";
+    let because = "because of another program's rule in table ip nat (legacy)";
     for target in ["ACCEPT", "RETURN"] {
         let others = format!("*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j {target}\nCOMMIT");
         assert_eq!(last_lines(&others, "192.0.2.1:80"), ["ends at: untouched, to its destination", because]);
     }
-    // By way of a chain of theirs; but back from there is not out of the base chain, and behind the mesh's rules nothing is left to miss.
+    // Through a chain of theirs; but returning from it does not leave the base chain, and no rule follows the mesh's.
     let by_way = |target: &str| format!("*nat\n-A OUTPUT -j theirs\n-A theirs -j {target}\nCOMMIT");
     assert_eq!(last_lines(&by_way("ACCEPT"), "192.0.2.1:80")[1], because);
     let own = "because of --istio-service-cidr (flag ---i): captured outbound";
@@ -239,10 +239,9 @@ fn every_end_that_a_packet_may_have_is_told_and_why_it_has_it() {
     let elsewhere = "*filter\n-A OUTPUT -p tcp -j ACCEPT\nCOMMIT";
     assert_eq!(last_lines(elsewhere, "127.0.0.1:80")[1], last_lines("", "127.0.0.1:80")[1]);
     let untracked = "*raw\n-A OUTPUT -p tcp -j CT --notrack\nCOMMIT";
-    let because = "because of a rule of somebody else's in table ip raw (legacy)";
+    let because = "because of another program's rule in table ip raw (legacy)";
     assert_eq!(last_lines(untracked, "192.0.2.1:80")[1], because);
-    let because =
-        "because of --istio-local-outbound-ports-exclude (flag --x): this outbound port is left alone";
+    let because = "because of --istio-local-outbound-ports-exclude (flag --x): excluded outbound port";
     assert_eq!(last_lines("", "192.0.2.1:3306")[1..].join(" "), because);
 }
 
@@ -305,7 +304,7 @@ fn behind_a_map(port: u16, statement: Statement) -> TraceRules {
     with_table_of([("output", output), ("refused", refused)])
 }
 
-/// A plan's rules, and a table of somebody else's with these chains.
+/// A plan's rules, and a table of another program's with these chains.
 fn with_table_of<const N: usize>(chains: [(&str, ChainState); N]) -> TraceRules {
     let mut ruleset = saved(&[], "");
     let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
@@ -322,7 +321,7 @@ fn of_two_base_chains_that_translate_the_first_does() {
 #[test]
 fn connections_are_left_untracked_until_they_are_tracked() {
     assert_eq!(beside(-201, false, Statement::Untrack), Fate::Untouched);
-    // At the very priority, whichever was registered last goes first, and here nobody says which was.
+    // At the very priority, whichever was registered last goes first, and here that is unknown.
     assert_eq!(beside(-200, false, Statement::Untrack), Fate::Unknown);
     assert_eq!(beside(-199, false, Statement::Untrack), to_proxy(Listener::Outbound, 15001, true));
 }
@@ -376,7 +375,7 @@ fn a_rule_that_stands_for_several_knows_the_setting_of_each() {
 #[test]
 fn what_is_not_known_of_a_packet_leaves_its_fate_open_only_where_it_matters() {
     let rules = rules(&[(Key::ExcludeInterfaces, "eth1")]);
-    assert_eq!(rules.fate(&app("192.0.2.1:80")), Fate::Unknown, "eth1 is left alone");
+    assert_eq!(rules.fate(&app("192.0.2.1:80")), Fate::Unknown, "eth1 is not captured");
     assert_eq!(rules.fate(&app("192.0.2.1:80").by("eth0")), to_proxy(Listener::Outbound, 15001, true));
     let packet = Packet { source: None, ..app("127.0.0.1:80") };
     assert_eq!(rules.fate(&packet), Fate::Untouched, "wherever it comes from");

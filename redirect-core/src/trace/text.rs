@@ -1,4 +1,4 @@
-//! A trace for people, at most 80 columns wide where words can be parted.
+//! A trace for people, at most 80 columns wide where words allow a break.
 
 use super::{Interface, Origin, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent};
 use crate::{rule::Hook, settings::Source};
@@ -8,13 +8,13 @@ use alloc::{
     vec::Vec,
 };
 
-/// How much of a trace is told.
+/// How much of a trace to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Detail {
-    /// The rules that are about the packet, or may be.
+    /// The rules that match the packet, or may.
     Met,
-    /// Every rule it meets, and why it is not about the packet.
+    /// Every rule it meets, and why it does not match the packet.
     Every,
 }
 
@@ -25,11 +25,11 @@ impl Trace {
     /// The trace in plain text.
     ///
     /// ```
-    /// use redirect_core::{Families, Family, Redirect, trace::{Detail, Packet, Rules}};
+    /// use redirect_core::{Families, Family, Redirect, trace::{Detail, Packet, TraceRules}};
     ///
     /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
     /// let packet = Packet::from_outside("192.0.2.1:40000".parse()?, "10.1.0.2:8080".parse()?).by("eth0");
-    /// let trace = Rules::of_plan(&plan, Family::V4).trace(&packet);
+    /// let trace = TraceRules::of_plan(&plan, Family::V4).trace(&packet);
     /// assert!(trace.text(Detail::Met).contains("ends at: proxy, inbound listener (port 15006)"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -54,17 +54,17 @@ impl Trace {
                 text.line(0, &format!("because of {}: {}", said(origin), origin.purpose));
             }
             Some(TraceEvent::Rule { is_own: false, place, .. }) => {
-                text.line(0, &format!("because of a rule of somebody else's in table {}", place.table));
+                text.line(0, &format!("because of another program's rule in table {}", place.table));
             }
             Some(TraceEvent::Route { .. }) => text.line(0, "because of the namespace's routing"),
             Some(_) => {}
-            None => text.line(0, "because no rule is about it"),
+            None => text.line(0, "no rule matches it"),
         }
         text.0
     }
 }
 
-/// The setting, and who said so.
+/// The setting, and its source.
 fn said(origin: &Origin) -> String {
     let name = origin.setting.setting().name();
     if origin.source == Source::Default {
@@ -115,7 +115,7 @@ impl Text {
         }
     }
 
-    /// A line, broken between words; what follows the first stands further in.
+    /// A line, broken between words; what follows the first is indented.
     fn line(&mut self, indent: usize, text: &str) {
         let mut start = indent.saturating_mul(2);
         let mut line = " ".repeat(start);

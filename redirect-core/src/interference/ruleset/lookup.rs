@@ -8,7 +8,7 @@ use alloc::{
 };
 use core::fmt;
 
-/// Combinations of values that are looked up: a set of nf_tables, or a range.
+/// Combinations of values to search: a set of nf_tables, or a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SetLookup {
@@ -21,7 +21,7 @@ pub struct SetLookup {
     pub values: Vec<Vec<(u128, u128)>>,
 }
 
-/// Something of a packet or its connection that values are compared with.
+/// A property of a packet or its connection to compare with values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Selector {
@@ -63,12 +63,12 @@ pub enum Selector {
 pub struct VerdictMap {
     /// What is looked up.
     pub among: SetLookup,
-    /// What happens, for each combination. Where none is found, the next rule is asked.
+    /// What happens, for each combination. Without a match, the next rule follows.
     pub verdicts: Vec<Statement>,
 }
 
 impl VerdictMap {
-    /// The numbers of its combinations in the order in which the kernel asks them: those that name every value last.
+    /// The numbers of its combinations in the order in which the kernel tries them, catch-all last.
     pub(crate) fn asked(&self) -> impl Iterator<Item = usize> {
         let is_every = |values: &Vec<(u128, u128)>| {
             self.among.selectors.iter().zip(values).all(|(selector, range)| selector.is_every(*range))
@@ -87,7 +87,7 @@ impl SetLookup {
         Self { selectors: [selector].into(), name: None, values: [[range].into()].into() }
     }
 
-    /// How many combinations are told of one that has no name.
+    /// Number of combinations printed for an anonymous set.
     const TOLD: usize = 6;
 
     /// In the words of nft, with something behind each combination.

@@ -58,7 +58,7 @@ fn a_set_that_was_not_read_is_not_understood_and_hides_nothing_else() {
 fn chains_of_interfaces_are_read_with_their_rules() {
     let ruleset = dumps::dumped(&dump(dumps::ON_DEVICES));
     dumps::assert_recorded("devices.seen", &dumps::seen(&ruleset));
-    // Whoever reads tables of iptables or of the mesh passes them over.
+    // Readers of iptables' or the mesh's tables skip them.
     let observed = observed(&dump(dumps::ON_DEVICES));
     assert!(Family::BOTH.iter().all(|family| observed.state(*family) == &RuleState::new()));
     assert!(observed.native().is_empty());
@@ -150,7 +150,7 @@ fn hooks_with_damaged_bytes_are_read_or_passed_over() {
         damaged[at] ^= 0xff;
         let mut hooks = HookList::default();
         Messages::new(&damaged).for_each(|message| hooks.take(&message));
-        // One more where address translation is told twice, on two hooks.
+        // One more where address translation is reported twice, on two hooks.
         assert!(entries(&hooks) <= all + 1, "{at}");
     }
 }
@@ -355,7 +355,7 @@ fn people_are_told_what_each_rule_is_for() {
     }
 }
 
-/// Rules that a plan may have are known as such, and those of others are kept as they are.
+/// Rules that a plan may have are known as such, and those of other programs are kept as they are.
 #[test]
 fn of_rules_of_others_those_that_a_plan_may_have_are_known() {
     let observed = observed(&dump(dumps::OF_OTHERS));
@@ -420,7 +420,7 @@ fn report(bytes: &[u8]) -> String {
     text
 }
 
-/// From what somebody extended to a plan and back, rule by rule.
+/// From an extended plan to the plan and back, rule by rule.
 #[test]
 fn a_transaction_says_to_the_kernel_what_is_to_be_done() {
     let extended = observed(&dump(dumps::EXTENDED));
@@ -532,7 +532,7 @@ fn a_packet_is_traced_through_a_plan_in_force_as_through_the_plan() {
     }
 }
 
-/// Whose module is missing is told by the name that the kernel knows it by.
+/// A missing module is reported by the kernel's name for it.
 #[test]
 fn every_extension_that_plans_need_is_named_with_its_module() {
     let rules = dumps::plans().into_iter().flat_map(|(_, plan)| plan.planned_rules().to_vec());
@@ -554,7 +554,7 @@ fn every_extension_that_plans_need_is_named_with_its_module() {
     assert_eq!(needed.iter().map(String::as_str).collect::<Vec<_>>(), wanted);
 }
 
-/// What parts of a transaction are told as, where the kernel refuses them.
+/// The names of the parts of a transaction that the kernel refuses.
 #[test]
 fn parts_of_a_transaction_are_told_by_what_they_are_about() {
     let now = observed(&dump(&dumps::of_iptables("tproxy")));
@@ -582,7 +582,7 @@ fn of_tables_with_chains_of_others_only_those_are_read_that_a_change_may_touch()
         let chains = observed(&dump(name)).chains_to_read(Family::V4, table)?;
         Some(chains.iter().map(|chain| String::from(chain.name())).collect::<Vec<_>>())
     };
-    // Nobody else's there, or no table.
+    // No other program's rules, or no table.
     assert_eq!(read(&dumps::of_iptables("strict"), Table::Nat), None);
     assert_eq!(read("redirect-plain", Table::Nat), None);
     let mut with_others = observed(&dump(&dumps::of_iptables("redirect")));

@@ -224,7 +224,7 @@ mod tests {
         ] {
             assert_eq!(owner(asked, inverted).as_deref(), Some(text));
         }
-        assert_eq!(owner(4, 0), None, "of whether there is a socket");
+        assert_eq!(owner(4, 0), None, "whether a socket exists");
         for not in [false, true] {
             let info = [words(&[5, 7]), [u8::from(not), 0, 0, 0].into()].concat();
             let is = Equality { value: 5, not };
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(extension_target("TPROXY", 0, &first), to(Some(15006)));
         assert_eq!(extension_target("TPROXY", 1, &second(15001)), to(Some(15001)));
         assert_eq!(extension_target("TPROXY", 1, &second(0)), to(None), "the port the packet goes to");
-        // Too short to say so, or of a revision that nobody knows.
+        // Too short, or of an unknown revision.
         let some = Statement::Tproxy { port: None, mark: None, ends: true };
         for (revision, info) in [(1, &first[..]), (0, &first[..8]), (2, &second(15001)[..])] {
             assert_eq!(extension_target("TPROXY", revision, info), Some(some.clone()), "{revision}");

@@ -16,20 +16,20 @@ use alloc::vec::Vec;
 pub(in super::super) enum Test {
     Always(bool),
     In(Field, Set),
-    /// Likewise, of the interface it comes in by; not what it says where there is none.
+    /// Likewise, of the interface it comes in by; not for a packet without one.
     ComesIn(Set, bool),
     GoesOut(Set, bool),
     /// Only packets that a local socket sends have an owner.
     Owner(Field, Set),
-    /// A mark's value, mask, and whether it is turned round.
+    /// A mark's value, mask, and whether it is inverted.
     Bits(Field, u32, u32, bool),
-    /// A mark's values, and whether they are turned round.
+    /// A mark's values, and whether they are inverted.
     Mark(Field, Set, bool),
     /// It belongs to a connection that conntrack has an entry of.
     Entry,
-    /// An address is one of the network namespace's, and whether that is turned round.
+    /// An address is one of the network namespace's, and whether that is inverted.
     Local(Field, bool),
-    /// All of one of these, or of none where it is turned round.
+    /// All tests of one alternative, or of none if inverted.
     AnyOf(Vec<Vec<Test>>, bool),
     Unknown,
 }
@@ -48,13 +48,13 @@ impl Test {
                 let in_state = of_states(states.value);
                 let in_state =
                     if states.not { in_state.complement(Field::State.most(family)) } else { in_state };
-                // What belongs to no connection has no direction, and is asked for none.
+                // A packet without a connection has no direction to compare.
                 let of_none = Set::range(state::INVALID, state::UNTRACKED);
                 Self::In(Field::State, in_state.and(&of_direction(*is_reply).or(&of_none)))
             }
             Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
             Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
-            // Turned round it is the other direction: what belongs to no connection has none.
+            // Inverted, it is the other direction: a packet without a connection has none.
             Condition::IsReply(is) => Self::of_entry(of_direction(is.value != is.not)),
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
@@ -68,12 +68,12 @@ impl Test {
         }
     }
 
-    /// What only an entry of connection tracking says: without one no comparison holds.
+    /// A field of a conntrack entry: without one no comparison holds.
     fn of_entry(states: Set) -> Self {
         Self::AnyOf([[Self::Entry, Self::In(Field::State, states)].into()].into(), false)
     }
 
-    /// How many ranges and alternatives it asks of.
+    /// Number of ranges and alternatives it compares.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::In(_, set)

@@ -1,4 +1,4 @@
-//! What packets are asked: whether they fulfil the conditions of a rule.
+//! Whether packets fulfil the conditions of a rule.
 
 use super::{
     super::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Walk<'_> {
-    /// Whether a test holds; none where nobody knows.
+    /// Whether a test holds; `None` if unknown.
     pub(super) fn asked(&self, test: &Test) -> Result<Option<bool>, Split> {
         let Test::AnyOf(alternatives, not) = test else { return said(self.holds(test)) };
         let mut found = Some(false);
@@ -63,7 +63,7 @@ impl Walk<'_> {
             }
             Test::Bits(_, value, mask, not) => self.turned(*not, self.mark.has(&self.packets, *value, *mask)),
             Test::Mark(_, set, not) => self.turned(*not, self.mark.is_in(&self.packets, set)),
-            // Several fields at once are asked one after the other: see `asked`.
+            // Several fields at once are compared one after the other: see `asked`.
             Test::AnyOf(..) | Test::Unknown => FieldMatch::Unknown,
         }
     }
@@ -72,7 +72,7 @@ impl Walk<'_> {
         if not { holds.not(self.packets.family) } else { holds }
     }
 
-    /// Whether a field has one of these values by now.
+    /// Whether a field now has one of these values.
     pub(super) fn has(&self, field: Field, set: &Set) -> FieldMatch {
         match (field, self.destination) {
             (Field::Destination, Some(to)) => FieldMatch::when(set.contains(number(to.ip()))),
@@ -92,7 +92,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What a connection's entry says. Without one no comparison holds, not even one that is turned round.
+    /// What a connection's entry says. Without one no comparison holds, not even an inverted one.
     fn of_connection(&self, not: bool, says: impl FnOnce(MarkNow) -> FieldMatch) -> FieldMatch {
         match self.has_entry() {
             FieldMatch::Yes if self.tracking == Tracking::Template => self.turned(not, says(MarkNow::is(0))),
@@ -105,7 +105,7 @@ impl Walk<'_> {
     pub(super) fn has_entry(&self) -> FieldMatch {
         match self.tracking {
             Tracking::NotYet | Tracking::Never => FieldMatch::No,
-            // x_tables take what a zone is kept in for an entry.
+            // x_tables mistake the structure that holds a zone for an entry.
             Tracking::Template => FieldMatch::when(!self.is_in_native_table()),
             Tracking::Seen => {
                 FieldMatch::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY))
@@ -137,7 +137,7 @@ impl Walk<'_> {
         self.decide(holds, || Unknown::Work)
     }
 
-    /// What an answer is for all packets of the walk; where they differ, or nobody knows, there are to be two.
+    /// The answer for all packets of the walk; if they differ, or it is unknown, the walk splits in two.
     pub(super) fn decide(
         &mut self,
         holds: FieldMatch,

@@ -1,4 +1,4 @@
-//! Where the kernel sends packets: asked anew for what has another mark or destination than when it was sent, and for what arrives.
+//! Where the kernel sends packets: rerouted after a change of mark or destination, and routed on arrival.
 
 use super::{
     super::{
@@ -26,8 +26,8 @@ enum Lookup {
 }
 
 impl<'a> Walk<'a> {
-    /// Asks for the first route of what a socket sends, which counts for more than the interface that somebody names: where it
-    /// ends, if there is none.
+    /// Asks for the first route of what a socket sends, which takes precedence over a named interface: where it
+    /// ends without one.
     pub(super) fn is_sent(&mut self, over_loopback: bool) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let asks = self.given.asks_route || over_loopback;
@@ -48,7 +48,7 @@ impl<'a> Walk<'a> {
                 self.goes_out = Interface::Loopback;
                 lost
             }
-            // Nobody else has its address, but REDIRECT may still bring it back.
+            // No other host has its address, but REDIRECT may still bring it back.
             RouteEnd::Out(by) if over_loopback => {
                 self.strays = Some(words);
                 self.goes_out = by.map_or(Interface::Own, Interface::Named);
@@ -62,8 +62,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Where a packet ends that goes over `lo`, if it does not get there: `lo` may be down; and without a local route to
-    /// its source, nobody can answer it.
+    /// Where a packet ends that goes over `lo`, if it does not arrive: `lo` may be down; and without a local route to
+    /// its source, no host can answer it.
     fn goes_to_itself(&mut self, routes: &Routes) -> Result<Option<Fate>, Split> {
         if !routes.loopback_is_up {
             return Ok(Some(self.is_lost(LOOPBACK_IS_DOWN)));
@@ -77,8 +77,8 @@ impl<'a> Walk<'a> {
         Ok(if arrives { None } else { Some(self.is_lost(SOURCE_NOT_LOCAL)) })
     }
 
-    /// Where a packet of the pod goes that has another destination, or only another mark, than when it was routed first; where it
-    /// ends, if it gets no farther.
+    /// Reroutes a packet of the pod whose destination or mark has changed since it was first routed; returns where it
+    /// ends, if it goes no farther.
     pub(super) fn route_out(&mut self, moved: bool) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let Some(routes) = &rules.routes else {
@@ -125,7 +125,7 @@ impl<'a> Walk<'a> {
             && routes.validates_sources
             && let (RouteEnd::Local, words) = self.route(routes, Lookup::Source)?
         {
-            // What says that it comes from the pod itself is not believed.
+            // The kernel drops a packet that claims to come from the pod itself.
             return Ok(Some(self.is_lost(words)));
         }
         Ok(match leads {
@@ -143,7 +143,7 @@ impl<'a> Walk<'a> {
         if let Some(fate) = self.captured {
             return Ok(fate);
         }
-        // A mark keeps in the pod what is for an address that the pod does not have: whoever listens there on that port, on
+        // A mark keeps in the pod what is for an address that the pod does not have: any listener on that port, on
         // any address, gets it, unless it belongs to a connection of a transparent socket.
         let rules = self.rules;
         if self.has_been_sent()
@@ -259,7 +259,7 @@ impl<'a> Walk<'a> {
         self.has(if lookup == Lookup::Source { Field::Source } else { Field::Destination }, set)
     }
 
-    /// It goes no farther, because of what these words say.
+    /// It goes no farther, for the reason in these words.
     pub(super) fn is_lost(&mut self, words: usize) -> Fate {
         self.causes.last = Some(Cause::Route(words));
         let text = self.rules.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
