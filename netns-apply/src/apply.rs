@@ -1,6 +1,6 @@
 //! Putting a plan in force, wholly or not at all, and removing it.
 //!
-//! A run looks at everything, chooses the backend, works out the steps from what it saw to what is wanted
+//! A run reads everything, chooses the backend, derives the steps from the state it read to the goal
 //! ([`redirect_core::steps`]), asks whether the steps that can be refused would be accepted, and only then takes them,
 //! one by one, noting how to undo each. If anything fails, it works through the notes from last to first, so that the
 //! namespace is as it was before the run's first step.
@@ -40,9 +40,9 @@ pub struct ApplyOptions {
     pub native_form: NativeForm,
     /// Where helper programs are.
     pub programs: Programs,
-    /// How long to wait for somebody else who is changing the same namespace, or the same rules.
+    /// How long to wait for another program who is changing the same namespace, or the same rules.
     pub patience: Duration,
-    /// How many bytes of rules one look reads at most, whoever made them; `None` for all of them. If there are more, the run or the
+    /// Limit in bytes on the rules that one reading takes in, of any program; `None` for no limit. Beyond it, the run or the
     /// look fails with [`NetlinkError::TooMuch`] or [`ExecError::TooMuch`](crate::ExecError::TooMuch). The same limit holds for routing.
     pub most_read: Option<usize>,
     /// TPROXY routing that counts as the mesh's even though no rule uses its mark: that of the settings.
@@ -99,11 +99,11 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
     apply(&RulePlan::empty(), options)
 }
 
-/// Which backend would program rules in an empty network namespace on this kernel, and why; an error says what is missing. Changes
+/// Which backend would program rules in an empty network namespace on this kernel, and why; an error names the missing support. Changes
 /// nothing. What the calling thread's namespace holds does not count, and is read only where the kernel has no nf_tables.
 ///
 /// # Errors
-/// What is missing to put a plan in force.
+/// What is required to put a plan in force, and missing.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
     let mut handles = Handles::open(options)?;
     let seen = match &handles.netlink {
@@ -113,7 +113,7 @@ pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyErro
     backend::choose(options.backend, &seen, &mut handles, &RulePlan::empty())
 }
 
-/// A run: what is wanted, the means, and how to undo what was done.
+/// A run: the goal, the means, and how to roll back.
 struct Run<'a> {
     plan: &'a RulePlan,
     options: &'a ApplyOptions,
@@ -143,7 +143,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The outcome; if there is none, the namespace is brought back to what it was.
+    /// The outcome; on failure, the namespace is rolled back.
     fn finish(mut self) -> Result<Outcome, RunError> {
         match self.passes() {
             Ok(outcome) => Ok(outcome),
@@ -179,7 +179,7 @@ impl<'a> Run<'a> {
             }
             if self.lock.is_none() && !only_adds(&steps) {
                 self.lock = Some(self.take_lock()?);
-                // Taking the lock has moved the generation, and somebody else may have been at work before that.
+                // Taking the lock has moved the generation, and another program may have been at work before that.
                 seen = NamespaceState::now(&mut self.handles, self.deadline)?;
                 steps = self.steps(&seen, backend);
             }
@@ -197,7 +197,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether there is still time to wait for others.
+    /// Whether time remains to wait for other programs.
     fn has_time(&self) -> bool {
         Instant::now() < self.deadline
     }
@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
         // The rules are in force, and what is left behind goes by itself: no reason to undo anything.
         warnings.extend(self.unforgotten.as_ref().map(|cause| {
             format!(
-                "{cause}: until the kernel forgets a connection of before that was lost, in minutes or at most five days, a new one from the same address and port goes to the application beside the proxy"
+                "{cause}: until a lost connection's conntrack entry expires (at most five days), a new one from its address and port bypasses the proxy"
             )
         }));
         let other = match backend {
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Takes one step; `false` where there was nothing to do.
+    /// Takes one step; `false` if it changed nothing.
     fn step(&mut self, step: &Step, base: &mut Option<netlink::Observed>) -> Result<bool, ApplyError> {
         match step {
             Step::AddRouting(item) => return Ok(self.handles.routes.add(*item)?),
@@ -351,7 +351,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A change that no longer fits what is there was worked out from an older state.
+/// A change that no longer fits was derived from an older state.
 fn changed(error: NetlinkError) -> ApplyError {
     let stale =
         matches!(&error, NetlinkError::Batch(BatchError::NoSuchChain(_) | BatchError::NoSuchRule { .. }));

@@ -2,8 +2,8 @@
 //!
 //! Rules of the nat table decide only about the first packet of a connection. A connection that the kernel already tracks goes on as it began;
 //! one that it does not track yet may or may not, depending on which end sends next. So whatever the plan would have captured is ended: TCP
-//! connections by aborting the socket (`SOCK_DESTROY`, inet_diag), which tells both ends at once; datagrams, which have no connection, by making
-//! the kernel forget what it tracks of them, so that the next one meets the rules. What the plan leaves alone is left alone, and so is what is
+//! connections by aborting the socket (`SOCK_DESTROY`, inet_diag), which notifies both ends at once; datagrams, which have no connection, by making
+//! the kernel forget what it tracks of them, so that the next one meets the rules. It keeps what the plan excludes, and what is
 //! already translated.
 
 mod wire;
@@ -27,12 +27,12 @@ use std::{
 };
 use wire::{Flow, Inet};
 
-/// How many times sockets are looked at: the second look finds connections that began while rules were being put in force.
+/// How many times sockets are checked: the second look finds connections that began while rules were being put in force.
 const LOOKS: usize = 3;
 /// How many times a dump is attempted if it is interrupted.
 const DUMP_ATTEMPTS: usize = 10;
 const OPEN_DIAG: &str = "open a socket for inet_diag";
-/// The most sockets, or tracked connections, that are looked at. A pod's limit of open files is lower.
+/// The most sockets, or tracked connections, that are checked. A pod's limit of open files is lower.
 const MOST: usize = 1 << 20;
 
 /// What was ended.
@@ -122,7 +122,7 @@ pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, CloseError> {
     Ok(forgotten)
 }
 
-/// A socket that waits for anybody to send first: a TCP listener, or a UDP socket that is not connected.
+/// A socket that waits for a peer to send first: a TCP listener, or a UDP socket that is not connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Listener {
     /// Its protocol.
@@ -302,7 +302,7 @@ impl QuerySocket {
                 Flow::read(message.payload())
             });
             match dumped {
-                // Without connection tracking there is no translation to remember.
+                // Without connection tracking no translation is remembered.
                 Err(CloseError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
                     return Ok(Vec::new());
                 }
@@ -361,7 +361,7 @@ impl QuerySocket {
         Ok(forgotten)
     }
 
-    /// True where there was something to forget.
+    /// True if an entry was deleted.
     fn forget(&mut self, flow: &Flow) -> Result<bool, CloseError> {
         let what = failed("forget a tracked connection (ctnetlink)");
         match self.order(|sequence| wire::forget(sequence, flow)).map_err(&what)? {

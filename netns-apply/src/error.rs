@@ -1,4 +1,4 @@
-//! Why a plan could not be put in force, or looked at.
+//! Why a plan could not be put in force, or checked.
 
 use crate::{exec::ExecError, lock::LockError, netlink::NetlinkError, routes::RouteError};
 use redirect_core::{Family, options::Variant};
@@ -10,13 +10,13 @@ use std::fmt;
 pub struct RunError {
     /// What went wrong.
     pub cause: Box<ApplyError>,
-    /// What the run left.
+    /// The state after the run.
     pub aftermath: RollbackOutcome,
 }
 
 impl ApplyError {
     /// Whether the kernel has refused what was asked of it, so that none of it is in force. If its answer is lost, or a
-    /// helper program fails, that cannot be told.
+    /// helper program fails, that cannot be determined.
     pub(crate) fn says_that_nothing_was_done(&self) -> bool {
         if let Self::Netlink(error) = self {
             return !matches!(error, NetlinkError::Socket { .. });
@@ -25,7 +25,7 @@ impl ApplyError {
     }
 }
 
-/// What a failed run left.
+/// The state after a failed run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RollbackOutcome {
     /// It had not begun to change anything.
@@ -45,10 +45,10 @@ impl fmt::Display for RollbackOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Untouched => f.write_str("; nothing was changed"),
-            Self::Undone => f.write_str("; what had been changed was undone"),
+            Self::Undone => f.write_str("; all changes were rolled back"),
             Self::Left { left, failures } => {
                 let what = if left.is_empty() { "unknown".to_owned() } else { left.join(", ") };
-                write!(f, "; undoing failed as well, not as it was: {what}")?;
+                write!(f, "; rollback also failed; not restored: {what}")?;
                 if !failures.is_empty() {
                     write!(f, " ({})", failures.join("; "))?;
                 }
@@ -58,7 +58,7 @@ impl fmt::Display for RollbackOutcome {
     }
 }
 
-/// Why a plan could not be put in force, or looked at.
+/// Why a plan could not be put in force, or checked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
@@ -67,7 +67,7 @@ pub enum ApplyError {
         "CAP_NET_ADMIN is missing: rules cannot be programmed; run as root, or in the container's securityContext add NET_ADMIN and NET_RAW to capabilities"
     )]
     NotPermitted,
-    /// Somebody else is at work, or it cannot be told whether anybody is.
+    /// Another program is at work, or that cannot be determined.
     #[error(transparent)]
     Lock(#[from] LockError),
     /// A helper program is missing or failed.
@@ -89,7 +89,7 @@ pub enum ApplyError {
         /// What is wrong with the other.
         legacy: Box<ExecError>,
     },
-    /// Legacy tables that somebody has used here cannot be read: rules of the mesh may be in them.
+    /// Legacy tables in use here cannot be read: rules of the mesh may be in them.
     #[error(
         "this network namespace has legacy tables ({0}) and no iptables-legacy-save is installed here, so rules of the mesh may be in force that cannot be seen; install it (Debian: apt-get install iptables)"
     )]
@@ -126,9 +126,9 @@ pub enum ApplyError {
         /// Why not.
         cause: Box<ApplyError>,
     },
-    /// Somebody else keeps changing the same rules.
+    /// Another program keeps changing the same rules.
     #[error(
-        "the rules are not as planned after {attempts} attempts, somebody else changes them: {difference}"
+        "the rules are not as planned after {attempts} attempts, because another program changes them: {difference}"
     )]
     Contended {
         /// How many times it was tried.

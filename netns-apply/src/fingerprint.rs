@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction
 /// raises, and a hash of routing, addresses and interfaces. While it is the same, so is the answer, with one exception: without any transaction,
-/// packets may add elements to the sets of others, and time may remove them.
+/// packets may add elements to the sets of other programs, and time may remove them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
     generation: u32,
@@ -14,11 +14,11 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// The fingerprint of the calling thread's network namespace. Fingerprints taken with different keys cannot be compared; keys that nobody
+    /// The fingerprint of the calling thread's network namespace. Fingerprints taken with different keys cannot be compared; keys that no one
     /// outside knows keep a container from making two states that look alike.
     ///
-    /// `None` where nothing can tell that rules are unchanged, because there are tables of legacy iptables, whose changes nobody counts, or
-    /// there are no nf_tables; also where something cannot be read.
+    /// `None` if unchanged rules cannot be proven: with tables of legacy iptables, whose changes are not counted, or
+    /// without nf_tables; also if something cannot be read.
     #[must_use]
     pub fn now(keys: &RandomState) -> Option<Self> {
         if Family::BOTH.into_iter().any(|family| !legacy_tables(family).is_empty()) {

@@ -1,4 +1,4 @@
-//! Rules of others that get in the way of a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
+//! Other programs' rules that interfere with a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
 //! the pod's traffic looks like.
 
 use crate::{
@@ -21,7 +21,7 @@ use redirect_core::{
 };
 use std::{net::IpAddr, time::Duration};
 
-/// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
+/// What interferes with a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
 /// the rules are in force; [`verify`](crate::verify()) checks that first.
 ///
 /// Legacy tables that nothing installed here can list are passed over; see
@@ -42,7 +42,7 @@ pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Findi
     }
 }
 
-/// How often routing is looked at that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
+/// How often routing is checked that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
 /// address a moment before its work queue has added the local route to it.
 const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
@@ -56,7 +56,7 @@ fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyEr
     Ok(interference::find(&ruleset, plan, &pod))
 }
 
-/// What packets meet in a network namespace, whoever put it there.
+/// What packets meet in a network namespace, from any program.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
     /// Everything that hangs on the hooks, of nf_tables and of the legacy tables.
@@ -74,7 +74,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// Looks at the calling thread's network namespace.
+    /// Checks the calling thread's network namespace.
     ///
     /// Legacy tables that nothing installed here can list are passed over; see
     /// [`unreadable_tables`](crate::unreadable_tables).
@@ -105,7 +105,7 @@ impl Live {
         for family in Family::BOTH {
             legacy(&options.programs, family, options.most_read(), &mut ruleset)?;
         }
-        // Inspecting a namespace is no use if its addresses cannot be read: without them no traffic can be judged.
+        // Inspecting a namespace is useless if its addresses cannot be read: without them no traffic can be judged.
         let (addresses, interfaces) =
             facts::addresses_and_interfaces().map_err(|cause| ApplyError::Addresses { cause })?;
         let route_tables = routes.tables_with(links)?;

@@ -1,4 +1,4 @@
-//! One look at everything the mesh has, or may have left, in a network namespace.
+//! One check everything the mesh has, or may have left, in a network namespace.
 
 use crate::{
     ApplyError, ApplyOptions,
@@ -37,7 +37,7 @@ pub(crate) struct NamespaceState {
 }
 
 impl NamespaceState {
-    /// Looks at the calling thread's network namespace. Looking loads and changes nothing.
+    /// Checks the calling thread's network namespace. Looking loads and changes nothing.
     pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         loop {
@@ -57,7 +57,7 @@ impl NamespaceState {
         let (programs, most) = (handles.programs, handles.most_read);
         let mut unreadable = Vec::new();
         let mut legacy = |family| {
-            // The kernel says first whether there is anything to list; what nobody can list is reported elsewhere.
+            // Asks the kernel first whether anything needs listing; what cannot be listed is reported elsewhere.
             let tables = legacy_tables(family);
             let hidden = hidden(programs, family, tables.clone())?;
             let is_read = !tables.is_empty() && hidden.is_empty();
@@ -97,7 +97,7 @@ impl NamespaceState {
     }
 }
 
-/// What the calling thread's network namespace holds, as far as it concerns the mesh, whoever made it. Nothing is changed. Legacy
+/// What the calling thread's network namespace holds, as far as it concerns the mesh, from any program. Changes nothing. Legacy
 /// tables that nothing installed here can list are passed over; see [`unreadable_tables`](crate::unreadable_tables).
 ///
 /// # Errors
@@ -124,7 +124,7 @@ fn legacy_saved(
     }
 }
 
-/// What iptables-nft's program lists; `None` where there is none.
+/// What iptables-nft's program lists; `None` without that program.
 fn nft_saved(programs: &Programs, family: Family, most: usize) -> Result<Option<RuleState>, ApplyError> {
     match restore::find(programs, Variant::Nft, family, "save") {
         Ok(_) => restore::save(programs, Variant::Nft, family, most).map(Some),
@@ -157,10 +157,10 @@ fn hidden(
 }
 
 /// What is known about unreadable tables. Kernels before 5.13 or so give every new namespace the tables whose modules
-/// are loaded, so there they say nothing; on other kernels somebody has used them here.
+/// are loaded, so there they mean nothing; on other kernels they have been used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// Somebody has made them here: there may be rules of the mesh in them.
+    /// They were created here, and may hold rules of the mesh.
     MadeHere,
     /// A new namespace has them as well.
     Everywhere,

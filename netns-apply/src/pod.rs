@@ -5,7 +5,7 @@ use crate::netns::{Netns, NetnsError, NetnsId};
 use redirect_core::options::BackendChoice;
 use std::{fmt, fs, io::ErrorKind, os::unix::fs::MetadataExt, sync::OnceLock};
 
-/// Why a network namespace is no pod's.
+/// Why a network namespace is not a pod's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostNamespace {
     /// The calling thread is in it, and no program of this project is ever run in the pod it works for.
@@ -26,16 +26,16 @@ impl fmt::Display for HostNamespace {
 /// The network namespace of process 1, if [`remember_hosts`] could see it.
 static INITS: OnceLock<Option<NetnsId>> = OnceLock::new();
 
-/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to look at other processes calls
-/// this first; if it has not been called, each comparison looks anew.
+/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to check other processes calls
+/// this first; if it has not been called, each comparison looks again.
 pub fn remember_hosts() {
     INITS.get_or_init(|| Netns::open("/proc/1/ns/net").ok().map(|namespace| namespace.id()));
 }
 
-/// Why a namespace is the host's and must be left alone; `None` if it may be a pod's.
+/// Why a namespace is the host's and is off limits; `None` if it may be a pod's.
 ///
 /// # Errors
-/// It cannot be told.
+/// It cannot be determined.
 pub fn hosts(namespace: &Netns) -> Result<Option<HostNamespace>, NetnsError> {
     if namespace.is_own()? {
         return Ok(Some(HostNamespace::Own));

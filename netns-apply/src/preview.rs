@@ -12,7 +12,7 @@ use redirect_core::{
 use std::fmt::Write;
 
 /// What [`cleanup`](crate::cleanup) would remove from the calling thread's network namespace: input for the programs that
-/// would remove it, and the commands that would remove routing. Empty where there is nothing to remove.
+/// would remove it, and the commands that would remove routing. Empty if nothing needs removal.
 ///
 /// # Errors
 /// The namespace cannot be inspected.

@@ -23,15 +23,15 @@ use std::fmt;
 pub enum Mismatch {
     /// Rules or routing are not as planned: all that differs, at least one thing.
     Different(Differences),
-    /// There are rules in both variants of iptables, or in iptables and native tables.
+    /// Rules are in both variants of iptables, or in iptables and native tables.
     TwoBackends,
     /// A table exists but is dormant.
     Asleep(String),
-    /// All is as planned, but something of others gets in its way; the most certain first, at least one.
+    /// All is as planned, but something of other programs gets in its way; the most certain first, at least one.
     Interference(Vec<Finding>),
 }
 
-/// How many rules of others are named in one text.
+/// How many other programs' rules are named in one text.
 const MOST_NAMED: usize = 3;
 
 impl fmt::Display for Mismatch {
@@ -41,7 +41,7 @@ impl fmt::Display for Mismatch {
             Self::Asleep(what) => f.write_str(what),
             Self::TwoBackends => f.write_str("the mesh has rules in more than one backend"),
             Self::Interference(findings) => {
-                f.write_str("all rules are in force, but others interfere: ")?;
+                f.write_str("all rules are in force, but other programs' rules interfere: ")?;
                 for (index, finding) in findings.iter().take(MOST_NAMED).enumerate() {
                     write!(f, "{}{finding}", if index == 0 { "" } else { "; " })?;
                 }
@@ -54,7 +54,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// One look at a network namespace, which answers several questions about it.
+/// One check a network namespace, which answers several questions about it.
 pub struct Snapshot<'a> {
     handles: Handles<'a>,
     seen: NamespaceState,
@@ -67,7 +67,7 @@ impl fmt::Debug for Snapshot<'_> {
 }
 
 impl<'a> Snapshot<'a> {
-    /// Looks at the calling thread's network namespace. Nothing is changed.
+    /// Checks the calling thread's network namespace. Nothing is changed.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
@@ -119,7 +119,7 @@ impl<'a> Snapshot<'a> {
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
-/// planned, this also looks for what of others gets in their way.
+/// planned, this also looks for what of other programs gets in their way.
 ///
 /// # Errors
 /// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.
@@ -128,7 +128,7 @@ pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch
 }
 
 /// The tables of legacy iptables in the calling thread's network namespace that cannot be read, because no program for them
-/// is installed here. If there are any, they may hold rules that [`verify`] misses.
+/// is installed here. They may hold rules that [`verify`] misses.
 #[must_use]
 pub fn unreadable_tables(programs: &Programs) -> Vec<String> {
     // If the program cannot even be looked for, none of them can be read.

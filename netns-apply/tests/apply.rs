@@ -1,6 +1,6 @@
 //! Runs by what they promise: the whole plan or nothing, by whatever backend, whoever comes in between. Needs root.
 //!
-//! A step is announced in the log before it is taken, so the tests' logger is where somebody else comes in between, at exactly one place.
+//! A step is announced in the log before it is taken, so the tests' logger is where another program comes in between, at exactly one place.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
@@ -80,7 +80,7 @@ fn assert_as_before(namespace: &Namespace, before: &e2e::netns::Snapshot, what: 
 type Interruption = (&'static str, Box<dyn FnMut()>);
 
 thread_local! {
-    /// What somebody else does just before this thread takes a step with this word.
+    /// What another program does just before this thread takes a step with this word.
     static INTERRUPTION: RefCell<Option<Interruption>> = const { RefCell::new(None) };
 }
 
@@ -107,7 +107,7 @@ impl log::Log for Interrupter {
     fn flush(&self) {}
 }
 
-/// Has somebody else act before each step of this thread that has this word.
+/// Has another program act before each step of this thread that has this word.
 fn before_steps(word: &'static str, act: impl FnMut() + 'static) {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -117,7 +117,7 @@ fn before_steps(word: &'static str, act: impl FnMut() + 'static) {
     INTERRUPTION.set(Some((word, Box::new(act))));
 }
 
-/// Has somebody else act before the first step of this thread that has this word.
+/// Has another program act before the first step of this thread that has this word.
 fn before_step(word: &'static str, act: impl FnOnce() + 'static) {
     let mut act = Some(act);
     before_steps(word, move || {
@@ -301,7 +301,7 @@ fn a_policy_rule_that_somebody_else_makes_first_does_no_harm_and_goes_with_ours(
     namespace
         .enter(|| {
             let (options, plan) = (options(BackendChoice::Netlink), plan("TPROXY", "80"));
-            // The kernel gives it another priority, so ours is no second one of it.
+            // The kernel gives it another priority, so ours is not a second one of it.
             before_step("IPv4 policy rule", || {
                 run("ip", &["rule", "add", "fwmark", "1337", "lookup", "133"], "");
             });
@@ -312,7 +312,7 @@ fn a_policy_rule_that_somebody_else_makes_first_does_no_harm_and_goes_with_ours(
             cleanup(&options).unwrap();
         })
         .unwrap();
-    assert_as_before(&namespace, &before, "somebody else's policy rule");
+    assert_as_before(&namespace, &before, "another program's policy rule");
 }
 
 #[test]
@@ -443,7 +443,7 @@ echo >>FOLDER/calls
 REAL \"$@\" || exit
 [ -e FOLDER/failed ] || { >FOLDER/failed; echo failed after all >&2; exit 1; }";
 
-/// A run from one backend to another that the last helper program fails, in a namespace where somebody else has rules as well.
+/// A run from one backend to another that the last helper program fails, in a namespace where another program has rules as well.
 fn fails_at_the_last_program(
     stubs: &Stubs,
     namespace: &Namespace,
@@ -748,7 +748,7 @@ fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
             let plan = plan("REDIRECT", "80");
             assert!(apply(&plan, &options).unwrap().changed);
             assert!(!apply(&plan, &options).unwrap().changed, "all is in force");
-            // Whether these rules get in the way cannot be told.
+            // Whether these rules interfere cannot be determined.
             let error = verify(&plan, &options).unwrap_err();
             let ApplyError::OthersUnread { cause } = &error else { panic!("{backend:?}: {error}") };
             assert!(is_too_much(cause), "{backend:?}: {error}");

@@ -21,7 +21,7 @@ fn restore_programs(family: Family) -> (&'static str, &'static str) {
     }
 }
 
-/// What iptables' own tools print of a recording, without what is no rule of a table.
+/// What iptables' own tools print of a recording, without what is not a rule of a table.
 fn wanted(recording: &common::Recording) -> State {
     let recorded = State::recorded(&recording.case).unwrap();
     State { v4: recorded.v4, v6: recorded.v6, ..State::default() }
@@ -115,7 +115,7 @@ fn find_and_remove(family: Family, recording: &common::Recording) {
     for table in Table::ALL.iter().copied() {
         for (chain, entries) in rules.state().chains(table) {
             for entry in entries {
-                let Entry::Rule(rule) = entry else { panic!("a plan has no rules of others") };
+                let Entry::Rule(rule) = entry else { panic!("a plan has no other programs' rules") };
                 let text = rule_text(rule);
                 for command in ["-C", "-D"] {
                     let mut args = vec!["-t", table.name(), command, chain.name()];

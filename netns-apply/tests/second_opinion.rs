@@ -1,4 +1,4 @@
-//! What was programmed, read by somebody else: the `iptables` crate, which runs iptables' own programs. Needs root.
+//! What was programmed, read by another program: the `iptables` crate, which runs iptables' own programs. Needs root.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
@@ -23,7 +23,7 @@ fn wanted(plan: &RulePlan, family: Family) -> Vec<(&'static str, String, Vec<Str
         for (chain, entries) in rules.state().chains(table) {
             let line = |entry: &Entry| match entry {
                 Entry::Rule(rule) => format!("-A {chain} {}", rule_text(rule)),
-                Entry::Foreign(rule) => panic!("a plan with a rule of somebody else's: {rule}"),
+                Entry::Foreign(rule) => panic!("a plan with a rule of another program's: {rule}"),
             };
             chains.push((table.name(), chain.name().to_owned(), entries.iter().map(line).collect()));
         }

@@ -22,7 +22,7 @@ type Tables = (Variant, Family, RulesetDiff, RuleState);
 impl Run<'_> {
     /// Undoes everything that can be undone, and says what could not be.
     pub(super) fn undo(&mut self) -> RollbackOutcome {
-        // The run may have spent its time waiting for others; undoing gets as much again.
+        // The run may have spent its time waiting for other programs; the rollback gets the same time again.
         self.deadline = deadline(self.options.patience);
         let mut failures = Vec::new();
         while let Some(inverse) = self.done.pop() {

@@ -67,7 +67,7 @@ pub enum Because {
     Asked,
     /// The namespace has rules of this backend.
     InUse,
-    /// The kernel supports it, and there is no reason against it.
+    /// The kernel supports it, and nothing speaks against it.
     Supported,
     /// The other one cannot be used here.
     OnlyOne,

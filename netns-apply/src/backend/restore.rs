@@ -113,7 +113,7 @@ fn restore(
     exec::write(&program, &args, &change_text(change), lock).map_err(|error| explained(variant, error))
 }
 
-/// If a capability is missing, the legacy variant says that it cannot initialize a table, just as if a module were missing.
+/// If a capability is missing, the legacy variant reports that it cannot initialize a table, just as if a module were missing.
 fn explained(variant: Variant, mut error: ExecError) -> ExecError {
     if variant == Variant::Legacy
         && capabilities::has(NET_RAW) == Some(false)

@@ -72,7 +72,7 @@ fn connections_that_were_open_before_do_not_go_on_beside_the_proxy() {
         for tracked in [false, true] {
             let topology = Topology::new(Families::Dual).unwrap();
             if tracked {
-                // As where somebody has looked at connections before: the kernel tracks them.
+                // As if a rule had matched connections before: the kernel tracks them.
                 topology.pod.sh("nft 'table inet t { chain c { type filter hook output priority 0; ct state new counter; }; }'").unwrap().ok().unwrap();
             }
             let remote = remote_address(v6);
@@ -126,7 +126,7 @@ fn datagrams_that_were_tracked_before_meet_the_rules() {
     topology.pod.sh("nft 'table inet t { chain c { type nat hook output priority -100; udp dport 9 redirect to :9; }; }'").unwrap().ok().unwrap();
     let remote = remote_address(false);
     let server = topology.client.enter(|| UdpSocket::bind((remote, 53))).unwrap().unwrap();
-    // Not connected: nobody can abort it, and it goes on with the same ports.
+    // Not connected: it cannot be aborted, and keeps the same ports.
     let resolver = topology.pod.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
     let connected = topology.pod.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
     topology.pod.enter(|| connected.connect((remote, 53))).unwrap().unwrap();

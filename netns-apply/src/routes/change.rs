@@ -24,7 +24,7 @@ mod kind {
     pub(super) const NEW_RULE: u16 = 32;
 }
 
-/// How the kernel says that something is gone.
+/// The kernel's errors for something that is gone.
 const GONE: [Errno; 3] = [Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL];
 const ADD: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
 const REMOVE: u16 = NLM_F_REQUEST | NLM_F_ACK;

@@ -104,7 +104,7 @@ impl Parts {
             RuleAttribute::SuppressIfGroup(group) if *group != NOT_SET => {
                 rule.unknown.push("suppress_ifgroup");
             }
-            // An unknown attribute limits the rule in an unknown way; these are known to say nothing else.
+            // An unknown attribute limits the rule in an unknown way; these are known to limit nothing.
             RuleAttribute::L3MDev(_)
             | RuleAttribute::SuppressPrefixLen(_)
             | RuleAttribute::SuppressIfGroup(_)
@@ -115,7 +115,7 @@ impl Parts {
         }
     }
 
-    /// The ranges of source and destination; none if one is no range.
+    /// The ranges of source and destination; none if one is not a range.
     fn ranges(&self, header: &RuleHeader) -> Option<(Option<IpNet>, Option<IpNet>)> {
         let range = |address: Option<std::net::IpAddr>, length: u8| match address {
             Some(address) => IpNet::new(address, length).ok().map(Some),
@@ -126,7 +126,7 @@ impl Parts {
     }
 }
 
-/// Whether an attribute says that a port is compared as a whole, as the kernel does of each port since Linux 6.15.
+/// Whether an attribute means that a port is compared as a whole, as the kernel does of each port since Linux 6.15.
 fn is_of_all_bits(attribute: &DefaultNla) -> bool {
     /// `FRA_SPORT_MASK` and `FRA_DPORT_MASK`.
     const MASKS: [u16; 2] = [28, 29];
@@ -165,7 +165,7 @@ fn takes_all(rule: &PolicyRule, mark: Mark) -> bool {
     fits && !limits && rule.action != RuleAction::Lookup(LOCAL_TABLE)
 }
 
-/// A rule that sends packets with a mark to a table, with the reason why it does not, if there is one.
+/// A rule that sends packets with a mark to a table, with the reason why it does not, if any.
 pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usize) -> Option<FoundRouting> {
     let DumpedRule { dumped, rule, marked_for_removal } = rules.get(index)?;
     let (RuleAction::Lookup(number), Some((mark, u32::MAX))) = (rule.action, rule.mark) else { return None };

@@ -1,4 +1,4 @@
-//! Everything that hangs on the namespace's hooks, whoever made it.
+//! Everything that hangs on the namespace's hooks, from any program.
 
 use super::{Connection, NetlinkError};
 use redirect_core::{
@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-/// How many bytes of set elements are read at most. Sets of others may hold the addresses of half the world.
+/// How many bytes of set elements are read at most. Sets of other programs may hold the addresses of half the world.
 const MOST_OF_SETS: usize = 8 << 20;
 
 /// Whether the kernel has refused to list what hangs on a hook. It looks for a module each time that it is asked and has none, which
@@ -81,7 +81,7 @@ impl Connection {
     }
 
     /// Reads the elements of a set, as long as some bytes are left for them. Rules that look something up in a set that was not
-    /// read are not understood; all others are, whatever somebody has put into that set.
+    /// read are unsupported; all others are supported, regardless of that set's content.
     fn elements_into(
         &mut self,
         ruleset: &mut Ruleset,
