@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// The longest that a server's wish is heeded: what stands in front of one may ask for an hour.
+/// Limit on a server's requested delay: a proxy in front of one may ask for an hour.
 const LONGEST_WISH: Duration = Duration::from_secs(10);
 
 /// Pauses that double up to a longest one. Up to a half is taken off each at random, so that many who failed together do not come back
@@ -39,7 +39,7 @@ impl Backoff {
         pause.max(retry_after.unwrap_or_default().min(LONGEST_WISH))
     }
 
-    /// Begins anew, after a success.
+    /// Begins again, after a success.
     pub const fn reset(&mut self) {
         self.next = self.first;
     }

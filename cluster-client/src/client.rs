@@ -68,7 +68,7 @@ impl Client {
     /// Sends a request and reads the whole answer, which is to be JSON of a type.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why none is available.
     pub async fn json<T: DeserializeOwned>(&self, request: Built, limits: Limits) -> Result<T, ApiError> {
         let deadline = Instant::now() + limits.patience;
         let answer = self.open(request, limits.patience).await?;
@@ -82,10 +82,10 @@ impl Client {
         })
     }
 
-    /// Sends a request and waits for the beginning of the answer, which has to be one of success.
+    /// Sends a request and waits for the beginning of the answer, which must be one of success.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why none arrived.
     pub async fn open(&self, request: Built, patience: Duration) -> Result<Answer, ApiError> {
         let request = request.map_err(|error| ApiError::Impossible(error.to_string()))?;
         let deadline = Instant::now() + patience;
@@ -135,7 +135,7 @@ impl Answer {
             };
             match frame {
                 None => return Ok(None),
-                // Trailers are no data.
+                // Trailers are not data.
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         return Ok(Some(data));
@@ -176,7 +176,7 @@ impl Answer {
                     return Err(garbled(format!("a line of more than {MOST_OBJECT} bytes"), &self.server));
                 }
                 Ok(None) if self.rest.trim_ascii().is_empty() => return Ok(None),
-                Ok(None) => return Err(garbled("its answer is cut off in a line".to_owned(), &self.server)),
+                Ok(None) => return Err(garbled("the response ends mid-line".to_owned(), &self.server)),
                 Err(failure) => return Err(failure.within(patience)),
             }
         }
@@ -235,9 +235,9 @@ fn what_is_wrong(bytes: &[u8], kind: &str, error: &serde_json::Error) -> String 
     match error.classify() {
         _ if bytes.is_empty() => "its answer is empty".to_owned(),
         serde_json::error::Category::Eof => format!("its answer is cut off after {} bytes", bytes.len()),
-        serde_json::error::Category::Data => format!("its answer is not what was asked for: {error}"),
+        serde_json::error::Category::Data => format!("cannot decode the response: {error}"),
         serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
-            format!("its answer is no JSON ({})", named(kind))
+            format!("the response is not JSON ({})", named(kind))
         }
     }
 }

@@ -11,11 +11,11 @@ pub struct StatusMessage {
     pub by_api: bool,
 }
 
-/// Why there is no answer, or another one than was asked for.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
     /// The request cannot be made: it has a name that no object has.
-    #[error("there is no such request: {0}")]
+    #[error("invalid API request: {0}")]
     Impossible(String),
     /// 401: it does not take our credentials.
     #[error("the API server does not accept the credentials (401): {}", .0.text)]
@@ -23,7 +23,7 @@ pub enum ApiError {
     /// 403: it takes them, and does not allow the request.
     #[error("the API server does not allow it (403): {}", .0.text)]
     Forbidden(StatusMessage),
-    /// 404: there is no such thing.
+    /// 404: no such thing.
     #[error("the API server has no such thing (404): {}", .0.text)]
     NotFound(StatusMessage),
     /// Another status than one of success.
@@ -37,7 +37,7 @@ pub enum ApiError {
         retry_after: Option<Duration>,
     },
     /// Success, and something that no API server says.
-    #[error("what answers at {server} is not an API server, or one that is not well: {what}")]
+    #[error("unexpected response from {server}; is this the API server? {what}")]
     Garbled {
         /// Its address.
         server: String,
@@ -52,8 +52,8 @@ pub enum ApiError {
         /// What is wrong.
         message: String,
     },
-    /// It is not reached, or the connection broke.
-    #[error("the API server at {server} is not reached: {message}")]
+    /// It is unreachable, or the connection broke.
+    #[error("the API server at {server} is unreachable: {message}")]
     Unreachable {
         /// Its address.
         server: String,
@@ -61,7 +61,7 @@ pub enum ApiError {
         message: String,
     },
     /// It does not answer in time, or not all of it.
-    #[error("the API server at {server} does not answer within {patience:?}")]
+    #[error("the API server at {server} did not respond within {patience:?}")]
     Silent {
         /// Its address.
         server: String,
@@ -71,7 +71,7 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// When the server wants to be asked again, if it says so.
+    /// The server's requested delay before a retry, if any.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -155,7 +155,7 @@ fn an_answer_without_end_is_not_read_to_its_end() {
 #[test]
 fn what_no_api_server_says_is_blamed_on_who_says_it() {
     for (status, headers, body, expected) in [
-        ("200 OK", "Content-Type: text/html\r\n", "<html>welcome</html>", "no JSON (text/html)"),
+        ("200 OK", "Content-Type: text/html\r\n", "<html>welcome</html>", "not JSON (text/html)"),
         ("200 OK", "", "", "is empty"),
         ("204 No Content", "", "", "is empty"),
         ("200 OK", "", "{\"kind\": \"Pod\", \"meta", "cut off after 21 bytes"),
@@ -216,7 +216,7 @@ fn a_client_goes_on_until_the_files_change() {
     run(async {
         account.client().unwrap();
         fs::write(server.token(), "not a token").unwrap();
-        assert!(account.client().is_err(), "it is read anew");
+        assert!(account.client().is_err(), "it is read again");
         fs::remove_file(server.token()).unwrap();
         account.client().expect("what was read before goes on");
     });
