@@ -16,7 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long refusals are worth another try, counted from the first of them. The agent may be renewing the token or the authority at this
-/// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should hear of it.
+/// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should receive the error.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
 /// What a kubelet writes on the pod that stands for a static one in the API server. Its UID differs from the static pod's.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
@@ -55,14 +55,14 @@ async fn try_until<T>(
         let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed.error) };
         log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{}; trying again", failed.error);
         tokio::time::sleep(pause).await;
-        // If the machine stood still, the pause was longer; a try that has no time left could only say so.
+        // If the machine stood still, the pause was longer; a try that has no time left could only fail.
         if Instant::now() >= tries.deadline {
             return Err(failed.error);
         }
     }
 }
 
-/// Why a try failed, and when the server wants to be asked again, if it says so.
+/// Why a try failed, and the server's requested delay, if any.
 struct TryError {
     error: PodError,
     retry_after: Option<Duration>,
@@ -87,7 +87,7 @@ impl Tries {
         Self { deadline, pauses, refused: None }
     }
 
-    /// The pause before the next try, if there is to be one.
+    /// The pause before the next try, if any.
     fn failed(&mut self, failed: &TryError, now: Instant) -> Option<Duration> {
         let last = match &failed.error {
             PodError::Unauthorized { .. }
@@ -114,7 +114,7 @@ impl Tries {
     }
 }
 
-/// Each try reads the kubeconfig anew and connects anew: the agent may have renewed it, and what failed may be the
+/// Each try reads the kubeconfig again and connects again: the agent may have renewed it, and what failed may be the
 /// connection.
 async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, TryError> {
     let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
@@ -127,13 +127,13 @@ async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant)
     Ok(found)
 }
 
-/// Whether it is the pod that was asked for.
+/// Whether it is the requested pod.
 fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), PodError> {
     let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     if text("/kind") != "Pod" || namespace != pod.namespace || name != pod.name {
         let what = format!(
-            "asked for pod {pod}, it answers with {:?} {:?} in namespace {:?}",
+            "requested pod {pod}, received {:?} {:?} in namespace {:?}",
             text("/kind"),
             name,
             namespace
@@ -177,7 +177,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// When the tries begin that fail with these errors, the last of them again and again, where each takes this long.
+    /// When the tries begin that fail with these errors, the last of them repeatedly, where each takes this long.
     fn tries(errors: &[TryError], deadline: Duration, each: Duration) -> Vec<Duration> {
         let start = Instant::now();
         let pauses = Backoff::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
