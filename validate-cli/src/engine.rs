@@ -22,7 +22,7 @@ use std::{
 const WATCH: Duration = Duration::from_millis(2);
 
 /// A round's time is counted in turns: what happens in one takes no more than this off it. So a machine that stood still, or
-/// that has other things to do, is no pod that does not answer.
+/// that has other things to do, is not a pod that does not answer.
 const TURN: Duration = Duration::from_millis(20);
 
 /// A connection attempt or a datagram.
@@ -31,22 +31,22 @@ pub(crate) struct ProbeSpec {
     pub(crate) protocol: Protocol,
     pub(crate) source: Option<IpAddr>,
     pub(crate) destination: SocketAddr,
-    /// Whether it is expected to vanish, so that nobody waits for it.
+    /// Whether it should vanish; the run does not wait for it then.
     pub(crate) vanishes: bool,
 }
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProbeObservation {
-    /// It arrived at this stand-in, which was told this original destination.
+    /// It arrived at this stand-in, which received this original destination.
     Arrived { at: SocketAddr, original: Option<SocketAddr> },
-    /// Nobody listens where it arrived.
+    /// Nothing listens where it arrived.
     Refused,
     /// It was not even sent.
     NotSent(Errno),
     /// The network said it cannot be delivered.
     Undelivered(Errno),
-    /// Somebody else took the connection.
+    /// Another program took the connection.
     Stranger,
     /// Nothing.
     Silent,
@@ -113,7 +113,7 @@ pub(crate) fn round(
     }
     let exhausted = round.exhausted;
     let verdict = |flying: PendingProbe| match (flying.seen, exhausted) {
-        // What became of it could not be looked at.
+        // What became of it could not be checked.
         (None, Some(error)) => ProbeObservation::NotSent(error),
         (_, _) => flying.verdict(),
     };
@@ -223,7 +223,7 @@ impl PendingProbe {
         let flight = self.flight.as_ref().filter(|_| self.seen.is_none())?;
         // A TCP connection is writable when made; then only its end, or a datagram's refusal, is news.
         let events = if self.sent { PollFlags::empty() } else { PollFlags::POLLOUT };
-        // Once the token is sent, a hang-up is no news any more: the stand-in tells.
+        // Once the token is sent, a hang-up means nothing new: the stand-in reports the result.
         (!self.sent || self.shot.protocol == Protocol::Udp).then(|| PollFd::new(flight.as_fd(), events))
     }
 
@@ -262,7 +262,7 @@ impl PendingProbe {
     fn verdict(self) -> ProbeObservation {
         match self.seen {
             Some(seen) => seen,
-            // It was taken, but by nobody who showed us the token.
+            // It was taken, but not by a stand-in with the token.
             None if self.sent && self.shot.protocol == Protocol::Tcp => ProbeObservation::Stranger,
             None => ProbeObservation::Silent,
         }

@@ -18,7 +18,7 @@ pub(crate) enum Finding {
     Unproven(Unproven),
 }
 
-/// Holds one probe against the plan. `busy` are the proxy's ports that somebody else has.
+/// Holds one probe against the plan. `busy` are the proxy's ports that another program has.
 pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) -> Finding {
     if let ProbeObservation::NotSent(error) = seen
         && is_lack(error)
@@ -79,7 +79,7 @@ fn redirected(probe: &Probe, port: Port, seen: ProbeObservation, busy: &[SocketA
         }
         ProbeObservation::NotSent(_) => Err(Reason::LoopbackDown),
         ProbeObservation::Undelivered(_) => Err(passed_by(probe.path)),
-        // It left the pod, and nobody answers from nowhere.
+        // It left the pod, and the unused address never answers.
         ProbeObservation::Silent if !stays(probe.path) => Err(passed_by(probe.path)),
         ProbeObservation::Silent => Err(Reason::NoAnswer),
     }
@@ -90,7 +90,7 @@ fn untouched(probe: &Probe, seen: ProbeObservation) -> Result<(), Reason> {
         ProbeObservation::Arrived { at, .. } if at == probe.shot.destination => Ok(()),
         ProbeObservation::Arrived { .. } | ProbeObservation::Refused | ProbeObservation::Stranger => {
             match probe.path {
-                // Captured although it is not the proxy's; or left alone although it is.
+                // Captured although it is not the proxy's; or not captured although it is.
                 Path::OwnAddress | Path::Outbound => Err(Reason::WrongOwner),
                 Path::ProxyToSelf
                 | Path::Passthrough
@@ -140,7 +140,7 @@ const fn stays(path: Path) -> bool {
     }
 }
 
-/// The reason of a path that should be captured and is not, before others are looked at.
+/// The reason of a path that should be captured and is not, before others are checked.
 const fn passed_by(path: Path) -> Reason {
     match path {
         Path::DnsUdp | Path::DnsTcp => Reason::DnsNotCaptured,
@@ -159,7 +159,7 @@ fn detail(probe: &Probe, seen: ProbeObservation, result: Result<(), Reason>) -> 
     let to = probe.shot.destination;
     let wanted = match probe.fate {
         Fate::Redirected(port) => format!("; it should have been redirected to port {port}"),
-        Fate::Untouched | Fate::Unknown => "; it should have been left alone".to_owned(),
+        Fate::Untouched | Fate::Unknown => "; it should not have been captured".to_owned(),
         Fate::Tproxied => "; it should have been taken by TPROXY".to_owned(),
     };
     let seen = match seen {
@@ -172,7 +172,7 @@ fn detail(probe: &Probe, seen: ProbeObservation, result: Result<(), Reason>) -> 
             "was redirected, and refused".to_owned()
         }
         ProbeObservation::Refused => {
-            "was refused: redirected to a port where nobody listens, or rejected by a rule".to_owned()
+            "was refused: redirected to a port where nothing listens, or rejected by a rule".to_owned()
         }
         ProbeObservation::NotSent(error) => format!("could not be sent: {}", error.desc()),
         ProbeObservation::Undelivered(error) => format!("left the pod and came back: {}", error.desc()),
@@ -198,7 +198,7 @@ pub(crate) struct Tracked {
 /// The one reason that explains the checks best.
 pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: Tracked) -> Reason {
     let Tracked { any: tracked, families: tracked_families } = tracked;
-    // Where nothing translates addresses, it was somebody out there who refused.
+    // Where nothing translates addresses, a host outside refused.
     let passed = |check: &Check| match check.result {
         Err(Reason::RulesNotInEffect) => check.captures,
         Err(Reason::WrongPort) => check.captures && !tracked && !stays(check.path),

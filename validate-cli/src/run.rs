@@ -18,14 +18,14 @@ use redirect_core::{
 use settings_cli::RunOptions;
 use std::{io, net::IpAddr, time::Instant};
 
-/// Why there is no verdict.
+/// Why no verdict was reached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// The settings are wrong.
     #[error("{0}")]
     Input(InputErrors),
-    /// The pod cannot be looked at.
+    /// The pod cannot be checked.
     #[error("cannot read {what}: {cause}")]
     Facts {
         /// What could not be read.
@@ -44,7 +44,7 @@ pub enum RunError {
 }
 
 /// The capabilities that a validation with these settings needs: none in a pod, where it runs as the proxy's user. Root sends its packets as the proxy, enters
-/// the namespace that is named, and writes the verdict where it is told to, which may be in somebody else's directory.
+/// the namespace that is named, and writes the verdict where requested, which may be in another program's directory.
 #[must_use]
 pub fn needed(settings: &RawSettings) -> CapabilitySet {
     let mut needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
@@ -60,7 +60,7 @@ pub fn needed(settings: &RawSettings) -> CapabilitySet {
 /// Validates what these settings ask for. While the pod has no address it waits for one, within the same time.
 ///
 /// # Errors
-/// Wrong settings, all errors together; or the pod cannot be looked at. A pod without address is no error but a
+/// Wrong settings, all errors together; or the pod cannot be checked. A pod without address is not an error but a
 /// verdict.
 pub fn run(settings: &RawSettings) -> Result<ValidationReport, RunError> {
     let stop = Stop::on_signals().ok();

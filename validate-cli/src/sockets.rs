@@ -56,7 +56,7 @@ impl StandIn {
         }
     }
 
-    /// The next connection that has come in; `None` when there is none, an error when it may not be taken. A datagram is an
+    /// The next connection that has come in; `None` without one, an error when it may not be taken. A datagram is an
     /// arrival at once.
     pub(crate) fn next(&self) -> Result<Option<Incoming>, Errno> {
         match self {
@@ -94,7 +94,7 @@ impl AsFd for StandIn {
     }
 }
 
-/// Whether an error says that this process may not have more of something: descriptors, memory, local ports.
+/// Whether an error means that this process has reached a limit: descriptors, memory, local ports.
 pub(crate) const fn is_lack(error: Errno) -> bool {
     matches!(error, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM | Errno::EADDRINUSE)
 }
@@ -156,7 +156,7 @@ impl ProbeSocket {
         };
         match connect(fd.as_raw_fd(), &SockaddrStorage::from(destination)) {
             Ok(()) | Err(Errno::EINPROGRESS) => {}
-            // The address is there, or binding would have failed: it is the port that is not.
+            // The address exists, or binding would have failed: the port is taken.
             Err(Errno::EADDRNOTAVAIL) if source.is_some() => return Err(Errno::EADDRINUSE),
             Err(error) => return Err(error),
         }
@@ -200,7 +200,7 @@ fn unbound(protocol: Protocol, like: SocketAddr) -> Result<OwnedFd, Errno> {
 fn bound(protocol: Protocol, address: SocketAddr) -> Result<OwnedFd, Errno> {
     let fd = unbound(protocol, address)?;
     if protocol == Protocol::Tcp {
-        // For ports in TIME_WAIT; a port somebody listens on stays taken. (For UDP it would share the port.)
+        // For ports in TIME_WAIT; a port something listens on stays taken. (For UDP it would share the port.)
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     }
     if address.is_ipv6() {

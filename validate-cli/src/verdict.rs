@@ -13,7 +13,7 @@ const MESSAGE_LIMIT: usize = 4096;
 pub enum Path {
     /// From loopback to 127.0.0.6 or `::6`: what the proxy sends itself counts as inbound.
     ProxyToSelf,
-    /// To the pod's own address: an inbound call when it is the proxy's, left alone when the application's.
+    /// To the pod's own address: an inbound call when it is the proxy's, not captured when the application's.
     OwnAddress,
     /// From 127.0.0.6 or `::6` to the pod: the proxy handing an inbound connection to the application.
     Passthrough,
@@ -61,7 +61,7 @@ pub struct Check {
     pub path: Path,
     /// Where the probe was sent.
     pub target: Option<SocketAddr>,
-    /// Whether a redirection was expected on this path, rather than being left alone.
+    /// Whether a redirection was expected on this path, rather than an exemption.
     pub captures: bool,
     /// `Ok` when it is as planned.
     pub result: Result<(), Reason>,
@@ -98,7 +98,7 @@ pub struct ValidationReport {
 }
 
 impl ValidationReport {
-    /// A verdict without anything looked at.
+    /// A verdict without anything checked.
     pub(crate) const fn new(reason: Reason, who: Identity) -> Self {
         Self { reason, checks: Vec::new(), unproven: Vec::new(), who, rounds: 0, elapsed: Duration::ZERO }
     }
@@ -161,8 +161,8 @@ impl ValidationReport {
         lines.extend(self.unproven.iter().map(|unproven| (false, format!("{:8} {unproven}", "unproven"))));
         if wrong {
             let remedy = self.reason.remedy();
-            lines.push((true, format!("who can fix it: {}", remedy.agent)));
-            lines.push((true, format!("what to look at: {}", remedy.setting)));
+            lines.push((true, format!("owner: {}", remedy.agent)));
+            lines.push((true, format!("check: {}", remedy.setting)));
             lines.push((true, format!("read on: {}", remedy.document())));
         }
         lines
@@ -278,7 +278,7 @@ mod tests {
         for expected in [
             "no-rules: nothing",
             "FAILED   IPv6 proxy-to-self",
-            "who can fix it: the istio-cni agent",
+            "owner: the istio-cni agent",
             "docs/validation.md#no-rules",
         ] {
             assert!(text.contains(expected), "{expected} is missing in {text}");

@@ -37,9 +37,9 @@ pub(crate) enum Fate {
     Untouched,
     /// It arrives at this port of the loopback address.
     Redirected(Port),
-    /// It is handed to a transparent listener; where there is none, iptables drops it.
+    /// It is handed to a transparent listener; without one, iptables drops it.
     Tproxied,
-    /// It is dropped, or the rules ask for something that cannot be told beforehand.
+    /// It is dropped, or the rules ask for something that cannot be determined beforehand.
     Unknown,
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
         trace::Fate::Proxy { rewritten: true, port, .. } => {
             Port::new(port).map_or(Fate::Unknown, Fate::Redirected)
         }
-        // Nobody else has rules here, and what is dropped proves nothing.
+        // No other program has rules here, and a dropped packet proves nothing.
         trace::Fate::Redirected(_)
         | trace::Fate::Translated
         | trace::Fate::Broken
