@@ -26,13 +26,13 @@ pub struct CommandLine {
     pub pages: Pages,
     /// Its settings, without those of logging, which every program has.
     pub rows: Vec<Row>,
-    /// The words that are no flags: what it works on, each with its name and what it is. Whether one has to be given is for the program to say.
+    /// The words that are not flags: what it works on, each with its name and what it is. Whether one must be given is for the program to say.
     pub operands: &'static [(&'static str, &'static str)],
     /// Subcommands of its own. They take the flags as well.
     pub commands: Vec<Command>,
 }
 
-/// What somebody asks for with a command line.
+/// The request of a command line.
 #[derive(Debug)]
 pub enum Line {
     /// To print this on standard output, and end well.
@@ -50,7 +50,7 @@ pub struct ParsedArgs {
     pub operands: Vec<String>,
     /// The flags that are given, without dashes, with their values.
     pub flags: BTreeMap<String, String>,
-    /// What nobody understands, with what to write instead.
+    /// Unknown words, with corrections.
     pub refused: Vec<(String, Problem)>,
 }
 
@@ -159,7 +159,7 @@ impl CommandLine {
     }
 
     /// The command line as shells complete it: with the words that a flag takes. The parser does without, because what is
-    /// wrong is told with everything else that is.
+    /// wrong is reported with everything else that is.
     #[must_use]
     pub fn completed(&self) -> Command {
         self.all_rows().fold(self.parser(), |command, row| match (row.flag, row.takes.words()) {
@@ -227,7 +227,7 @@ fn log_row(flag: &logging::Flag) -> Row {
     };
     let row = Row::new(takes, flag.meaning).flag(flag.name).default(flag.default);
     match flag.name {
-        "log_stacktrace_level" => row.status(Status::WithoutEffect("there are no stack traces")),
+        "log_stacktrace_level" => row.status(Status::WithoutEffect("stack traces are never logged")),
         _ => row,
     }
 }
