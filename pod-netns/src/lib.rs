@@ -17,7 +17,7 @@ use netns_apply::{facts, pod};
 #[derive(Debug, Default)]
 pub struct NamespaceIndex {
     found: Vec<Sandbox>,
-    /// Files that are no namespaces, or could not be looked into.
+    /// Files that are not namespaces, or could not be looked into.
     passed_over: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct Sandbox {
     addresses: Vec<IpAddr>,
 }
 
-/// Why a directory says nothing about namespaces.
+/// Why a directory's namespaces cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
     /// It cannot be read.
@@ -45,7 +45,7 @@ pub enum SurveyError {
         /// What the kernel says.
         cause: io::Error,
     },
-    /// No file in it is a namespace that can be looked into.
+    /// It has no file of a namespace that can be inspected.
     #[error(
         "{directory} has {files} files and none is a network namespace of a pod; is it the container runtime's directory, and mounted with \
          mountPropagation: HostToContainer?{}",
@@ -72,7 +72,7 @@ pub enum LookupError {
     #[error("no network namespace has the pod's addresses {}", list(.0))]
     Nowhere(Vec<IpAddr>),
     /// Several have.
-    #[error("{} network namespaces have the pod's addresses {}: {}; which one is the pod's cannot be told", .paths.len(), list(.addresses), list(&.paths.iter().map(|path| path.display()).collect::<Vec<_>>()))]
+    #[error("{} network namespaces have the pod's addresses {}: {}; ownership is ambiguous", .paths.len(), list(.addresses), list(&.paths.iter().map(|path| path.display()).collect::<Vec<_>>()))]
     Ambiguous {
         /// The pod's addresses.
         addresses: Vec<IpAddr>,
@@ -91,13 +91,13 @@ pub enum ReopenError {
     /// It cannot be opened any more.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// Its file is another namespace's by now.
-    #[error("{path} is another network namespace by now", path = .0.display())]
+    /// Its file now belongs to another namespace.
+    #[error("{path} is now another network namespace", path = .0.display())]
     Replaced(PathBuf),
 }
 
 impl NamespaceIndex {
-    /// Looks into every namespace of a directory, but never into the host's, for addresses that pods have. Of others nothing is kept:
+    /// Looks into every namespace of a directory, but never into the host's, for addresses that pods have. Keeps nothing of other namespaces:
     /// a container with CAP_NET_ADMIN may make as many as it likes. Takes some ten milliseconds of a processor for 200 of them:
     /// not for an async thread.
     ///
@@ -137,7 +137,7 @@ impl NamespaceIndex {
     /// The one namespace that has all these addresses, which must be among those that were wanted.
     ///
     /// # Errors
-    /// There is none, or more than one.
+    /// None has them, or several have.
     pub fn find(&self, addresses: &[IpAddr]) -> Result<&Sandbox, LookupError> {
         if addresses.is_empty() {
             return Err(LookupError::NoAddress);
@@ -160,7 +160,7 @@ impl NamespaceIndex {
         &self.found
     }
 
-    /// How many namespaces there are, and how many files that are none.
+    /// The numbers of namespaces and of other files.
     #[must_use]
     pub const fn counts(&self) -> (usize, usize) {
         (self.found.len(), self.passed_over)
@@ -174,7 +174,7 @@ impl Sandbox {
         if pod::hosts(&netns)?.is_some() {
             return Ok(None);
         }
-        // A namespace that does not say its addresses is nobody's.
+        // A namespace with unreadable addresses matches no pod.
         let mut addresses = netns.run(|| facts::addresses().unwrap_or_default())?;
         addresses.retain(|address| wanted.contains(address));
         addresses.shrink_to_fit();
@@ -254,7 +254,10 @@ mod tests {
         );
         assert_eq!(find(&[]), Err(LookupError::NoAddress));
         let ambiguous = find(&["10.1.0.2"]).expect_err("two have it").to_string();
-        assert!(ambiguous.contains("/n/0, /n/2") && ambiguous.contains("cannot be told"), "{ambiguous}");
+        assert!(
+            ambiguous.contains("/n/0, /n/2") && ambiguous.contains("ownership is ambiguous"),
+            "{ambiguous}"
+        );
     }
 
     #[test]
