@@ -30,9 +30,9 @@ pub fn pretty(value: &serde_json::Value) -> String {
 /// The addresses of a flag `--address`.
 ///
 /// # Errors
-/// The first word that is no address.
+/// The first word that is not an address.
 pub fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
     let parse =
-        |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is no address"));
+        |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is not an address"));
     text.split(',').map(parse).collect()
 }

@@ -55,7 +55,7 @@ impl Graph {
         graph
     }
 
-    /// A box for each line of the trace that is not indented, with what is indented below it: so the picture tells what the text does.
+    /// A box for each line of the trace that is not indented, with what is indented below it: so the picture shows what the text does.
     fn of_trace(trace: &Trace, detail: Detail) -> Self {
         let mut nodes: Vec<Node> = Vec::new();
         for line in trace.text(detail).lines() {

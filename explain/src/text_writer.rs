@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// The width where there is no terminal.
+/// The width without a terminal.
 pub const USUAL_WIDTH: usize = 80;
 /// Narrower than this nothing can be laid out.
 const NARROWEST: usize = 40;
@@ -19,7 +19,7 @@ pub enum TextStyle {
     Dim,
     /// Something good.
     Green,
-    /// Something to look at.
+    /// Something to check.
     Yellow,
     /// Something wrong.
     Red,
@@ -76,7 +76,7 @@ impl ColorChoice {
 pub struct Layout {
     /// How many characters a line has at most; only a word that is longer makes a longer line.
     pub width: usize,
-    /// Whether there are colours.
+    /// Whether to use colours.
     pub colour: bool,
 }
 
@@ -178,7 +178,7 @@ impl TextWriter {
     }
 
     /// A table: every column as wide as its widest cell, the last one wrapped in what is left. Where that is too little, rows are
-    /// told line by line.
+    /// described line by line.
     pub fn table(&mut self, heads: &[&str], rows: &[Vec<String>]) {
         let harmless: Vec<Vec<String>> =
             rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
@@ -302,7 +302,7 @@ mod tests {
         assert!(Layout::new(true, Some(100), ColorChoice::Auto, env(&[])).colour);
         assert!(
             Layout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "")])).colour,
-            "empty says nothing"
+            "empty counts as unset"
         );
         assert!(!Layout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "1")])).colour);
         assert!(!Layout::new(true, None, ColorChoice::Auto, env(&[("TERM", "dumb")])).colour);

@@ -77,7 +77,7 @@ impl Compared {
             paper.line(0, "no packet changes its fate: both mean the same");
             return paper.into_text();
         }
-        paper.heading("traffic that changes its fate");
+        paper.heading("traffic treated differently");
         for one in &self.traffic {
             paper.labelled(2, "", &one.region.to_string());
             paper.labelled(6, "before: ", &one.before.to_string());

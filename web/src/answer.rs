@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::input::{Around, Side};
 
-/// What somebody asks: the fields of the page.
+/// A question: the fields of the page.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Question {
@@ -33,7 +33,7 @@ pub struct Question {
     pub packet: Option<PacketQuestion>,
 }
 
-/// What somebody asks about a packet: the flags of `redirectctl trace`.
+/// A question about a packet: the flags of `redirectctl trace`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PacketQuestion {
@@ -50,7 +50,7 @@ pub struct PacketQuestion {
     pub mark: String,
     /// What connection tracking says of it.
     pub state: String,
-    /// Whether rules that are not about it are told, too.
+    /// Whether rules that are not about it are reported, too.
     pub every: bool,
 }
 
@@ -106,7 +106,7 @@ pub struct Trace {
 }
 
 impl Answer {
-    /// To what is no question.
+    /// To what is not a question.
     pub(crate) fn not_understood(why: &str) -> Self {
         Self {
             errors: vec![format!("the page does not fit its program ({why}); load it again")],
@@ -153,7 +153,8 @@ fn given<T>(
 }
 
 fn servers(text: &str) -> Result<Vec<IpAddr>, String> {
-    let parse = |word: &str| word.trim().parse().map_err(|_| format!("name servers: {word:?} is no address"));
+    let parse =
+        |word: &str| word.trim().parse().map_err(|_| format!("name servers: {word:?} is not an address"));
     text.split(',').map(parse).collect()
 }
 
@@ -177,7 +178,7 @@ impl Diff {
 }
 
 impl Trace {
-    /// The packet's way; none where there are no rules to follow it through.
+    /// The packet's path; `None` without rules to follow it through.
     fn of(way: &PacketQuestion, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
         let plan = side.plan.as_ref().filter(|_| side.skipped.is_none())?;
         let packet = match packet(&way.said(), Some(&plan.plan), addresses) {

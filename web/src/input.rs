@@ -1,4 +1,4 @@
-//! What somebody pastes: a pod's manifest, a pod's annotations, or flags.
+//! The pasted text: a pod's manifest, a pod's annotations, or flags.
 
 use std::net::IpAddr;
 
@@ -41,7 +41,7 @@ pub struct Side {
     pub errors: Vec<String>,
     /// What is worth knowing besides.
     pub notices: Vec<String>,
-    /// Why the pod is left alone, if it is.
+    /// Why the pod is not redirected, if so.
     pub left_alone: Option<String>,
     /// The rules, table by table.
     pub tables: Vec<Table>,
@@ -220,8 +220,9 @@ fn of_object(
     notices.extend(misspelt(&pod.facts).iter().map(ToString::to_string));
     let switches = unreadable_switches(&pod.facts).into_iter();
     notices.extend(
-        switches
-            .map(|(name, text)| format!("variable {name} of container istio-proxy is no boolean: {text:?}")),
+        switches.map(|(name, text)| {
+            format!("variable {name} of container istio-proxy is not a boolean: {text:?}")
+        }),
     );
     Ok(match decided.settled()? {
         Ok(redirect) => {
