@@ -1,4 +1,4 @@
-//! The API server, asked for what commands look at. One question has one try: somebody waits for the answer.
+//! The API server, asked for what commands check. Each request has one try: a person waits for the answer.
 
 use std::cell::Cell;
 use std::fs;
@@ -32,7 +32,7 @@ const EVENTS: [&str; 3] = ["reason=FailedCreatePodSandBox", "source=cni-repair",
 /// Which kubeconfigs may be used: the one that is named, else that of the environment, else those of a node, else the user's.
 ///
 /// # Errors
-/// There is none.
+/// None was found.
 pub fn kubeconfigs(
     named: Option<&str>,
     env: impl Fn(&str) -> Option<String>,
@@ -46,7 +46,7 @@ pub fn kubeconfigs(
     let found: Vec<PathBuf> = candidates.filter(|path| fs::metadata(path).is_ok()).collect();
     if found.is_empty() {
         return Err(InputError::of(
-            "there is no kubeconfig: name one with --kubeconfig or KUBECONFIG, or give pods with --file",
+            "no kubeconfig found; set --kubeconfig or KUBECONFIG, or give pods with --file",
         ));
     }
     Ok(found)
@@ -63,7 +63,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Nobody is contacted yet.
+    /// Contacts no server yet.
     ///
     /// # Errors
     /// No kubeconfig is of any use: why, for each.
@@ -100,7 +100,7 @@ impl ApiServer {
         let found = self.ask(request).map_err(|(path, failure)| {
             if matches!(&failure, ApiError::NotFound(words) if words.by_api) {
                 return InputError(vec![format!(
-                    "the API server has no pod {name} (404); kubectl get pods -n {} shows which there are",
+                    "the API server has no pod {name} (404); kubectl get pods -n {} lists its pods",
                     name.namespace
                 )]);
             }
@@ -136,7 +136,7 @@ impl ApiServer {
         Err(self.something_else("asked for pods"))
     }
 
-    /// What there is to know about one pod besides itself.
+    /// Everything known about one pod besides its object.
     #[must_use]
     pub fn around_pod(&self, name: &PodName, pod: &Value) -> Cluster {
         let mut cluster = Cluster::default();
@@ -153,7 +153,7 @@ impl ApiServer {
         cluster
     }
 
-    /// What there is to know about a node and its pods besides these.
+    /// Everything known about a node and its pods besides their objects.
     #[must_use]
     pub fn around_node(&self, node: &str, pods: &[Value]) -> Cluster {
         let mut cluster = Cluster::default();
@@ -179,7 +179,7 @@ impl ApiServer {
         self.unless_silent("runtime classes", request, cluster, items);
     }
 
-    /// Whether there was an answer.
+    /// Whether an answer came.
     fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut Cluster) -> bool {
         let params = ListParams::default().fields(fields).limit(MOST_EVENTS);
         self.unless_silent(what, || Request::new(path).list(&params), cluster, items)
@@ -229,7 +229,7 @@ impl ApiServer {
                 }
             }
         }
-        Err(refused.unwrap_or_else(|| (PathBuf::new(), ApiError::Impossible("nobody to ask".to_owned()))))
+        Err(refused.unwrap_or_else(|| (PathBuf::new(), ApiError::Impossible("no server to ask".to_owned()))))
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{FAILED, FINE, report, why};
 /// Where runtimes keep pods' network namespaces.
 pub(crate) const NETNS_DIR: &str = "/var/run/netns";
 
-/// How many errors are told, and how much of each: an annotation may have 256 KiB.
+/// How many errors are reported, and how much of each: an annotation may have 256 KiB.
 const MOST_ERRORS: usize = 50;
 const LONGEST_ERROR: usize = 2000;
 
@@ -66,7 +66,7 @@ fn general(first: &str, rest: &[String]) -> Result<String, String> {
         ("man", []) => Ok(PROGRAM.manual(whole())),
         ("completion", [shell]) => {
             let shell: Shell =
-                shell.parse().map_err(|_| format!("{shell:?} is no shell that is known: bash, zsh, fish"))?;
+                shell.parse().map_err(|_| format!("{shell:?} is not a supported shell: bash, zsh, fish"))?;
             Ok(settings_cli::completions(shell, whole(), "redirectctl"))
         }
         ("completion", _) => Err("completion needs a shell: bash, zsh or fish".to_owned()),

@@ -110,7 +110,7 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
     }
     let plan = redirect.plan();
     match &seen.mismatch {
-        // Told of any namespace.
+        // Reported of any namespace.
         None | Some(Mismatch::TwoBackends) => {}
         Some(Mismatch::Different(differences)) => all.extend(different(&plan, differences)),
         Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
@@ -118,7 +118,7 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
         // A kind that this program does not know yet.
         Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),
     }
-    // Before its containers run nobody listens yet.
+    // Before its containers run nothing listens yet.
     if pod.is_none_or(|pod| pod.phase.as_deref().is_none_or(|phase| phase == "Running")) {
         all.extend(unserved(redirect, &plan, seen));
     }
@@ -161,7 +161,7 @@ fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> boo
     wanted > 0 && missing.count() >= wanted
 }
 
-/// Without the routing that is missing because `lo` has no address, which is told by itself.
+/// Without the routing that is missing because `lo` has no address, which is reported by itself.
 fn foreign(findings: &[interference::Finding], seen: &Inspection) -> Vec<Finding> {
     let has_loopback = seen.addresses.iter().any(IpAddr::is_loopback);
     let is_told = |finding: &&interference::Finding| has_loopback || finding.effect != Effect::Routes;
@@ -213,7 +213,7 @@ fn unserved(redirect: &Redirect, plan: &RulePlan, seen: &Inspection) -> Vec<Find
                 .collect();
             if users.is_empty() {
                 let cause = if is_dns { Cause::DnsNobodyListens } else { Cause::NobodyListens };
-                all.entry(cause).or_default().push(format!("nobody listens on {word} port {port}"));
+                all.entry(cause).or_default().push(format!("nothing listens on {word} port {port}"));
             }
             let strangers =
                 users.iter().filter(|user| !seen.foreign && !redirect.proxy_uids().contains(user));
@@ -377,9 +377,9 @@ fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
 fn misspellings(pod: &Pod) -> Option<Finding> {
     let mut seen: Vec<String> = misspelt(&pod.facts).iter().map(ToString::to_string).collect();
     seen.extend(
-        unreadable_switches(&pod.facts)
-            .into_iter()
-            .map(|(name, text)| format!("variable {name} of container istio-proxy is no boolean: {text:?}")),
+        unreadable_switches(&pod.facts).into_iter().map(|(name, text)| {
+            format!("variable {name} of container istio-proxy is not a boolean: {text:?}")
+        }),
     );
     (!seen.is_empty()).then_some(Finding { cause: Cause::Misspelt, seen })
 }

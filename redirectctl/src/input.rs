@@ -172,7 +172,7 @@ pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
     of_text(text, Pods::default())?.finish()
 }
 
-/// Pods from their objects, and told what is around them.
+/// Pods from their objects, with their context.
 ///
 /// # Errors
 /// Everything wrong with them.
@@ -194,7 +194,7 @@ pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, InputEr
 /// The one pod of a file.
 ///
 /// # Errors
-/// There is none, or more than one, or it cannot be read.
+/// None is given, or more than one, or it cannot be read.
 pub fn pod_of_file(path: &str) -> Result<Pod, InputError> {
     let (mut pods, _) = pods_of_file(path)?;
     match (pods.pop(), pods.len()) {
@@ -219,7 +219,7 @@ pub fn pod_name(text: &str) -> Result<PodName, String> {
     if is_name(namespace) && is_name(name) {
         Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
     } else {
-        Err(format!("{text:?} is no pod; write NAMESPACE/NAME"))
+        Err(format!("{text:?} is not a pod; write NAMESPACE/NAME"))
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Pod {
     pub node: Option<String>,
     /// `Running`, `Pending`, ...
     pub phase: Option<String>,
-    /// What tells it from an earlier pod of its name; empty where nobody says.
+    /// What distinguishes it from an earlier pod of its name; empty if unknown.
     pub uid: String,
     /// Its conditions.
     pub conditions: Vec<Condition>,

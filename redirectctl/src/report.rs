@@ -14,7 +14,7 @@ use crate::{FINE, FOUND};
 
 pub use explain::VERSION;
 
-/// The ports of a proxy that is told nothing, shown where there is no plan.
+/// The default ports of a proxy, shown without a plan.
 const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
 
 /// How much of a finding, and of a setting's value, text for people shows: a pod's annotations may have 256 KiB.
@@ -31,7 +31,7 @@ pub struct Report {
     pub netns: Option<PathBuf>,
     /// What is to be done with it.
     pub decided: PodDecision,
-    /// The plugins of the node in their order, and the file that says so.
+    /// The plugins of the node in their order, and their file.
     pub order: Option<(PathBuf, Vec<String>)>,
     /// What was seen.
     pub inspection: Option<Inspection>,
@@ -39,7 +39,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-/// The exit code for findings: notes are no trouble.
+/// The exit code for findings: notes are not trouble.
 #[must_use]
 pub fn code(findings: &[Finding]) -> u8 {
     match worst(findings) {
@@ -68,7 +68,7 @@ impl Report {
         }
         self.settings(&mut paper);
         if self.findings.is_empty() && matches!(self.decided, PodDecision::Unknown) {
-            paper.line(0, "nothing was compared: without a pod it is not known what has to be here");
+            paper.line(0, "nothing was compared: no pod was given");
         } else {
             findings(&self.findings, &mut paper);
         }
@@ -82,7 +82,7 @@ impl Report {
                 format!("to be redirected: {}, {families}", redirect.mode().word())
             }
             PodDecision::Skip(reason) => {
-                format!("to be left alone: {} ({})", reason.explanation(), reason.word())
+                format!("not to be redirected: {} ({})", reason.explanation(), reason.word())
             }
             PodDecision::HostNetwork => {
                 "none: the pod is on the host's network, and no plugin is asked about it".to_owned()
@@ -115,7 +115,7 @@ impl Report {
             let on = seen.listeners.iter().filter(|listener| listener.port == port);
             let who: Vec<String> =
                 on.map(|listener| format!("{} user {}", listener.protocol(), listener.user)).collect();
-            format!("{port}: {}", if who.is_empty() { "nobody".to_owned() } else { who.join(", ") })
+            format!("{port}: {}", if who.is_empty() { "no one".to_owned() } else { who.join(", ") })
         };
         ports.into_iter().map(of).collect::<Vec<_>>().join("; ")
     }

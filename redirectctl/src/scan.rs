@@ -26,7 +26,7 @@ use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 pub enum State {
     /// It is redirected as planned, and nothing is wrong.
     Redirected,
-    /// It is left alone, as it is to be.
+    /// It is not redirected, as intended.
     LeftAlone,
     /// It should be redirected and is not.
     NotRedirected,
@@ -34,11 +34,11 @@ pub enum State {
     Unexpected,
     /// It is redirected otherwise than planned.
     Drifted,
-    /// It is redirected as planned, and rules of others come first.
+    /// It is redirected as planned, and other programs' rules come first.
     Foreign,
     /// Its rules are as planned, and something else is wrong.
     Faulty,
-    /// It cannot be told.
+    /// It cannot be determined.
     Unknown,
 }
 
@@ -98,10 +98,10 @@ impl State {
     }
 }
 
-/// A pod, or a namespace of nobody's.
+/// A pod, or a namespace without a pod.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its name; for a namespace of nobody's, its file.
+    /// Its name; for a namespace without a pod, its file.
     pub subject: String,
     /// How it stands.
     pub state: State,
@@ -114,15 +114,15 @@ pub struct Entry {
 pub struct Scan {
     /// What is wrong with the node itself.
     pub node: Vec<Finding>,
-    /// Its pods in the order of their names, then namespaces of nobody's that hold rules of the mesh.
+    /// Its pods in the order of their names, then namespaces without a pod that hold rules of the mesh.
     pub entries: Vec<Entry>,
 }
 
-/// What has to be known of a pod before it is looked at: its addresses, whether it is on the host's network, whether it is over.
+/// What must be known of a pod before it is checked: its addresses, whether it is on the host's network, whether it is over.
 type Outline = (Vec<IpAddr>, bool, bool);
 
 impl Scan {
-    /// Looks at every pod, whose namespaces are those of a directory.
+    /// Checks every pod, whose namespaces are those of a directory.
     ///
     /// # Errors
     /// The directory has nothing that can be looked into.
@@ -160,7 +160,7 @@ impl Scan {
         let survey = NamespaceIndex::of(directory, &wanted)?;
         let looked = in_parallel(&here, |(index, _)| pod(*index).map(|pod| of_pod(&pod, &survey, node)));
         let mut entries: Vec<Entry> = looked.into_iter().flatten().collect();
-        // One that is somebody's, or may be one of two pods', is told there.
+        // One that belongs to a pod, or may belong to one of two, is reported there.
         let known: BTreeSet<PathBuf> = here
             .iter()
             .filter_map(|(_, addresses)| survey.find(addresses).ok())
@@ -281,7 +281,7 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     let unfound = |cause: Cause, why: String| {
         let decided = node.decide_without_namespace(pod);
         let mut all = findings(Some(pod), &decided, None);
-        // A pod that is left alone needs no namespace to be so, and one that has not started has none.
+        // A pod that is not redirected needs no namespace for that, and one that has not started has none.
         let needs_none = matches!(decided, PodDecision::Skip(_)) || pod.addresses.is_empty();
         if !needs_none {
             all.insert(0, Finding::new(cause, why));
@@ -305,7 +305,7 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     }
 }
 
-/// A namespace of nobody's is worth a word only where it holds rules of the mesh.
+/// A namespace without a pod is reported only if it holds rules of the mesh.
 fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
     let netns = sandbox.open().ok()?;
     let (decided, seen) = read_or_cause(&netns, None, node).ok()?;
@@ -315,7 +315,7 @@ fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
     Some(entry(sandbox.path().display().to_string(), &decided, found))
 }
 
-/// Does something with every item, on as many threads as there are processors; the answers are in the order of the items.
+/// Does something with every item, with one thread per processor; the answers are in the order of the items.
 fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> Vec<U> {
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(8);
     let next = AtomicUsize::new(0);

@@ -15,7 +15,7 @@ use crate::report::Report;
 /// What is to be done with a pod, and what its namespace holds.
 pub type Looked = (PodDecision, Option<Inspection>);
 
-/// Looks at a network namespace, as that of this pod where there is one.
+/// Checks a network namespace, as that of this pod if any.
 #[must_use]
 pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
     let opened = Netns::open(path).map_err(|error| error.to_string());
@@ -25,14 +25,14 @@ pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
     report(subject, Some(path.to_owned()), pod, node, looked, Cause::Unreadable, without)
 }
 
-/// Looks at a pod, whose namespace is looked for among those of a directory.
+/// Checks a pod, whose namespace is looked for among those of a directory.
 #[must_use]
 pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
     let survey = NamespaceIndex::of(directory, &pod.addresses.iter().copied().collect());
     pod_among(pod, survey.as_ref(), node)
 }
 
-/// Looks at a pod, whose namespace is looked for among those of a survey for its addresses.
+/// Checks a pod, whose namespace is looked for among those of a survey for its addresses.
 #[must_use]
 pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node: &Node) -> Report {
     let without = || node.decide_without_namespace(pod);

@@ -19,7 +19,7 @@ pub use view::{Screen, counted, started, totals};
 /// One of the mesh's rules, and what it has counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watched {
-    /// Where it stands.
+    /// Its position.
     pub place: RuleLocation,
     /// What it says.
     pub text: String,
@@ -39,7 +39,7 @@ pub struct CounterSnapshot {
 /// What is new since the look before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CounterUpdate {
-    /// There are other rules, or counters went back: counting begins anew.
+    /// The rules changed, or counters went back: counting begins again.
     OtherRules,
     /// These rules counted, by their index in the look.
     Counted(Vec<(usize, Counter)>),
@@ -119,7 +119,7 @@ impl WatchExit {
     }
 }
 
-/// All rules with their totals, for programs: the first line, and again whenever there are other rules.
+/// All rules with their totals, for programs: the first line, and again whenever the rules change.
 #[must_use]
 pub fn rules_json(subject: &str, netns: &str, time: &str, look: &CounterSnapshot) -> Value {
     json!({

@@ -83,10 +83,10 @@ const ERROR_CODES: &[(Code, &str)] = &[
     (Code::IncompatibleVersion, "the configuration's version is not the plugin's, or has no such command"),
     (Code::Environment, "an environment variable of the runtime is missing or wrong"),
     (Code::Io, "standard input cannot be read"),
-    (Code::Decode, "standard input is no JSON object"),
+    (Code::Decode, "standard input is not a JSON object"),
     (Code::Config, "the configuration is wrong; the message names each key"),
     (Code::TryAgain, "it may work later, and the runtime tries again"),
-    (Code::NotAvailable, "pods cannot be served at present"),
+    (Code::NotAvailable, "pods cannot be served now"),
     (Code::LimitedConnectivity, "pods cannot be served, and those that run may lack something"),
     (Code::Pod, "the pod's own settings are wrong; its owner has to change them"),
     (Code::Forbidden, "the API server refuses the plugin (403): its role is missing"),
@@ -108,9 +108,9 @@ pub fn explain(word: &str, layout: Layout) -> Result<String, String> {
         let words = all.iter().map(|entry| entry.word.as_str());
         let near: Vec<&str> = words.filter(|known| known.contains(word) && word.len() > 2).collect();
         return Err(if near.is_empty() {
-            format!("{word:?} is no reason or code that is known here; redirectctl why lists all")
+            format!("{word:?} is not a known reason or code; redirectctl why lists all")
         } else {
-            format!("{word:?} is no reason or code that is known here; is {} meant?", near.join(" or "))
+            format!("{word:?} is not a known reason or code; did you mean {}?", near.join(" or "))
         });
     }
     let mut paper = TextWriter::new(layout);

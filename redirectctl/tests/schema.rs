@@ -71,7 +71,7 @@ fn pod(annotations: &Value) -> Pod {
     Pod::from_json(&pod).unwrap()
 }
 
-/// Reports of everything that can be decided, made, and of the network namespace that the test runs in, looked at.
+/// Reports of everything that can be decided, made, and of the network namespace that the test runs in, checked.
 fn reports() -> Vec<Value> {
     let node = Node::default();
     let redirected = pod(
@@ -214,7 +214,7 @@ fn what_is_written_is_what_the_schema_says() {
     let mut described = BTreeSet::new();
     defined(&own(), &mut described);
     let made_up: Vec<&String> = described.difference(&written).collect();
-    assert!(made_up.is_empty(), "nobody writes {made_up:?}");
+    assert!(made_up.is_empty(), "no program writes {made_up:?}");
 }
 
 /// The program itself, as somebody calls it: no command with `--output json` is without a schema.
@@ -293,7 +293,7 @@ fn the_codes_are_those_of_the_findings() {
     let listed: Vec<String> =
         serde_json::from_value(own()["$defs"]["finding"]["properties"]["code"]["enum"].clone()).unwrap();
     let wanted: Vec<&str> = Cause::ALL.iter().copied().map(Cause::code).collect();
-    assert_eq!(listed, wanted, "$defs.finding.properties.code.enum has to be {}", json!(wanted));
+    assert_eq!(listed, wanted, "$defs.finding.properties.code.enum must be {}", json!(wanted));
 }
 
 /// Every property and every word that a document has.

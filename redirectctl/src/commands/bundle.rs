@@ -25,7 +25,7 @@ use crate::text_writer::TextWriter;
 use crate::watch::{CounterSnapshot, rule_json};
 use crate::{FINE, cni, show};
 
-/// The port of the agent's metrics, unless it is told otherwise.
+/// The port of the agent's metrics, unless it is reported otherwise.
 const METRICS_PORT: u16 = 15014;
 /// The name of the plugin's log in the run directory.
 const LOG: &str = "istio-cni.log";
@@ -119,7 +119,7 @@ fn of_pods(
     for object in objects {
         match Pod::from_json(object) {
             Ok(pod) => pods.push(pod),
-            Err(_) => bundle.leave_out("pods", "one is none"),
+            Err(_) => bundle.leave_out("pods", "one is missing"),
         }
     }
     cluster.tell(&mut pods);
@@ -141,7 +141,7 @@ fn of_pods(
     let wanted = pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
     let survey = NamespaceIndex::of(&directory, &wanted);
     for (number, pod) in pods.iter().enumerate() {
-        // Names come from pods; what cannot be one is no part of a path.
+        // Names come from pods; what cannot be one is not a part of a path.
         let name = pod.name.to_string();
         let name = if input::pod_name(&name).is_ok() { name } else { format!("unnamed/{number}") };
         let report = show::pod_among(pod, survey.as_ref(), node);

@@ -31,7 +31,7 @@ pub struct Given {
     pub(super) layout: Layout,
 }
 
-/// How text on standard output is laid out at this moment. A word for colours that is none is complained of elsewhere.
+/// How text on standard output is laid out at this moment. An invalid word for colours is reported elsewhere.
 pub(super) fn layout(flags: &BTreeMap<String, String>, env: &BTreeMap<String, String>) -> Layout {
     let colour = flags.get("color").and_then(|word| ColorChoice::named(word)).unwrap_or_default();
     let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
@@ -43,7 +43,7 @@ impl Given {
         self.flags.get(name).map(String::as_str).filter(|text| !text.is_empty())
     }
 
-    /// How text is laid out at this moment: a terminal may have another width by now.
+    /// How text is laid out at this moment: a terminal may have changed its width.
     pub(super) fn layout_now(&self) -> Layout {
         layout(&self.flags, &self.env)
     }
@@ -76,7 +76,7 @@ impl Given {
         empty.map(|flag| format!("flag --{flag}: is empty; name a path, or leave the flag out")).collect()
     }
 
-    /// Settings that cannot be understood; or that say nothing, because a pod says all.
+    /// Settings that cannot be understood; or that have no effect beside a pod.
     pub(super) fn wrong_settings(&self) -> Vec<String> {
         let mut wrong = flags::wrong(&self.input.settings, &NameFiles);
         let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
@@ -86,7 +86,9 @@ impl Given {
                     if let Source::Flag(flag) = source { Some(flag) } else { None }
                 });
             wrong.extend(flags.map(|flag| {
-                format!("flag --{flag}: says nothing beside a pod, whose annotations say all; leave it or the pod out")
+                format!(
+                    "flag --{flag}: has no effect beside a pod, whose annotations decide; omit it or the pod"
+                )
             }));
         }
         if self.flag("file").is_some() && self.flag("pod").is_some() {
@@ -137,7 +139,7 @@ impl Given {
     pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, InputError> {
         let address = self.flag("agent").unwrap_or(AGENT_HEALTH);
         let address: SocketAddr = address.parse().map_err(|_| {
-            InputError(vec![format!("flag --agent: {address:?} is no IP address with a port")])
+            InputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
         })?;
         Ok(self.node()?.with_health(address, cluster, pods))
     }

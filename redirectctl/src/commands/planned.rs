@@ -146,7 +146,7 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
     Ok(Answer { text, code: FINE })
 }
 
-/// All rules of a network namespace, whoever's; those of the pod that is given know their settings. Also what is not examined there.
+/// All rules of a network namespace, of any program; those of the given pod know their settings. Also lists what is not examined.
 fn in_namespace(
     path: &str,
     said: &Said<'_>,
@@ -182,7 +182,7 @@ pub(super) fn diff(given: &Given) -> Result<Answer, InputError> {
     Ok(Answer { text, code: if compared.traffic.is_empty() { FINE } else { FOUND } })
 }
 
-/// The plan of one side: of a manifest, or of flags. A pod that is left alone has the plan of nothing.
+/// The plan of one side: of a manifest, or of flags. A pod that is not redirected has an empty plan.
 fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
     let Some(words) = operand.strip_prefix(FLAGS) else {
         let plan = match decide(&input::pod_of_file(operand)?, given)? {

@@ -15,7 +15,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The one that `POD`, `--file` and `--netns` name; the one this runs in where they name none. It is not kept open: that
+    /// The one that `POD`, `--file` and `--netns` name; by default the one this runs in. Not kept open, which
     /// would keep it alive.
     pub(super) fn of(given: &Given, pod: Option<&str>) -> Result<Self, InputError> {
         let pod = match (pod, given.flag("file")) {

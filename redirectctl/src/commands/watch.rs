@@ -1,4 +1,4 @@
-//! `watch`: looks at the mesh's rules again and again, until a signal comes or the network namespace goes.
+//! `watch`: checks the mesh's rules repeatedly, until a signal comes or the network namespace goes.
 //!
 //! Between two looks nothing of the namespace is held: an open file of it would keep a dead pod's namespace alive.
 
@@ -28,9 +28,9 @@ use crate::watch::{
 
 /// The shortest and the longest pause between two looks.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
-/// How many looks may fail in a row: somebody else may change rules faster than they can be read.
+/// How many looks may fail in a row: another program may change rules faster than they can be read.
 const MOST_FAILURES: u32 = 5;
-/// The height of a terminal that does not tell it.
+/// The height of a terminal that does not report it.
 const USUAL_HEIGHT: usize = 24;
 
 /// `watch`
@@ -71,16 +71,17 @@ pub(super) fn watch(given: &Given) -> Result<Answer, InputError> {
 fn pause(text: &str) -> Result<Duration, InputError> {
     let [least, most] = PAUSES;
     let parsed = parse_duration(text).ok().filter(|pause| (least..=most).contains(pause));
-    let wrong =
-        || InputError(vec![format!("flag --interval: {text:?} is no duration such as 1s, from 100ms to 1h")]);
+    let wrong = || {
+        InputError(vec![format!("flag --interval: {text:?} is not a duration such as 1s, from 100ms to 1h")])
+    };
     parsed.ok_or_else(wrong)
 }
 
 /// Why nothing was seen.
 enum ReadFailure {
-    /// The namespace is gone, or its file names another one by now.
+    /// The namespace is gone, or its file now names another one.
     Gone,
-    /// It is there and cannot be looked at.
+    /// It is there and cannot be checked.
     Failed(String),
 }
 
@@ -161,7 +162,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Waits until it is time for the next look; whether a signal asks for the end meanwhile.
+    /// Waits until the next round is due; returns whether a signal requests the end.
     async fn wait(
         &self,
         signals: &mut Signals,
@@ -256,7 +257,7 @@ impl<'a> Writer<'a> {
         write(&text)
     }
 
-    /// Draws everything again, as large as the terminal is by now.
+    /// Draws everything again, at the terminal's current size.
     fn redraw(&self, shown: &Shown) -> io::Result<()> {
         if self.screen.is_none() {
             return Ok(());

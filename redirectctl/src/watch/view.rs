@@ -10,13 +10,13 @@ use redirect_core::trace::Origin;
 use super::{CounterSnapshot, Watched};
 use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
-/// How many lines of a screen are no rules: the subject, the heading, and what is left out.
+/// How many lines of a screen are not rules: the subject, the heading, and what is left out.
 const FRAME: usize = 4;
-/// Empties a line before it is drawn: behind a line that is as wide as the terminal, it would take its last character.
+/// Clears a line before drawing it: behind a line as wide as the terminal, it would take its last character.
 const ERASE: &str = "\u{1b}[K";
 /// Said below totals, because it surprises.
 const OF_NAT: &str =
-    "only the first packet of a connection meets rules in nat tables: packets there are connections";
+    "only the first packet of a connection meets rules in nat tables: their packet counts are connections";
 
 /// All rules with their totals.
 #[must_use]
@@ -50,7 +50,7 @@ pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
 
 fn silent(look: &CounterSnapshot) -> String {
     let (some, all) = (look.without_counter(), look.rules.len());
-    format!("{some} of {all} rules do not count: whoever made them left counters out")
+    format!("{some} of {all} rules do not count: they were created without counters")
 }
 
 fn said(origin: Origin) -> String {
@@ -98,7 +98,7 @@ fn clipped(text: &str, width: usize) -> String {
     kept + "…\n"
 }
 
-/// A terminal that shows all rules and is drawn anew with every look.
+/// A terminal that shows all rules and is drawn again with every look.
 #[derive(Debug, Clone, Copy)]
 pub struct Screen<'a> {
     /// Whose rules they are.
@@ -112,7 +112,7 @@ pub struct Screen<'a> {
 }
 
 impl Screen<'_> {
-    /// As it is drawn: over what was there, so that nothing flickers. Where the terminal has too few lines, rules that
+    /// As it is drawn: over the previous frame, so that nothing flickers. If the terminal has too few lines, rules that
     /// counted come before others.
     #[must_use]
     pub fn text(&self, layout: Layout, height: usize) -> String {
@@ -163,7 +163,7 @@ impl Screen<'_> {
         self.added.iter().find(|(of, _)| *of == index).map_or_else(Counter::default, |(_, added)| *added)
     }
 
-    /// Packets in a second, in tenths where there are few.
+    /// Packets in a second, in tenths if few.
     fn rate(&self, added: Counter) -> String {
         let millis = u64::try_from(self.since.as_millis()).unwrap_or(u64::MAX);
         if added.packets == 0 || millis == 0 {

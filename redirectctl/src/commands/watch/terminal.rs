@@ -1,4 +1,4 @@
-//! The terminal that `watch` draws on, and the signals it hears meanwhile.
+//! The terminal that `watch` draws on, and the signals it receives.
 
 use std::future::poll_fn;
 use std::io::{self, Write};
@@ -33,7 +33,7 @@ impl Drop for AlternateScreen {
     }
 }
 
-/// Stops this process as Ctrl-Z does, until somebody continues it.
+/// Stops this process as Ctrl-Z does, until it is continued.
 pub(super) fn stop() -> io::Result<()> {
     Ok(raise(signal::Signal::SIGSTOP)?)
 }
@@ -57,7 +57,7 @@ pub(super) enum WakeReason {
     Suspended,
 }
 
-/// The signals that are heard.
+/// The signals that it handles.
 #[derive(Debug)]
 pub(super) struct Signals([(Signal, WakeReason); 4]);
 
