@@ -18,7 +18,7 @@ use redirectctl::{
 };
 use serde_json::Value;
 
-/// Checks a plan in every form that there is of it.
+/// Checks a plan in each of its forms.
 ///
 /// # Panics
 /// Something is not as it should be.
