@@ -54,7 +54,7 @@ impl FoundRouting {
 }
 
 impl RoutingItem {
-    /// The family whose policy routing it concerns; the address is not a routing.
+    /// The family whose policy routing it concerns; the address is not routing.
     #[must_use]
     pub const fn family(self) -> Option<Family> {
         match self {

@@ -1,12 +1,12 @@
 //! Other programs' rules that interfere with a plan's.
 //!
-//! That every rule of a plan is in force does not mean that traffic is captured: a packet meets all base chains of its hooks, by
+//! Rules in force do not prove that traffic is captured: a packet meets all base chains of its hooks, by
 //! priority, and a chain of another program may translate it first, drop it, or hide it from connection tracking; within a
 //! built-in chain a rule before the mesh's may end it. [`find`] sends packets that the plan captures through everything that hangs on their way, and
 //! names what they meet.
 //!
-//! A rule whose conditions are understood and that no captured packet fulfils is not a finding. One with a condition or
-//! statement that is not understood is one that [may](Severity::May) interfere. Judged are first packets, in the direction in
+//! A rule with supported conditions that no captured packet fulfils is not a finding. One with an unsupported condition or
+//! statement [may](Severity::May) interfere. The search judges first packets, in the direction in
 //! which a connection is opened.
 
 mod opening;
@@ -135,10 +135,10 @@ impl Effect {
                 "may keep connection tracking, and REDIRECT with it, from packets"
             }
             (Self::Remarks, Severity::Does) => {
-                "changes a mark that the mesh's rules, or TPROXY's routing, check"
+                "changes a mark that the mesh's rules, or TPROXY's routing, match"
             }
             (Self::Remarks, Severity::May) => {
-                "may change a mark that the mesh's rules, or TPROXY's routing, check"
+                "may change a mark that the mesh's rules, or TPROXY's routing, match"
             }
             (Self::Tproxies, Severity::Does) => "hands packets to another transparent proxy",
             (Self::Tproxies, Severity::May) => "may hand packets to another transparent proxy",

@@ -36,14 +36,14 @@ pub enum Opener {
 
 /// Users and groups of applications, when unknown.
 const USUAL: u32 = 1000;
-/// By which a pod reaches itself.
+/// The interface by which a pod reaches itself.
 const LOOPBACK: &str = "lo";
 
-/// What a plan captures, ready to be asked about any number of connections.
+/// What a plan captures, prepared for queries about any number of connections.
 #[derive(Debug, Clone)]
 pub struct Captures {
     rules: [(Family, TraceRules); 2],
-    /// The groups that the plan's rules ask for.
+    /// The groups that the plan's rules match.
     groups: Vec<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! Everything that hangs on the hooks of a network namespace, of any program: tables, chains, rules as far as they are
-//! understood.
+//! Everything on the hooks of a network namespace, from any program: tables, chains, rules as far as they are
+//! supported.
 
 mod hooks;
 mod lookup;
@@ -85,7 +85,7 @@ pub struct TableName {
 }
 
 impl TableName {
-    /// That of no table, where something that is in none must be named.
+    /// The name for things outside any table.
     pub(crate) fn of_family(family: Family) -> Self {
         Self { api: Api::Function, family: family.into(), name: String::new() }
     }
@@ -184,11 +184,11 @@ pub enum Direction {
 /// A rule, as far as it is understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SeenRule {
-    /// What a packet has to fulfil, all of it.
+    /// The conditions, all of which a packet must fulfil.
     pub conditions: Vec<Condition>,
     /// What then happens, in order.
     pub statements: Vec<Statement>,
-    /// What it has counted; none where it does not count.
+    /// Its counter; `None` without one.
     pub counter: Option<Counter>,
 }
 
