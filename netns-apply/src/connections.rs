@@ -27,7 +27,7 @@ use std::{
 };
 use wire::{Flow, Inet};
 
-/// How many times sockets are checked: the second look finds connections that began while rules were being put in force.
+/// How many times to list sockets: the second pass finds connections that began while the rules were applied.
 const LOOKS: usize = 3;
 /// How many times a dump is attempted if it is interrupted.
 const DUMP_ATTEMPTS: usize = 10;
@@ -58,7 +58,7 @@ pub enum CloseError {
     /// The namespace's addresses cannot be read.
     #[error("cannot read the network namespace's addresses: {0}")]
     Addresses(String),
-    /// New ones are opened as fast as they are ended.
+    /// New connections are opened as fast as they are closed.
     #[error("{0} connections that bypass the proxy are open still")]
     Still(usize),
 }
@@ -105,7 +105,7 @@ pub fn sever(plan: &RulePlan) -> Result<ClosedConnections, CloseError> {
 
 /// Makes connection tracking forget those TCP connections from outside that the plan captures, that are not translated, and that no socket of the
 /// calling thread's network namespace has any more; returns how many. Once the plan's rules translate and all packets that met other rules have
-/// passed, no more of that kind come about, so one look is enough.
+/// passed, no more of that kind appear, so one pass is enough.
 ///
 /// # Errors
 /// Why some may be left.
@@ -133,7 +133,7 @@ pub struct Listener {
     pub user: u32,
 }
 
-/// Who listens in the calling thread's network namespace, on any address, as inet_diag lists it. Unlike the lists under /proc/net,
+/// The listeners in the calling thread's network namespace, on any address, as inet_diag lists it. Unlike the lists under /proc/net,
 /// this costs nothing for connections elsewhere on the machine. No privilege is needed.
 ///
 /// # Errors
@@ -145,7 +145,7 @@ pub fn listeners() -> Result<BTreeSet<Listener>, CloseError> {
     Ok(diag.list(wire::list_listeners)?.into_iter().map(listener).collect())
 }
 
-/// A plan, and the pod it is for.
+/// A plan and its pod.
 struct CloseScope {
     captures: Captures,
     addresses: Vec<IpAddr>,

@@ -19,7 +19,7 @@ use std::{
 /// interface's IPv4 addresses before its IPv6 addresses. That order decides which family is "first".
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
     Ok(addresses_of(getifaddrs()?))
 }
@@ -46,7 +46,7 @@ fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> 
 /// meet the rules again there.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn interfaces() -> io::Result<Vec<String>> {
     Ok(interfaces_of(getifaddrs()?))
 }

@@ -42,7 +42,7 @@ pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Findi
     }
 }
 
-/// How often routing is checked that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
+/// How often to recheck routing that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
 /// address a moment before its work queue has added the local route to it.
 const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
@@ -65,11 +65,11 @@ pub struct Live {
     pub routing: Vec<FoundRouting>,
     /// All policy rules and routes.
     pub route_tables: RouteTables,
-    /// What else sees its packets and is not looked into (XDP programs, filters of traffic control), each in words.
+    /// What else sees its packets and is not examined (XDP programs, filters of traffic control), each in words.
     pub unexamined: Vec<String>,
     /// The addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
-    /// The interfaces through which it talks to others ([`facts::interfaces`]).
+    /// The interfaces through which it reaches other hosts ([`facts::interfaces`]).
     pub interfaces: Vec<String>,
 }
 
@@ -113,11 +113,11 @@ impl Live {
     }
 }
 
-/// What sees the packets of the calling thread's network namespace and is not looked into (XDP programs, filters of traffic
+/// What sees the packets of the calling thread's network namespace and is not examined (XDP programs, filters of traffic
 /// control), each in words.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn unexamined() -> Result<Vec<String>, ApplyError> {
     let mut routes = RouteSocket::open()?;
     let links = routes.links()?;

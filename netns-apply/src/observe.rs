@@ -1,4 +1,4 @@
-//! One check everything the mesh has, or may have left, in a network namespace.
+//! One reading of everything the mesh has, or may have left, in a network namespace.
 
 use crate::{
     ApplyError, ApplyOptions,

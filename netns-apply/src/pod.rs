@@ -26,8 +26,8 @@ impl fmt::Display for HostNamespace {
 /// The network namespace of process 1, if [`remember_hosts`] could see it.
 static INITS: OnceLock<Option<NetnsId>> = OnceLock::new();
 
-/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to check other processes calls
-/// this first; if it has not been called, each comparison looks again.
+/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to inspect other processes calls
+/// this first; if it has not been called, each comparison reads it again.
 pub fn remember_hosts() {
     INITS.get_or_init(|| Netns::open("/proc/1/ns/net").ok().map(|namespace| namespace.id()));
 }

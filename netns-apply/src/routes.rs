@@ -120,7 +120,7 @@ impl RouteSocket {
     /// the `::6` address. No privilege is needed. What cannot be parsed is another program's.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub fn observe(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
         let mut found = Vec::new();
         for family in Family::BOTH {

@@ -1,4 +1,4 @@
-//! Comparing a plan with what is in force.
+//! Compares a plan with the rules in force.
 
 use crate::{
     ApplyError, ApplyOptions,
@@ -27,7 +27,7 @@ pub enum Mismatch {
     TwoBackends,
     /// A table exists but is dormant.
     Asleep(String),
-    /// All is as planned, but something of other programs gets in its way; the most certain first, at least one.
+    /// Everything is as planned, but other programs' rules interfere; the most certain first, at least one.
     Interference(Vec<Finding>),
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// One check a network namespace, which answers several questions about it.
+/// A snapshot of a network namespace, which answers several questions about it.
 pub struct Snapshot<'a> {
     handles: Handles<'a>,
     seen: NamespaceState,
@@ -83,7 +83,7 @@ impl<'a> Snapshot<'a> {
         &self.seen.state
     }
 
-    /// What is not as planned, if anything, as [`verify`](verify()) returns it. The backend of `options` is the one to compare with;
+    /// The differences from the plan, if any, as [`verify`](verify()) returns it. The backend of `options` is the one to compare with;
     /// it may differ from the one the snapshot was taken for.
     ///
     /// # Errors
@@ -119,7 +119,7 @@ impl<'a> Snapshot<'a> {
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
-/// planned, this also looks for what of other programs gets in their way.
+/// planned, this also searches for other programs' rules that interfere.
 ///
 /// # Errors
 /// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.

@@ -29,7 +29,7 @@ const ONE_GENERATION: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Connection {
     socket: NetlinkSocket,
-    /// How many bytes a look reads at most, and how many this one has read.
+    /// Limit on the bytes of a reading, and the bytes read so far.
     most: usize,
     read: usize,
 }
@@ -77,11 +77,11 @@ impl Connection {
 
     /// Reads the rules that are in force, native tables included, at one generation of the ruleset. Reading changes nothing.
     ///
-    /// If others change rules faster than they can be read, the rules count as read once two looks in a row show the
+    /// If other programs change rules faster than they can be read, the rules count as read once two readings in a row show the
     /// same of everything that a change may touch; the observation is then bound to no generation.
     ///
     /// # Errors
-    /// The kernel has no nf_tables, or others keep changing the mesh's own rules until the deadline.
+    /// The kernel has no nf_tables, or other programs keep changing the mesh's own rules until the deadline.
     pub fn observe(&mut self, deadline: Instant) -> Result<Observed, NetlinkError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         let mut earlier: Option<Observed> = None;
@@ -104,11 +104,11 @@ impl Connection {
         }
     }
 
-    /// Puts a transaction in force that was worked out from `observed`. If another program has changed other rules since,
+    /// Puts a transaction in force that was derived from `observed`. If another program has changed other rules since,
     /// it is sent again until the deadline.
     ///
     /// # Errors
-    /// Why it could not be put in force; then nothing was changed, unless the answer was lost ([`NetlinkError::Socket`]). [`NetlinkError::Changed`] means: observe and work it out again. After
+    /// Why it could not be put in force; then nothing was changed, unless the answer was lost ([`NetlinkError::Socket`]). [`NetlinkError::Changed`] means: observe and derive it again. After
     /// the deadline, the error is [`NetlinkError::Contended`].
     pub fn commit(
         &mut self,

@@ -24,7 +24,7 @@ impl RouteSocket {
     /// All policy rules and routes of both families. No privilege is needed.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub fn tables(&mut self) -> Result<RouteTables, RouteError> {
         let links = self.links()?;
         self.tables_with(&links)

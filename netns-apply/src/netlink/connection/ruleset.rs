@@ -12,10 +12,10 @@ use std::{
     time::Instant,
 };
 
-/// How many bytes of set elements are read at most. Sets of other programs may hold the addresses of half the world.
+/// How many bytes of set elements are read at most. Other programs' sets may hold millions of addresses.
 const MOST_OF_SETS: usize = 8 << 20;
 
-/// Whether the kernel has refused to list what hangs on a hook. It looks for a module each time that it is asked and has none, which
+/// Whether the kernel has refused to list what hangs on a hook. Without the module, it searches for it on every request, which
 /// takes longer than everything else together.
 static LISTS_NO_HOOKS: AtomicBool = AtomicBool::new(false);
 
