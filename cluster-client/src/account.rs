@@ -1,4 +1,4 @@
-//! A service account's files, and the client that is made of them: again whenever they change.
+//! A service account's files, and the client that is made of them, and made again when they change.
 
 use crate::{Access, AccessError, Client, files};
 use base64::{Engine as _, engine::general_purpose::STANDARD};

@@ -39,7 +39,7 @@ impl Backoff {
         pause.max(retry_after.unwrap_or_default().min(LONGEST_WISH))
     }
 
-    /// Begins again, after a success.
+    /// Resets the delay after a success.
     pub const fn reset(&mut self) {
         self.next = self.first;
     }

@@ -135,7 +135,7 @@ impl Answer {
             };
             match frame {
                 None => return Ok(None),
-                // Trailers are not data.
+                // Skip trailers.
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         return Ok(Some(data));

@@ -50,7 +50,7 @@ pub trait Namespace {
         patience: Duration,
     ) -> Result<Applied, KernelError>;
 
-    /// What is not as planned, or what of other programs gets in the plan's way.
+    /// What is not as planned, or which of other programs' rules interfere with the plan.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
@@ -189,7 +189,7 @@ fn origin(mismatch: &Mismatch) -> &'static str {
     }
 }
 
-/// What of other programs interferes with a plan that was just put in force. That is not a reason to fail a pod: nothing is worse than
+/// Which of other programs' rules interfere with a plan that was just put in force. That is not a reason to fail a pod: nothing is worse than
 /// it was before.
 fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
     let options = ApplyOptions { most_read: Some(MOST_RULES), ..options.clone() };

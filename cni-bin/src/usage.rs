@@ -101,7 +101,7 @@ pub(crate) fn for_people(words: &[OsString], has_command: bool, is_terminal: boo
     let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
     Some(match answer(&words) {
         Ok(text) => match io::stdout().write_all(text.as_bytes()) {
-            // A reader that has gone away is not a failure.
+            // A reader that has gone away is not an error.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => ExitCode::FAILURE,
             Ok(()) | Err(_) => ExitCode::SUCCESS,
         },

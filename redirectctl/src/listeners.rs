@@ -39,10 +39,10 @@ impl Listener {
     }
 }
 
-/// Who listens in the calling thread's network namespace, on any address.
+/// The listeners in the calling thread's network namespace, on any address.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn listeners() -> io::Result<BTreeSet<Listener>> {
     let Ok(listed) = connections::listeners() else { return in_proc() };
     let listener = |one: connections::Listener| Listener {

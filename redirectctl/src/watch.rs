@@ -25,7 +25,7 @@ pub struct Watched {
     pub text: String,
     /// The settings behind it, where a plan is known: several where one rule stands for several planned ones.
     pub origins: Vec<Origin>,
-    /// What it has counted; none where it does not count.
+    /// Its counter; `None` without one.
     pub counter: Option<Counter>,
 }
 

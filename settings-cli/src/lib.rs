@@ -217,7 +217,7 @@ fn lossy(text: &OsStr) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Prints what the user asked for on standard output, which belongs to that. A reader that has gone away is not a failure.
+/// Prints what the user asked for on standard output, which belongs to that. A reader that has gone away is not an error.
 pub fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

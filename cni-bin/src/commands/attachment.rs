@@ -67,7 +67,7 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 /// CHECK: derives the plan again and compares it with what is in force.
 ///
 /// # Errors
-/// What is not as planned, or other programs' rules that get in the plan's way (code 111); or why that cannot be determined.
+/// What is not as planned, or other programs' rules that interfere with the plan (code 111); or why that cannot be determined.
 pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };

@@ -20,7 +20,7 @@ pub fn each_of_json(reader: impl Read, mut take: impl FnMut(Value)) -> serde_jso
     deserializer.end()
 }
 
-/// A text: its items go to the closure, what is not a list is returned.
+/// A text to deserialize: passes the items of a list to the closure; returns anything else.
 struct Document<'a, F>(&'a mut F);
 
 impl<'de, F: FnMut(Value)> DeserializeSeed<'de> for Document<'_, F> {
