@@ -12,7 +12,7 @@ use regex::Regex;
 
 use crate::process::{self, SHORT};
 
-/// What a paragraph before a block says that no test runs.
+/// The words of a paragraph before a block that no test runs.
 pub const NOT_RUN: &str = "Not run in our tests";
 
 /// A fenced block of commands.
@@ -24,7 +24,7 @@ pub struct Block {
     pub line: usize,
     /// Whether it shows a terminal, with prompts and output. Otherwise it is input for a shell.
     pub is_console: bool,
-    /// Who runs it: a test of this name. Empty if nobody says.
+    /// Who runs it: a test of this name. Empty if unset.
     pub world: String,
     /// The paragraph before it.
     pub before: String,
@@ -132,7 +132,7 @@ pub fn blocks_of(document: &str, text: &str) -> Vec<Block> {
     blocks
 }
 
-/// What differs from one run to the next: times, how long something took, names that somebody made up.
+/// What differs from one run to the next: times, how long something took, generated names.
 static CHANGING: LazyLock<[(Regex, &str); 3]> = LazyLock::new(|| {
     [
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),

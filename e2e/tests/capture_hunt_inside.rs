@@ -75,9 +75,9 @@ impl Origin {
 /// A way in which a connection got past the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Direction {
-    /// The application called somebody outside.
+    /// The application called a peer outside.
     Out(Origin),
-    /// The application answered somebody outside.
+    /// The application answered a peer outside.
     Back(Origin),
 }
 

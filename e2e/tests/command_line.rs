@@ -210,7 +210,7 @@ fn settings_without_effect_are_warned_of() -> Result<()> {
     let wanted = "flag --inbound-capture-port: \"15001\" is the port of --envoy-port as well";
     assert!(refused.stderr.contains(wanted), "{refused:?}");
     let misspelt = [("ISTIO_INBOUND_PORT".to_owned(), "80".to_owned())];
-    assert!(warnings("-b *", &misspelt)?.contains("is ISTIO_INBOUND_PORTS meant?"));
+    assert!(warnings("-b *", &misspelt)?.contains("did you mean ISTIO_INBOUND_PORTS?"));
     let validated = namespace.run(&with_environment(
         istio_validation(),
         &words("--dry-run --probe-timeout 1s"),
@@ -218,7 +218,7 @@ fn settings_without_effect_are_warned_of() -> Result<()> {
     ))?;
     let told = report(&validated, "warn").join("\n");
     assert!(
-        told.contains("is ISTIO_INBOUND_PORTS meant?") && told.contains("--dry-run has no effect"),
+        told.contains("did you mean ISTIO_INBOUND_PORTS?") && told.contains("--dry-run has no effect"),
         "{told}"
     );
     Ok(())
@@ -274,7 +274,7 @@ fn a_resolv_conf_that_is_none_is_waited_for_by_nobody() -> Result<()> {
     let output = run(&namespace, &["-b", "*", "--redirect-dns"])?;
     assert_eq!(output.code(), Some(1));
     let errors = report(&output, "error").join("\n");
-    assert!(errors.contains("cannot read /etc/resolv.conf: it is no regular file"), "{errors}");
+    assert!(errors.contains("cannot read /etc/resolv.conf: it is not a regular file"), "{errors}");
     assert!(namespace.state_with_nft()?.is_pristine());
     // Where its servers do not matter, it does not matter either.
     apply(&namespace, "-b * --redirect-dns --capture-all-dns")?;

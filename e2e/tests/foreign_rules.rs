@@ -46,7 +46,7 @@ enum Probe {
     Dns,
 }
 
-/// Rules of others that keep packets from the proxy.
+/// Other programs' rules that keep packets from the proxy.
 struct Harmful {
     mode: Mode,
     script: &'static str,

@@ -1,5 +1,5 @@
 //! What fuzzing begins with, made of the recordings: seeds for every target, the words that a mutation may put in, and the pods that the
-//! plugin's target can be asked about. What is committed under `fuzz/` is what is made here; `UPDATE_SEEDS=yes` writes it anew.
+//! plugin's target can be asked about. What is committed under `fuzz/` is what is made here; `UPDATE_SEEDS=yes` writes it again.
 //!
 //! Other seeds are inputs that once found something. They are written by hand, and only have to stay.
 
@@ -123,7 +123,7 @@ impl Seeds {
         self.0.insert(format!("seeds/{target}/{RECORDED}{name}").into(), content.into());
     }
 
-    /// What a kernel answered about rules of others, in pieces of whole messages: a piece may name what another one tells of.
+    /// What a kernel answered about other programs' rules, in pieces of whole messages: a piece may name what another one tells of.
     fn dumps(&mut self) -> Result<()> {
         const PIECE: usize = 8 << 10;
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redirect-core/tests/dumps");
@@ -179,7 +179,7 @@ impl Seeds {
         Ok(())
     }
 
-    /// A run of the plugin: its pod, and what it was told.
+    /// A run of the plugin: its pod, and what it was reported.
     fn pod(&mut self, number: usize, recorded: &Value) -> Result<()> {
         let name = recorded["name"].as_str().context("a name")?;
         let (mut pod, conf) = (recorded["pod"].clone(), &recorded["conf"]);
@@ -406,7 +406,7 @@ fn strings(words: &[&str]) -> BTreeSet<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// In libFuzzer's form: a word a line, in quotes, bytes that are no plain letters by their number.
+/// In libFuzzer's form: a word a line, in quotes, bytes that are not plain letters by their number.
 fn dictionary(words: &BTreeSet<String>) -> Vec<u8> {
     let mut text = String::from("# Made by e2e/tests/fuzz_seeds.rs.\n");
     for word in words {

@@ -210,7 +210,7 @@ fn annotations_alone_are_those_of_an_injected_pod() -> Result<()> {
         ensure!(told.form == Form::Annotations && told.written == wanted.written, "{text}: {told:?}");
     }
     let wrong = side("traffic.sidecar.istio.io/excludeOutboundPorts: 3306\n".to_owned())?;
-    ensure!(wrong.errors.len() == 1, "a number is no annotation: {:?}", wrong.errors);
+    ensure!(wrong.errors.len() == 1, "a number is not an annotation: {:?}", wrong.errors);
     Ok(())
 }
 

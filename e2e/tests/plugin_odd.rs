@@ -1,4 +1,4 @@
-//! The plugin where files are no files and servers are no API servers: it answers in time, and says whose fault it is.
+//! The plugin where files are not files and servers are no API servers: it answers in time, and says whose fault it is.
 
 mod plugin_support;
 

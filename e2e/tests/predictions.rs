@@ -504,7 +504,7 @@ fn kernel_trace_and_check_agree() -> Result<()> {
         .filter(wanted)
         .flat_map(|case| case.modes.iter().map(move |mode| (case, *mode)))
         .collect();
-    // What is wrong in several modes is told once.
+    // What is wrong in several modes is reported once.
     let wrong: Mutex<BTreeMap<(&str, String), Vec<Mode>>> = Mutex::default();
     let failures = in_parallel(THREADS, &all, |_, (case, mode)| {
         let problems = Pod::new(case, *mode).and_then(|pod| pod.judge(case));

@@ -163,7 +163,7 @@ fn words(args: &str) -> Vec<&str> {
 
 fn args_of(name: &str) -> Result<&'static str> {
     let found = CONFIGURATIONS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, args)| *args).with_context(|| format!("{name} is no configuration"))
+    found.map(|(_, args)| *args).with_context(|| format!("{name} is not a configuration"))
 }
 
 /// A namespace in which a configuration is in force.
@@ -366,7 +366,7 @@ impl Fault {
         match self {
             Self::Refused { name, nth } => {
                 let found = STEPS.iter().find(|(known, _)| known == name);
-                let (_, error) = found.with_context(|| format!("{name} is no step"))?;
+                let (_, error) = found.with_context(|| format!("{name} is not a step"))?;
                 of_call(name, *nth, &format!("error={error}"))
             }
             Self::Killed { name, nth } => of_call(name, *nth, "signal=KILL"),

@@ -36,7 +36,7 @@ const PACKETS: usize = 10;
 /// A packet that is to arrive is waited for this long, and one that seems lost a second time for longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LONGER: Duration = Duration::from_secs(10);
-/// How many packets are looked at, and how many sent at most, to find one that is lost to what CHECK names.
+/// How many packets are checked, and how many sent at most, to find one that is lost to what CHECK names.
 const DRAWS: usize = 2000;
 const SUSPECTS: usize = 6;
 
@@ -140,7 +140,7 @@ impl Pod {
     }
 
     /// Captured packets that are lost have to be named, with the traffic that they are of; over lo, where there is more of it than CHECK tells
-    /// apart, with any. One with a mark of its own is no usual packet.
+    /// apart, with any. One with a mark of its own is not an usual packet.
     fn judge_silence(
         &self,
         shot: &SentPacket,
@@ -175,7 +175,7 @@ impl Pod {
         Some(self.planned(packet)).filter(|fate| matches!(fate, Fate::Proxy { .. }))
     }
 
-    /// What is named as certain has to be lost: some packet of the traffic that it is about is.
+    /// What is named as certain must be lost: some packet of the traffic that it is about is.
     fn judge_certainty(&self, finding: &Finding, dice: &mut Dice) -> Result<Option<Problem>> {
         let mut unharmed = None;
         for (family, traffic) in &finding.traffic {

@@ -1,4 +1,4 @@
-//! A trace says what the kernel does: random packets through random plans, with rules of others among theirs, are really sent,
+//! A trace says what the kernel does: random packets through random plans, with other programs' rules among theirs, are really sent,
 //! and arrive where the trace of the live rules, and that of the plan where nobody else has rules, says.
 //!
 //! TRACE_PLANS says how many plans are tried (`make trace`: 200), TRACE_SEED with which numbers the tests begin. Each plan gets 25
@@ -31,7 +31,7 @@ const THREADS: usize = 2;
 const FEW_PLANS: usize = 20;
 const PACKETS: usize = 25;
 
-/// Rules of others. `$ipt` is iptables or ip6tables of a variant, `$far` and `$other` services far away, `$pod` the pod. They
+/// Other programs' rules. `$ipt` is iptables or ip6tables of a variant, `$far` and `$other` services far away, `$pod` the pod. They
 /// concern packets that open connections, so that the answer comes back.
 const FOREIGN: [&str; 27] = [
     "$ipt -t nat -I OUTPUT 1 -p tcp --dport 81 -j RETURN",
@@ -92,7 +92,7 @@ const FOREIGN: [&str; 27] = [
      $ipt -t filter -A INPUT -m mark --mark 0x200/0xf00 -j ACCEPT; $ipt -t filter -A INPUT -p tcp --dport 15008 -m mark ! --mark 0xe00/0xf00 -j DROP",
 ];
 
-/// A pod with a plan and rules of others.
+/// A pod with a plan and other programs' rules.
 struct Pod {
     world: World,
     words: String,
@@ -141,7 +141,7 @@ impl Pod {
     }
 }
 
-/// The commands of rules of others, for a family and a variant of iptables.
+/// The commands of other programs' rules, for a family and a variant of iptables.
 fn script(rules: &str, ipt: &str, v6: bool) -> String {
     let icmp = if v6 { "$ipt -t filter -A INPUT -p icmpv6 -j ACCEPT;" } else { "" };
     rules
@@ -172,7 +172,7 @@ fn random_rules(dice: &mut Dice, form: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether what the pod answers never leaves it, so that nobody sees where the packet has come to: a rule of others gave the packet
+/// Whether what the pod answers never leaves it, so that nobody sees where the packet has come to: a rule of other programs gave the packet
 /// TPROXY's mark, and the answer gets the connection's.
 fn stays(trace: &Trace, live: &TraceRules) -> bool {
     let mark = trace.steps.iter().rev().find_map(|step| {

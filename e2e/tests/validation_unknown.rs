@@ -57,7 +57,7 @@ fn a_rule_that_the_proxys_user_cannot_see_is_missed_only_with_a_word_about_it() 
 
 #[test]
 fn the_applications_user_sees_the_same_and_names_the_right_cause() -> Result<()> {
-    // One family has all its rules but the last: that is no matter of families.
+    // One family has all its rules but the last: that is not a matter of families.
     for family in ["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"] {
         let topology = Topology::new(Families::Dual)?;
         let backend = if family.ends_with("legacy") { "--force-iptables-binary legacy" } else { "" };
@@ -98,7 +98,7 @@ fn what_is_proven_is_no_error() -> Result<()> {
         ("FAILED   ", "error"),
         ("proven   ", "info"),
         ("unproven ", "info"),
-        ("who can fix it: ", "error"),
+        ("owner: ", "error"),
     ] {
         ensure!(level(&verdict, words) == Some(wanted), "{words}: {}", verdict.output.stderr);
     }

@@ -185,7 +185,7 @@ fn the_applications_user_proves_outbound_and_dns() {
     play(&cases);
 }
 
-/// A pod that has to be held back. All flags stand behind [`INJECTED`].
+/// A pod that must be held back. All flags stand behind [`INJECTED`].
 #[derive(Clone, Copy)]
 struct Bad {
     name: &'static str,

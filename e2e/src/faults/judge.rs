@@ -1,11 +1,11 @@
-//! What a fault left, judged.
+//! Judges the state after a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::kind::Kind;
 
-/// What there is of an operation's doing.
+/// The traces of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// What is all there or not there at all, such as the rules of a namespace.
@@ -53,9 +53,9 @@ pub enum Ending {
 pub struct Evidence<'a> {
     /// The kind of fault.
     pub kind: Kind,
-    /// Words of which a message about the cause has one, in lower case. Where there are none, any message will do.
+    /// Words of which a message about the cause has one, in lower case. If empty, any message will do.
     pub causes: &'a [String],
-    /// Whether nobody could hear what it said.
+    /// Whether its output was lost.
     pub is_mute: bool,
     /// What must not be said.
     pub secrets: &'a [String],
@@ -67,13 +67,13 @@ pub struct Evidence<'a> {
     pub said: &'a str,
     /// What is wrong with what it said on standard output, if anything.
     pub bad_answer: Option<String>,
-    /// What there was before.
+    /// The state before.
     pub before: &'a Facts,
-    /// What there is when all goes well.
+    /// The state on success.
     pub wanted: &'a Facts,
-    /// What there is now.
+    /// The state now.
     pub after: &'a Facts,
-    /// How the same operation ended without a fault after that, and what there was then.
+    /// How the same operation ended without a fault after that, and the state then.
     pub again: (Ending, &'a Facts),
 }
 
@@ -86,7 +86,7 @@ pub enum FaultResult {
     Refused,
     /// It failed and named what it could not undo.
     Told,
-    /// It died, and the next run mended what it left.
+    /// It died, and the next run repaired what it left.
     Mended,
     /// This is wrong.
     Red(String),
@@ -112,7 +112,7 @@ pub fn judge(evidence: &Evidence<'_>) -> FaultResult {
 fn judged(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
     let Evidence { after, said, again, .. } = evidence;
     if let Some(secret) = evidence.secrets.iter().find(|secret| said.contains(&***secret)) {
-        return Err(format!("a secret is told ({} bytes): {}", secret.len(), tail(said)));
+        return Err(format!("a secret is reported ({} bytes): {}", secret.len(), tail(said)));
     }
     if let Some(broken) = after.broken.first() {
         return Err(format!("{broken}; it said {}", tail(said)));
@@ -146,9 +146,9 @@ fn first_run(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
             if differs.is_empty() {
                 return Ok(FaultResult::Wanted);
             }
-            Err(format!("says that all is done: {}; it said {}", shown(&differs), tail(said)))
+            Err(format!("reports success: {}; it said {}", shown(&differs), tail(said)))
         }
-        Ending::Code(0) => Err(format!("says that all is well: {}", tail(said))),
+        Ending::Code(0) => Err(format!("reports success: {}", tail(said))),
         Ending::Code(101) => Err(format!("panics: {}", tail(said))),
         Ending::Code(_) => {
             let lower = said.to_lowercase();
@@ -348,7 +348,7 @@ mod tests {
         Case { ending: Ending::Never, ..Case::failed(CAUSE, before()) }.is_red("does not end");
         Case { ending: Ending::Signal(11), ..Case::failed(CAUSE, before()) }.is_red("dies of signal 11");
         Case { ending: Ending::Code(101), ..Case::failed(CAUSE, before()) }.is_red("panics");
-        Case { ending: Ending::Code(0), ..Case::failed(CAUSE, before()) }.is_red("says that all is done");
+        Case { ending: Ending::Code(0), ..Case::failed(CAUSE, before()) }.is_red("reports success");
         Case { ending: Ending::Code(0), expected: 1, ..Case::failed(CAUSE, before()) }.is_red("all is well");
         Case::failed("", before()).is_red("without a word");
         Case::failed("it failed", before()).is_red("does not name the cause");

@@ -6,7 +6,7 @@ use std::fmt;
 use super::judge::FaultResult;
 use super::kind::{KINDS, Kind};
 
-/// Operations by kinds of fault: how many injections each cell has, and how many of them were red; or why there are none.
+/// Operations by kinds of fault: how many injections each cell has, and how many of them were red; or why it has none.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<String>,
@@ -20,7 +20,7 @@ struct Cell {
     red: usize,
     refused: usize,
     told: usize,
-    mended: usize,
+    repaired: usize,
 }
 
 impl Table {
@@ -37,12 +37,12 @@ impl Table {
             FaultResult::Wanted => {}
             FaultResult::Refused => cell.refused += 1,
             FaultResult::Told => cell.told += 1,
-            FaultResult::Mended => cell.mended += 1,
+            FaultResult::Mended => cell.repaired += 1,
             FaultResult::Red(_) => cell.red += 1,
         }
     }
 
-    /// Says why there is nothing in a cell.
+    /// Explains an empty cell.
     pub fn exempt(&mut self, row: usize, kind: Kind, why: &'static str) {
         self.exempt.insert((row, kind), why);
     }
@@ -52,7 +52,7 @@ impl Table {
         self.cells.len()
     }
 
-    /// How many injections there were.
+    /// Number of injections.
     pub fn injections(&self) -> usize {
         self.cells.values().map(|cell| cell.injections).sum()
     }
@@ -92,15 +92,15 @@ impl fmt::Display for Table {
         }
         let sum = |of: fn(&Cell) -> usize| self.cells.values().map(of).sum::<usize>();
         let (all, red) = (self.injections(), sum(|cell| cell.red));
-        let (refused, told, mended) =
-            (sum(|cell| cell.refused), sum(|cell| cell.told), sum(|cell| cell.mended));
+        let (refused, told, repaired) =
+            (sum(|cell| cell.refused), sum(|cell| cell.told), sum(|cell| cell.repaired));
         writeln!(
             f,
-            "{} cells, {} red; {all} injections: {} times as wanted, {refused} times refused with the cause, {told} times what is left was named, {mended} \
-             times mended by the next run, {red} red",
+            "{} cells, {} red; {all} injections: {} times as wanted, {refused} times refused with the cause, {told} times what is left was named, {repaired} \
+             times repaired by the next run, {red} red",
             self.cells(),
             self.red(),
-            all - refused - told - mended - red
+            all - refused - told - repaired - red
         )
     }
 }

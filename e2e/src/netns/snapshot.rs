@@ -1,4 +1,4 @@
-//! Everything a namespace holds, line by line, whoever put it there.
+//! Everything a namespace holds, line by line, from any program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

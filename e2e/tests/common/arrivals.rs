@@ -174,7 +174,7 @@ impl Ground {
         Ok(shots.into_iter().map(|shot| shot.packet).zip(seen).collect())
     }
 
-    /// Until something arrives, or for the next look at sockets, which tell of refusals.
+    /// Until something arrives, or for the next check sockets, which tell of refusals.
     fn wait(&self) {
         let arrivals = self.arrivals.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = self.arrivals.1.wait_timeout(arrivals, Duration::from_millis(2));
@@ -296,7 +296,7 @@ fn of_client() -> Vec<Post> {
     posts
 }
 
-/// What somebody listens with, or a connection whose first data is awaited.
+/// What something listens with, or a connection whose first data is awaited.
 enum Socket {
     Listener(TcpListener),
     Datagrams(UdpSocket),
@@ -379,7 +379,7 @@ fn listen(mut sockets: Vec<(&'static str, Socket)>, stopped: &UnixStream, arriva
         if ready.last() == Some(&true) {
             return;
         }
-        // From last to first, so that what is removed moves none that is still to be looked at.
+        // From last to first, so that what is removed moves none that is still to be checked.
         for at in (0..sockets.len()).rev().filter(|at| ready[*at]) {
             let server = sockets[at].0;
             match &mut sockets[at].1 {
@@ -446,7 +446,7 @@ pub fn agrees(seen: &Arrived, fate: Fate, packet: &Packet) -> bool {
     }
 }
 
-/// Whether no packet is ever sent: a socket finds no route for it. That is no finding of CHECK's.
+/// Whether no packet is ever sent: a socket finds no route for it. That is not a finding of CHECK's.
 pub fn is_unsent(trace: &Trace) -> bool {
     matches!(trace.steps.first(), Some(TraceEvent::Route { .. }))
 }

@@ -213,7 +213,7 @@ impl World {
             looks += 1;
             if looks % SEND_AGAIN == 0 {
                 retries::note(Cause::LostDatagram, &packet.to_string())?;
-                // What an earlier one has met is told now; it does not matter.
+                // What an earlier one has met is reported now; it does not matter.
                 let _ = send(fd.as_raw_fd(), b"hello\n", MsgFlags::empty());
             }
             let more = self.more.1.iter().flat_map(UdpServer::received);
@@ -328,5 +328,5 @@ fn answered(fd: OwnedFd, patience: Duration) -> Result<Arrived> {
             Err(error) => return Err(error.into()),
         }
     }
-    serde_json::from_slice(&line).map(Arrived::of).with_context(|| format!("{line:?} is no report"))
+    serde_json::from_slice(&line).map(Arrived::of).with_context(|| format!("{line:?} is not a report"))
 }

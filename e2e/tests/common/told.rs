@@ -24,7 +24,7 @@ pub fn assert_refused(output: &Output, words: &[&str]) {
 /// Asserts that a namespace is what it was.
 #[track_caller]
 pub fn assert_unchanged(namespace: &Namespace, before: &Snapshot, what: &str) {
-    let changes = changes(namespace, before).expect("can be looked at");
+    let changes = changes(namespace, before).expect("can be checked");
     assert!(changes.is_empty(), "{what}:\n{}", changes.join("\n"));
 }
 

@@ -236,7 +236,7 @@ impl Story {
         let causes = match fault {
             Fault::Call(injection) => {
                 let strace = Strace::noting(&injection.call)?.tampering(&injection.tampering);
-                // A program that goes on makes threads again and again, each of which counts its calls anew: the fault is to end before it does.
+                // A program that goes on makes threads repeatedly, each of which counts its calls again: the fault is to end before it does.
                 let strace = if self.operation.goes_on() { strace.beside() } else { strace };
                 let strace = if self.operation.is_alone() { strace.alone() } else { strace };
                 wrapping.outer = strace.words().to_vec();
@@ -343,7 +343,7 @@ fn end(place: &Place, fault: &Fault) -> Result<()> {
     }
 }
 
-/// How many looks at a program that goes on a lasting fault stays for.
+/// How many checks a program that goes on a lasting fault stays for.
 const LOOKS: u32 = 40;
 
 /// Runs the operation once. Where it goes on, a lasting fault ends after a while, and the program when its goal is reached.
