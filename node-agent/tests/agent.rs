@@ -764,8 +764,8 @@ fn warnings_about_settings_come_at_the_start() {
     node.set("AMBIENT_ENABLED", "true");
     let _agent = node.start_ready();
     let log = node.log();
-    assert!(log.contains("is EXCLUDE_NAMESPACES meant?"), "{log}");
-    assert!(log.contains("AMBIENT_ENABLED: accepted and not implemented"), "{log}");
+    assert!(log.contains("did you mean EXCLUDE_NAMESPACES?"), "{log}");
+    assert!(log.contains("AMBIENT_ENABLED: accepted but not implemented"), "{log}");
 }
 
 #[test]

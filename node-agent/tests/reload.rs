@@ -200,7 +200,7 @@ fn what_cannot_be_reloaded_is_said_to_need_a_restart() {
     agent.wait("the warning", || {
         node.log().contains("CHAINED_CNI_PLUGIN, HEALTH_PORT: the environment counts for these")
     });
-    let meant = "EXCLUDE_NAMESPACE is no setting and is ignored; is EXCLUDE_NAMESPACES meant?";
+    let meant = "EXCLUDE_NAMESPACE is not a setting and is ignored; did you mean EXCLUDE_NAMESPACES?";
     agent.wait("the misspelt one", || node.log().contains(meant));
     map.publish(&[&changed[..], &[("EXCLUDE_NAMESPACES", "x")]].concat());
     wait_excluded(&agent, &["x"]);

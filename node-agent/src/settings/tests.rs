@@ -317,7 +317,7 @@ fn settings_without_effect_are_reported() {
     let texts = notices(&[], &env);
     assert_eq!(texts.len(), 5, "{texts:#?}");
     let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
-    has("AMBIENT_ENABLED: accepted and not implemented: this agent has no ambient mode");
+    has("AMBIENT_ENABLED: accepted but not implemented: this agent has no ambient mode");
     has("GOMEMLIMIT has no effect: nothing here depends on it");
     has("LOG_LEVEL has no effect: only a template");
     has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");
