@@ -2,7 +2,7 @@
 # Builds the published crates as their manifests promise: with the oldest versions of their dependencies that they claim to work with, and with
 # the oldest compiler (rust-version); then with that compiler and the versions of Cargo.lock. Installs that compiler where rustup is.
 #
-# Whoever cannot have it says so: CHECK_WITHOUT_MSRV=yes takes the usual compiler.
+# To go on without it: CHECK_WITHOUT_MSRV=yes takes the usual compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ fi
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp -r Cargo.toml Cargo.lock redirect-core netns-apply "$copy"
-# Those two alone, and without what only their tests need: whose versions are nobody's business outside.
+# Those two alone, and without what only their tests need: whose versions do not matter to users.
 sed -i '/^members = \[/,/^\]/c members = ["redirect-core", "netns-apply"]' "$copy/Cargo.toml"
 for crate in redirect-core netns-apply; do
     sed -i '/^\[dev-dependencies\]$/,/^\[/{/^\[dev-dependencies\]$/d;/^\[/!d}' "$copy/$crate/Cargo.toml"
