@@ -14,8 +14,8 @@ use redirect_core::{
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
     packet::{Said, packet},
-    text_writer::Layout,
     picture::{Language, of_trace},
+    text_writer::Layout,
     traffic::{Compared, Programmed, report},
 };
 

@@ -13,8 +13,8 @@ use redirect_core::{
     state::{Entry, RuleState},
 };
 use redirectctl::{
-    text_writer::Layout,
     plan::{Format, written},
+    text_writer::Layout,
 };
 use serde_json::Value;
 
