@@ -90,8 +90,8 @@ pub enum PodError {
         /// What the server says.
         message: String,
     },
-    /// What answers is not an API server, or not a healthy one.
-    #[error("what answers at {server} is not an API server, or not a well one: {what}")]
+    /// An unexpected response: perhaps not an API server.
+    #[error("unexpected response from {server}; is this the API server? {what}")]
     Garbled {
         /// Its address.
         server: String,
